@@ -88,10 +88,14 @@ def broadcast_optimizer_state(
         _zero_gradients(optimizer, model)
     if members.size == 1:
         return
-    skeleton, tensors = flatten(optimizer_tree(optimizer))
-    received = broadcast_tree(skeleton, tensors, root_rank, process_set)
-    if members.context.slot.rank != root_rank:
-        set_optimizer(optimizer, received)
+
+    def broadcast() -> None:
+        skeleton, tensors = flatten(optimizer_tree(optimizer))
+        received = broadcast_tree(skeleton, tensors, root_rank, process_set)
+        if members.context.slot.rank != root_rank:
+            members.context.writing.write(lambda: set_optimizer(optimizer, received))
+
+    members.context.wholes.write(broadcast)
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:

@@ -7,6 +7,7 @@ StateDict for each OrderedDict.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -308,9 +309,15 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 @torch.no_grad()
 def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
-    """Overwrites tensors with the root's, packed into few messages. Shapes and dtypes agree on all ranks."""
-    if members.size == 1:
-        return
+    """Overwrites tensors with the root's, packed into few messages. Shapes and dtypes agree on all ranks.
+
+    A planned change lets all messages arrive, or none. After the round's end nothing is written any more.
+    """
+    if members.size > 1:
+        members.context.wholes.write(lambda: _broadcast_tensors(members, tensors, root_rank))
+
+
+def _broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
     is_root = members.context.slot.rank == root_rank
     for number, chunk in enumerate(_chunks(tensors)):
         sizes = [tensor.numel() * tensor.element_size() for tensor in chunk]
@@ -322,11 +329,14 @@ def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_ra
                 part.copy_(host.reshape(-1).view(torch.uint8))
         name = f"broadcast_tensors.{number}"
         broadcast(members.context.engine, tensor_bytes(buffer), root_rank, name, members.number)
-        if is_root:
-            continue
-        for part, tensor in zip(parts, chunk, strict=True):
-            # Through a copy of its own: a part may start where the dtype must not.
-            copy_into(tensor, part.clone().view(tensor.dtype).reshape(tensor.shape))
+        if not is_root:
+            members.context.writing.write(functools.partial(_unpack, parts, chunk))
+
+
+def _unpack(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    for part, tensor in zip(parts, tensors, strict=True):
+        # Through a copy of its own: a part may start where the dtype must not.
+        copy_into(tensor, part.clone().view(tensor.dtype).reshape(tensor.shape))
 
 
 def broadcast_tree(

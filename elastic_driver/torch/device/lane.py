@@ -18,6 +18,7 @@ ELASTIC_DRIVER_DEVICE_LANE says which tensors go this way:
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -311,18 +312,18 @@ class DeviceRunner:
             may_overwrite = peers.is_fast and (job is None or job.in_place or sources is not job.sources)
             factors = (turn.prescale if job is not None else 1.0, turn.postscale)
             instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
-            with self._context.writing if may_overwrite else contextlib.nullcontext():
-                results = [
+
+            def reduce() -> list[torch.Tensor]:
+                return [
                     carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
                     for place, source in enumerate(sources)
                 ]
+
+            results = self._context.writing.write(reduce) if may_overwrite else reduce()
             if job is not None:
                 results = [result.to(source.device) for result, source in zip(results, job.sources, strict=True)]
                 if job.in_place:
-                    with self._context.writing:
-                        for source, result in zip(job.sources, results, strict=True):
-                            if result.data_ptr() != source.data_ptr():
-                                source.copy_(result)
+                    self._context.writing.write(functools.partial(_copy_all, job.sources, results))
             if stream is not None:
                 self._await(stream)
         peers.settle()
@@ -391,6 +392,12 @@ class DeviceRunner:
         return peers
 
 
+def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        if source.data_ptr() != target.data_ptr():
+            target.copy_(source)
+
+
 _making = threading.Lock()
 
 
@@ -398,8 +405,13 @@ def _runner_of(engine: NativeEngine, context: Context) -> DeviceRunner:
     with _making:
         if engine.device_runner is None:
             runner = DeviceRunner(engine, context)
-            runner.start()  # before it can be joined
-            engine.attach(runner)
+            try:
+                runner.start()  # before it can be joined
+                engine.attach(runner)
+            except BaseException:  # of a signal's handler, perhaps: the next to come makes another
+                if engine.device_runner is not runner:
+                    runner.abort("its making was interrupted")
+                raise
         made: DeviceRunner = engine.device_runner
     return made
 

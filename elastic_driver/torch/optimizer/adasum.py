@@ -55,9 +55,14 @@ def adasum_step(
         contexts.append(compression_context)
     specs = tuple(spec_of(work) for work in works)
     context.engine.submit(Operation(Kind.ALLREDUCE, specs, name, ReduceOp.ADASUM, keep=works, own=True)).result()
-    for param, start, work, compression_context in zip(params, before, works, contexts, strict=True):
-        delta = compression.decompress(work.to(param.device), compression_context)
-        param.copy_(start.add_(delta.to(param.dtype)))
+
+    @torch.no_grad()
+    def combine() -> None:
+        for param, start, work, compression_context in zip(params, before, works, contexts, strict=True):
+            delta = compression.decompress(work.to(param.device), compression_context)
+            param.copy_(start.add_(delta.to(param.dtype)))
+
+    context.writing.write(combine)
     return result
 
 

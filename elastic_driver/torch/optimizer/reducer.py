@@ -10,6 +10,7 @@ looked at when a pass begins, and no history counts: a process that joins late l
 
 from __future__ import annotations
 
+import functools
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -330,7 +331,7 @@ class Reducer:
             while self._next < len(self._buckets):
                 self._hand_over()
             for handle, take in self._under_way:
-                take(handle.result())
+                members.context.writing.write(functools.partial(take, handle.result()))
         except BaseException:
             self.forget()
             raise

@@ -33,8 +33,7 @@ class _Pending:
         result = self.handle.result()
         with self.lock:
             if not self.outcome:
-                with self.context.writing:
-                    self.outcome.append(self.finish(result))
+                self.outcome.append(self.context.writing.write(lambda: self.finish(result)))
             return self.outcome[0]
 
 

@@ -8,44 +8,91 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
 
 from elastic_driver.errors import HorovodInternalError
 
+T = TypeVar("T")
 
-class WriteGate:
-    """A context manager around each write, for any thread; entering raises HorovodInternalError once it is shut."""
+# Between two looks at who is inside. A wait for them itself could be left by a signal's handler that raises, with what
+# it waits for in its hands.
+_LOOK_S = 0.0005
+
+
+class _Call:
+    __slots__ = ("__weakref__", "lock", "thread")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
-        self._idle = threading.Condition(self._lock)
-        self._writers = 0
+        self.lock = threading.Lock()  # held in the call
+        self.thread = threading.get_ident()
+
+
+class Inside:
+    """Who is in a call, of all threads, whatever a signal's handler raises there.
+
+    Counting them would not do: a handler may raise between the count and what undoes it. So each call holds a lock of
+    its own, which the interpreter lets go of with the call's frame.
+    """
+
+    def __init__(self) -> None:
+        self._calls: set[weakref.ref[_Call]] = set()  # changed and copied in one step
+
+    def call(self, act: Callable[[], T]) -> T:
+        """Calls, and returns what that returns. A call within a call is one of its own."""
+        mine = _Call()
+        self._calls.add(weakref.ref(mine, self._calls.discard))
+        with mine.lock:
+            return act()
+
+    def threads(self) -> list[int]:
+        """The threads that are in a call, by ``threading.get_ident()``."""
+        calls = [call() for call in list(self._calls)]
+        return [call.thread for call in calls if call is not None and call.lock.locked()]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any thread is in a call."""
+        return bool(self.threads())
+
+
+class WriteGate:
+    """Lets threads write, until it is shut."""
+
+    def __init__(self) -> None:
+        self._inside = Inside()
         self._shut = ""
 
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._shut:
-                raise HorovodInternalError(f"cannot deliver a result: {self._shut}")
-            self._writers += 1
+    def write(self, act: Callable[[], T]) -> T:
+        """Calls what writes, and returns what that returns.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._writers -= 1
-            if self._shut:
-                self._idle.notify_all()
+        Raises:
+            HorovodInternalError: the gate is shut, and this thread is not inside already.
+        """
+
+        def unless_shut() -> T:
+            # Once inside: whoever shuts the gate after this look sees this call.
+            if self._shut and self._inside.threads().count(threading.get_ident()) == 1:
+                raise HorovodInternalError(f"cannot deliver a result: {self._shut}")
+            return act()
+
+        return self._inside.call(unless_shut)
 
     def shut(self, why: str) -> None:
         """Lets nobody in any more. Never blocks."""
-        with self._lock:
-            self._shut = self._shut or why or "the round is over"
+        self._shut = self._shut or why or "the round is over"
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether it is."""
+        return bool(self._shut)
 
     def wait(self, limit_s: float) -> bool:
         """Blocks until nobody is writing, but for ``limit_s`` at most; whether nobody is."""
         deadline = time.monotonic() + limit_s
-        with self._lock:
-            # In pieces: a thread that waits for a lock with a limit is woken by no signal.
-            while self._writers and (left_s := deadline - time.monotonic()) > 0:
-                self._idle.wait(min(left_s, 0.1))
-            return not self._writers
+        while self._inside.busy:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True

@@ -18,7 +18,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -35,7 +34,7 @@ from elastic_driver.worker.engine.collectives import (
     ReduceOp,
     SoloCollectives,
 )
-from elastic_driver.worker.engine.gate import WriteGate
+from elastic_driver.worker.engine.gate import Inside, WriteGate
 from elastic_driver.worker.engine.plain_kinds import Link, control_text, itemsize, run, serve
 from elastic_driver.worker.engine.protocol import GLOBAL_SET, Handle, Kind, Operation, Result
 from elastic_driver.worker.engine.trace import Trace, activity, row
@@ -52,7 +51,46 @@ _REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # along the first dimension
 
 
-@dataclass(slots=True)
+class _Outcome:
+    """What comes of work, for any thread to wait for.
+
+    Of nothing but locks: a condition is Python, and a signal's handler that raises there leaves it locked.
+    """
+
+    __slots__ = ("_known", "_lock", "_pending")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _known
+        self._known: list[tuple[Any, BaseException | None]] = []
+        self._pending = threading.Lock()  # held until it is known
+        self._pending.acquire()
+
+    def settle(self, result: Any, failure: BaseException | None) -> None:
+        """Makes it known, unless it is already."""
+        with self._lock:
+            if not self._known:
+                self._known.append((result, failure))
+                self._pending.release()
+
+    def done(self) -> bool:
+        """Whether it is known."""
+        return bool(self._known)
+
+    def result(self) -> Any:
+        """Blocks until it is known; signals are handled meanwhile. Raises what the work failed with."""
+        if not self._known:
+            with self._pending:
+                pass  # one that waits lets the next one in
+        result, failure = self._known[0]
+        try:
+            if failure is not None:
+                raise failure
+            return result
+        finally:
+            failure = None  # its traceback holds this frame, and the frame would hold it
+
+
+@dataclass(slots=True, eq=False)
 class _Work:
     """Something for a runner's thread to do, once its members have agreed on the text."""
 
@@ -63,72 +101,76 @@ class _Work:
     title: str = ""
     row: str = ""  # for the timeline, like the next; operations only
     activity: str = ""
-    future: Future[Any] = field(default_factory=Future)
+    outcome: _Outcome = field(default_factory=_Outcome)
     submitted: float = field(default_factory=time.monotonic)
 
-    def settle(self, result: Any, failure: BaseException | None) -> None:
-        """Gives the outcome, unless there is one already."""
-        with contextlib.suppress(InvalidStateError):
-            if failure is None:
-                self.future.set_result(result)
-            else:
-                self.future.set_exception(failure)
+    @property
+    def key(self) -> object:
+        """What it is under way as: its name, or itself."""
+        return self.name or self
 
 
 class PlainHandle:
     """See Handle."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_outcome",)
 
-    def __init__(self, future: Future[Result]) -> None:
-        self._future = future
+    def __init__(self, outcome: _Outcome) -> None:
+        self._outcome = outcome
 
     def done(self) -> bool:
         """See Handle."""
-        return self._future.done()
+        return self._outcome.done()
 
     def result(self) -> Result:
         """See Handle."""
-        return self._future.result()
+        result: Result = self._outcome.result()
+        return result
 
 
 class _Leaving:
     """See Handle."""
 
-    def __init__(self, futures: list[Future[Any]], engine: PlainEngine) -> None:
-        self._futures, self._engine = futures, engine
+    def __init__(self, outcomes: list[_Outcome], engine: PlainEngine) -> None:
+        self._outcomes, self._engine = outcomes, engine
 
     def done(self) -> bool:
         """See Handle."""
-        return all(future.done() for future in self._futures) and not self._engine.progress()[1]
+        return all(outcome.done() for outcome in self._outcomes) and not self._engine.progress()[1]
 
     def result(self) -> Result:
         """See Handle."""
-        for future in self._futures:
-            future.result()
+        for outcome in self._outcomes:
+            outcome.result()
         # In a process set of one member operations run in the threads that submit them.
         while not self.done():
+            self._engine.check()
             time.sleep(0.0005)
         return Result()
 
 
 class _Runner:
-    """One process set as this member has it."""
+    """One process set as this member has it.
+
+    What is under way is in one table, from its submission until it is over: whatever a signal's handler raises in a
+    submission, work is in it, with its name and its place in the order, or it is not.
+    """
 
     def __init__(self, link: Link, thread_name: str, engine: PlainEngine) -> None:
         self.link = link
-        self.names: set[tuple[bool, str]] = set()  # under way; guarded by the engine's lock
-        self.pending = 0  # likewise
+        self.works: dict[object, _Work] = {}  # in the order of submission; guarded by the engine's lock, as the next is
+        self.ended = False
+        self.alone = Inside()  # operations of a set of one member
         self.current: _Work | None = None  # what the thread runs
         self.acts = False  # whether the members have agreed on it
         self.stuck = False  # whether the thread was given up
         self._engine = engine
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # one for each work at least, and one for the end
         self._joined: set[int] = set()  # places; as of the last agreement, so the same on all members
         self._thread: threading.Thread | None = None
         if link.size > 1:
             # A daemon, because a collective may block in it when the process ends. Work wakes it; end() ends it.
-            self._thread = threading.Thread(target=self._serve_queue, name=thread_name, daemon=True)
+            self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
 
     def start(self) -> None:
         """Begins to run what is queued."""
@@ -136,8 +178,14 @@ class _Runner:
             self._thread.start()
 
     def put(self, work: _Work) -> None:
-        """Queues work; called with the engine's lock, so that nothing is queued behind the end mark."""
-        self._queue.put(work)
+        """Queues work; called with the engine's lock, which the thread needs to look at what it was woken for."""
+        self._wake.put(None)
+        self.works[work.key] = work
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self.works) or self.alone.busy
 
     @property
     def threaded(self) -> bool:
@@ -145,9 +193,9 @@ class _Runner:
         return self._thread is not None
 
     def end(self) -> None:
-        """Has the thread end after what is queued, and the collectives closed."""
+        """Has the thread end after what is queued, and the collectives closed. Nothing may be put afterwards."""
         if self._thread is not None and self._thread.ident is not None:
-            self._queue.put(None)
+            self._wake.put(None)
         else:
             self.link.collectives.close()
             self._fail_queued()
@@ -162,43 +210,61 @@ class _Runner:
     def give_up(self, error: BaseException) -> None:
         """Fails what is under way although the thread does not come back from it, and what is queued."""
         work = self.current
-        if work is None or work.future.done():
+        if work is None or work.outcome.done():
             return
         self.stuck = True
         _log.warning("elastic_driver: an aborted collective (%s) does not end; going on without its thread", work.title)
-        work.settle(None, error)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (behind := self._queue.get_nowait()) is not None:
-                    behind.settle(None, error)
+        work.outcome.settle(None, error)
+        for behind in self._engine.take_all(self):
+            behind.outcome.settle(None, error)
 
-    def _serve_queue(self) -> None:
-        while (work := self._queue.get()) is not None:
-            self.perform(work)
+    def _serve(self) -> None:
+        while True:
+            self._wake.get()
+            work = self._engine.next_of(self)
+            if work is not None:
+                self.perform(work)
+            elif self.ended:
+                break
             del work  # or the last buffers would live until the next
         with contextlib.suppress(Exception):
             self.link.collectives.close()
         self._fail_queued()
 
     def _fail_queued(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (work := self._queue.get_nowait()) is not None:
-                    self.perform(work)  # fails: the engine is broken by now
+        while (work := self._engine.next_of(self)) is not None:
+            self.perform(work)  # fails: the engine is broken by now
+
+    def perform_alone(self, work: _Work) -> None:
+        """Runs work of a set of one member, in the thread that submits it: what a handler raises there goes through."""
+        result: Any = None
+        failure: BaseException | None = None
+        begun = time.monotonic()
+
+        def act() -> Any:
+            self._engine.check()
+            return work.act(self.link)
+
+        try:
+            result = self.alone.call(act)
+        except (MismatchError, HorovodInternalError, MemoryError) as error:
+            failure = error
+        self._engine.finished(self, work, begun, begun)
+        work.outcome.settle(result, failure)
+        failure = None  # its traceback holds this frame, and the frame would hold it
 
     def perform(self, work: _Work) -> None:
-        """Runs work and gives its outcome to its future."""
+        """Runs work and makes its outcome known."""
         result: Any = None
         failure: BaseException | None = None
         begun = agreed = time.monotonic()
         self.current = work
         try:
             self._engine.check()
-            if work.state == _JOINED and self.link.size > 1:
+            if work.state == _JOINED:
                 result = Result(last_joined=self._join(work))
             else:
-                if self.link.size > 1:
-                    self._agree(work.text, work.state)
+                self._agree(work.text, work.state)
                 agreed = time.monotonic()
                 self.acts = True
                 result = work.act(self.link)
@@ -207,14 +273,13 @@ class _Runner:
         except BaseException as error:
             # At the first error, before anything else: closing our own connections is what tells the ranks that are
             # no neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
-            if self.link.size > 1:
-                if isinstance(error, MemoryError):
-                    self._engine.note_out_of_memory()
-                self._engine.abort(str(error) or type(error).__name__)
+            if isinstance(error, MemoryError):
+                self._engine.note_out_of_memory()
+            self._engine.abort(str(error) or type(error).__name__)
             failure = error
         self.current, self.acts = None, False
         self._engine.finished(self, work, begun, agreed)
-        work.settle(result, failure)
+        work.outcome.settle(result, failure)
         failure = None  # its traceback holds this frame, and the frame would hold it
 
     def _agree(self, text: str, state: int) -> str:
@@ -360,22 +425,33 @@ class PlainEngine:
         )
         return PlainHandle(self._enter(runner, work))
 
-    def _enter(self, runner: _Runner, work: _Work) -> Future[Any]:
+    def _enter(self, runner: _Runner, work: _Work) -> _Outcome:
         with self._lock:
             if self._broken:
                 raise self._error()
             if self._left and work.state != _LEAVING:
                 raise HorovodInternalError("cannot go on: this rank has left the round")
-            if work.name in runner.names:
+            if runner.ended:
+                raise ValueError(f"cannot submit '{work.title}': its process set was removed")
+            if work.key in runner.works:
                 raise DuplicateNameError(f"cannot submit '{work.title}': an operation of this name is under way")
-            if work.name is not None:
-                runner.names.add(work.name)
-            runner.pending += 1
             if runner.threaded:
                 runner.put(work)
         if not runner.threaded:
-            runner.perform(work)
-        return work.future
+            runner.perform_alone(work)
+        return work.outcome
+
+    def next_of(self, runner: _Runner) -> _Work | None:
+        """What a runner's thread is to do next; its last work is over."""
+        with self._lock:
+            return next(iter(runner.works.values()), None)
+
+    def take_all(self, runner: _Runner) -> list[_Work]:
+        """What is under way in a runner, and is not from now on."""
+        with self._lock:
+            works = list(runner.works.values())
+            runner.works.clear()
+        return works
 
     def _runner_of(self, operation: Operation) -> _Runner:
         with self._lock:
@@ -422,10 +498,8 @@ class PlainEngine:
     def finished(self, runner: _Runner, work: _Work, begun: float, agreed: float) -> None:
         """A runner's work is over."""
         with self._lock:
-            runner.pending -= 1
             self._finished += 1
-            if work.name is not None:
-                runner.names.discard(work.name)
+            runner.works.pop(work.key, None)
             trace = self._trace
         if trace is not None and work.activity:
             trace.operation(work.row, work.activity, work.submitted, begun, agreed)
@@ -463,6 +537,8 @@ class PlainEngine:
             with self._lock:
                 runner = self._runners.pop(number, None)
                 self._ranks.pop(number, None)
+                if runner is not None:
+                    runner.ended = True
             if runner is not None:
                 runner.end()
                 runner.join()
@@ -495,12 +571,12 @@ class PlainEngine:
     def progress(self) -> tuple[int, bool]:
         """See Engine."""
         with self._lock:
-            return self._finished, any(runner.pending for runner in self._runners.values())
+            return self._finished, any(runner.busy for runner in self._runners.values())
 
     def carries_out(self) -> bool:
         """See Engine."""
         with self._lock:
-            return any(runner.acts for runner in self._runners.values())
+            return any(runner.acts or runner.alone.busy for runner in self._runners.values())
 
     def unreachable(self) -> tuple[int, ...]:
         """See Engine. Nobody looks: torch's Gloo owns the connections."""
@@ -524,16 +600,14 @@ class PlainEngine:
     def abort(self, reason: str) -> None:
         """See Engine. Peers that wait for this process learn of it by their closed connections."""
         with self._lock:
-            if self._broken:
-                return
-            self._broken = reason or "aborted"
+            self._broken = self._broken or reason or "aborted"
             collectives = [runner.link.collectives for runner in self._runners.values()]
             if self._building is not None:
                 collectives.append(self._building)
         for backend in collectives:
             backend.abort(self._broken)
         with self._lock:
-            if not any(runner.current for runner in self._runners.values()):
+            if self._timer is not None or not any(runner.current for runner in self._runners.values()):
                 return
             # A pair of torch's Gloo that fails in the middle of a message does not tell who waits for it: such a wait
             # goes on for ever.
@@ -553,12 +627,14 @@ class PlainEngine:
             if self._closed:
                 return
             self._closed = True
-            unfinished = self._building is not None or any(runner.pending for runner in self._runners.values())
+            unfinished = self._building is not None or any(runner.busy for runner in self._runners.values())
         if unfinished:
             self.abort("the library was shut down in this process")
         with self._lock:
             self._broken = self._broken or "the round is over in this process"
             runners = list(self._runners.values())
+            for runner in runners:
+                runner.ended = True
         for runner in runners:
             runner.end()
         for runner in runners:

@@ -120,11 +120,14 @@ def itemsize(dtype: str) -> int:
 
 def _write(link: Link, specs: Sequence[TensorSpec], packed: Bytes) -> None:
     """Writes results, end to end in ``packed``, to where they were asked for."""
-    with link.gate:
+
+    def copy() -> None:
         offset = 0
         for spec in specs:
             region(spec.output, spec.nbytes)[:] = packed[offset : offset + spec.nbytes]
             offset += spec.nbytes
+
+    link.gate.write(copy)
 
 
 def _packed(specs: Sequence[TensorSpec]) -> Bytes:

@@ -42,6 +42,8 @@ _log = logging.getLogger("elastic_driver.worker")
 _WORD_S = 2.0
 # Between two looks at the connections meanwhile.
 _LOOK_S = 0.02
+# Between two looks at whether the round is broken, of who waits for other threads of this process.
+_PATIENCE_S = 0.1
 # How long what is under way in a broken round may take to end. It takes milliseconds; whatever takes longer is stuck,
 # and may write at any time.
 QUIESCE_S = 5.0
@@ -124,6 +126,8 @@ class Context:
         self._client = client
         self._timeline = timeline
         self.writing = WriteGate()  # entered by whoever copies a result to where its caller wants it
+        # Entered for what is several operations, and one for its caller: half of it would be no state at all.
+        self.wholes = WriteGate()
         self._lock = threading.Lock()  # guards _broken, _engine, _closing, _companions
         self._broken = ""
         self._broke = threading.Event()  # wakes who waits for the driver's word
@@ -299,10 +303,9 @@ class Context:
 
         The first reason stays. Peers that wait for this process learn of it by their closed connections.
         """
+        # Again each time: a signal's handler may have raised when it was done first.
         with self._lock:
-            if self._broken:
-                return
-            self._broken = reason or "aborted"
+            self._broken = self._broken or reason or "aborted"
             engine, companions = self._engine, list(self._companions)
         self._broke.set()
         if engine is not None:
@@ -351,6 +354,9 @@ class Context:
             HorovodInternalError: something cannot be completed: a peer is lost, or has left without submitting it.
         """
         self.check()
+        self.wholes.shut("this rank has left the round")
+        while not self.wholes.wait(_PATIENCE_S):
+            self.check()
         self.engine.leave().result()
 
     def linger(self, timeout_s: float) -> None:

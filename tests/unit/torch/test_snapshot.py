@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 import elastic_driver as hvd
-from elastic_driver.errors import DurableError, UnsupportedOperationError
+from elastic_driver.errors import DurableError, HorovodInternalError, UnsupportedOperationError
 
 torch = pytest.importorskip("torch")
 
-from elastic_driver.torch import broadcast_parameters  # noqa: E402
+from elastic_driver.torch import broadcast_parameters, snapshot  # noqa: E402
 from elastic_driver.torch.distributed.shards import put_back, taken_out  # noqa: E402
 from elastic_driver.torch.elastic import TorchState  # noqa: E402
-from elastic_driver.torch.snapshot import flatten, unflatten  # noqa: E402
+from elastic_driver.torch.snapshot import broadcast_tensors, flatten, unflatten  # noqa: E402
 from elastic_driver.worker.durable import format as durable_format  # noqa: E402
+from elastic_driver.worker.rounds.current import current  # noqa: E402
+from elastic_driver.worker.rounds.process_sets import Members  # noqa: E402
 
 pytestmark = pytest.mark.unit
 
@@ -281,3 +283,19 @@ def test_a_sparse_buffer_is_refused_on_disc_by_its_name() -> None:
     module.register_buffer("odd", _uncoalesced())
     with pytest.raises(DurableError, match=r"state\.model\['odd'\] to disc: .*sparse_coo"):
         durable_format.encode(TorchState(module)._durable_values())
+
+
+def test_a_broadcast_that_arrives_after_the_rounds_end_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = current()
+    members = Members(context, 0, (1, 0), 1)  # as if another were the root
+    tensor = torch.ones(3)
+
+    def arrives(engine: Any, data: Any, *unused: Any) -> None:
+        data[:] = 1
+        context.abort("a peer is gone")
+        context.quiesce()
+
+    monkeypatch.setattr(snapshot, "broadcast", arrives)
+    with pytest.raises(HorovodInternalError, match="cannot deliver a result: a peer is gone"):
+        broadcast_tensors(members, [tensor], 1)
+    assert tensor.tolist() == [1, 1, 1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,16 +115,15 @@ def test_a_shut_gate_lets_nobody_in_and_waits_for_who_is() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def write() -> None:
-        with gate:
-            inside.set()
-            leave.wait()
+        inside.set()
+        leave.wait()
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=gate.write, args=(write,))
     writer.start()
     assert inside.wait(20)
     gate.shut("the round is over")
-    with pytest.raises(HorovodInternalError, match="cannot deliver a result: the round is over"), gate:
-        raise AssertionError("it is shut")
+    with pytest.raises(HorovodInternalError, match="cannot deliver a result: the round is over"):
+        gate.write(pytest.fail)
     assert not gate.wait(0.01)
     leave.set()
     assert gate.wait(20.0)
@@ -225,3 +226,40 @@ def test_want_of_memory_is_no_reason_for_another_round() -> None:
         with pytest.raises(MemoryError, match="cannot allocate"):
             engine.submit(Operation(Kind.BARRIER, name=name)).result()
     engine.close()
+
+
+_STRUCK = """
+import random, signal, sys
+import numpy as np
+import elastic_driver as hvd
+from elastic_driver.worker.rounds.current import current
+
+class Strike(Exception):
+    pass
+
+def strike(*unused):
+    raise Strike
+
+signal.signal(signal.SIGALRM, strike)
+hvd.init()
+struck, draw = 0, random.Random(1)
+while struck < 1500:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-6, 150e-6))
+        hvd.allreduce(np.ones(64, np.float32), name="always the same")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Strike:
+        struck += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+context = current()
+print(context.engine.progress()[1], context.writing.wait(0), flush=True)
+context.settle()
+hvd.shutdown()
+"""
+
+
+def test_signals_that_strike_in_a_collective_leave_nothing_under_way() -> None:
+    """In a process of its own: strikes come by the timer that ends tests."""
+    ran = subprocess.run([sys.executable, "-c", _STRUCK], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.returncode) == ("False True\n", 0), ran.stderr

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elastic_driver.errors import ForkedProcessError, NotInitializedError
+from elastic_driver.errors import ForkedProcessError, HorovodInternalError, NotInitializedError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
 from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits
+from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds import context as context_module
 from elastic_driver.worker.rounds import devices, runtime
 from elastic_driver.worker.rounds.context import Context, MemberFacts
@@ -286,3 +288,74 @@ def test_what_a_framework_raises_in_a_broken_round_is_the_rounds(monkeypatch: py
     word.join()
     round_.close()
     assert round_.join(60)
+
+
+def test_a_planned_change_waits_for_what_is_one_for_its_caller() -> None:
+    """Several operations of another thread's: all of them are completed, and none is begun."""
+    context = a_round()
+    context.open()
+    inside, go_on, settled = threading.Event(), threading.Event(), threading.Event()
+    parts: list[str] = []
+
+    def whole() -> None:
+        inside.set()
+        go_on.wait()
+        context.wholes.write(lambda: context.run(Operation(Kind.BARRIER)))  # a part that is a whole by itself
+        parts.append("settled" if settled.is_set() else "not settled")
+
+    def settle() -> None:
+        context.settle()
+        settled.set()
+
+    threads = [threading.Thread(target=context.wholes.write, args=(whole,)), threading.Thread(target=settle)]
+    threads[0].start()
+    assert inside.wait(150)
+    threads[1].start()
+    while not context.wholes.is_shut:
+        time.sleep(0.001)
+    with pytest.raises(HorovodInternalError, match="this rank has left the round"):
+        context.wholes.write(pytest.fail)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert parts == ["not settled"]
+    context.close()
+    assert context.join(150)
+
+
+def test_a_broken_round_ends_the_wait_for_other_threads() -> None:
+    context = a_round()
+    context.open()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def whole() -> None:
+        inside.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=context.wholes.write, args=(whole,))
+    thread.start()
+    assert inside.wait(150)
+    threading.Timer(0.05, context.abort, ("a peer is gone",)).start()
+    with pytest.raises(HorovodInternalError, match="a peer is gone"):
+        context.settle()
+    go_on.set()
+    thread.join()
+    context.close()
+    assert context.join(150)
+
+
+def test_an_abort_that_was_interrupted_is_finished_by_the_next() -> None:
+    aborted: list[str] = []
+
+    class Interrupted:
+        def abort(self, reason: str) -> None:
+            aborted.append(reason)
+            if len(aborted) == 1:
+                raise KeyboardInterrupt
+
+    context = a_round()
+    context._engine = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        context.abort("a peer is gone")
+    context.abort("another reason")
+    assert aborted == ["a peer is gone"] * 2
