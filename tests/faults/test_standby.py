@@ -117,6 +117,7 @@ def test_a_standby_that_froze_is_found_when_another_was_taken(tmp_path: Path) ->
         assert [line["size"] for line in job.events("round_formed")] == [2, 2]
 
 
+@pytest.mark.slow
 def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
     with Job(tmp_path, THREE, *FLAGS, env={"STEPS": "400", "STEP_S": "0.02"}) as job:
         stands_by(job, "127.0.0.2[0]")
@@ -148,6 +149,7 @@ def test_a_process_that_takes_long_to_exit_is_not_frozen(tmp_path: Path) -> None
         assert job.events("worker_hung") == []
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_in_its_exit_is_ended(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -160,6 +162,7 @@ def test_a_process_that_hangs_in_its_exit_is_ended(tmp_path: Path) -> None:
         assert "did not end within 12 s of its exit (--start-timeout)" in job.said()
 
 
+@pytest.mark.slow
 def test_a_shell_may_go_on_after_the_process_that_trained(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n")
