@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import SUPPORT, Job, check_agreement
+from jobs import PATIENCE_S, SUPPORT, Job, check_agreement
 
 from elastic_driver.worker.durable import format as durable_format
 
@@ -70,8 +70,8 @@ def stop_while_writing(job: Job, folder: Path) -> tuple[psutil.Process, Path]:
 def kill_all(job: Job) -> None:
     """SIGKILL to elasticrun; waits until nothing of the job is left."""
     job.process.kill()
-    job.process.wait(20)
-    end = time.monotonic() + 30
+    job.process.wait(PATIENCE_S)
+    end = time.monotonic() + PATIENCE_S
     while job.leftovers() and time.monotonic() < end:
         time.sleep(0.05)
     assert not job.leftovers()
@@ -164,7 +164,7 @@ def test_a_folder_that_is_removed_and_one_that_cannot_be_written_to(tmp_path: Pa
 def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     with start(
-        tmp_path, TWO_HOSTS, "-np", "2", "--min-np", "1", "--durable-dir", str(folder), "--heartbeat-timeout", "1",
+        tmp_path, TWO_HOSTS, "-np", "2", "--min-np", "1", "--durable-dir", str(folder), "--heartbeat-timeout", "4",
         BALLAST=32 * MIB, STEPS=100,
     ) as job:  # fmt: skip
         beyond(job, folder, 1)
@@ -235,9 +235,9 @@ def test_all_that_is_known_is_lost_with_its_machine(tmp_path: Path) -> None:
 
 def test_two_jobs_that_want_one_folder_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
-    both = [
-        start(tmp_path / name, "localhost:1\n", "-np", "1", "--durable-dir", str(folder), STEPS=100) for name in "ab"
-    ]
+    flags = ("-np", "1", "--durable-dir", str(folder))
+    # Long enough for the other to come before the end.
+    both = [start(tmp_path / name, "localhost:1\n", *flags, STEPS=100, STEP_S=0.06) for name in "ab"]
     with both[0], both[1]:
         codes = sorted(job.wait() for job in both)
         assert codes == [0, 2], [job.said() for job in both]

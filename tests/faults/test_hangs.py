@@ -19,7 +19,7 @@ FOUR = "localhost:2\n127.0.0.1:2\n"
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path, victim: int) -> None:
-    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "3") as job:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "6") as job:
         before = job.wait_for_steps(4)
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == victim), signal.SIGSTOP)
@@ -45,12 +45,12 @@ def test_a_deadlock_in_the_users_code(tmp_path: Path) -> None:
 
 
 def test_workers_ride_out_a_driver_that_is_stopped(tmp_path: Path) -> None:
-    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "3") as job:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "6") as job:
         job.wait_for_steps(4)
         os.kill(job.process.pid, signal.SIGSTOP)
         try:
             at = time.time()
-            while time.time() < at + 4.5:  # longer than the heartbeat timeout
+            while time.time() < at + 8:  # longer than the heartbeat timeout
                 job.wait_for_steps(4, after=time.time())
         finally:
             os.kill(job.process.pid, signal.SIGCONT)
@@ -63,13 +63,13 @@ def test_workers_ride_out_a_driver_that_is_stopped(tmp_path: Path) -> None:
 def test_survivors_wait_for_a_driver_that_is_stopped_while_one_dies(tmp_path: Path) -> None:
     """With the patience of real jobs it takes more than a minute of silence."""
     env = {"ELASTIC_DRIVER_PATIENCE_S": "0.5", "COMMIT_EVERY": "3"}
-    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "2", env=env) as job:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "4", env=env) as job:
         before = job.wait_for_steps(4)
         survivors = [line["pid"] for line in before if line["rank"] in (0, 1)]
         os.kill(job.process.pid, signal.SIGSTOP)
         try:
             os.kill(next(line["pid"] for line in before if line["rank"] == 2), signal.SIGKILL)
-            until = time.time() + 4.0  # longer than the heartbeat timeout, and than they would try
+            until = time.time() + 6.0  # longer than the heartbeat timeout, and than they would try
             while time.time() < until:
                 assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in survivors)
                 time.sleep(0.05)
@@ -91,11 +91,11 @@ def test_who_computes_on_after_an_abort_is_not_frozen(tmp_path: Path) -> None:
     program.write_text(
         "import os, time\nimport numpy as np\nimport elastic_driver as hvd\nhvd.init()\n"
         "@hvd.elastic.run\ndef train(state):\n    hvd.allreduce(np.ones(1), name='x')\n    state.commit()\n"
-        "    if hvd.size() == 2:\n        if hvd.rank() == 1:\n            os._exit(3)\n        time.sleep(5)\n"
+        "    if hvd.size() == 2:\n        if hvd.rank() == 1:\n            os._exit(3)\n        time.sleep(8)\n"
         "        hvd.allreduce(np.ones(1), name='x')\n"
         "train(hvd.elastic.ObjectState())\n"
     )
-    flags = ("-np", "2", "--min-np", "1", "--heartbeat-timeout", "2")
+    flags = ("-np", "2", "--min-np", "1", "--heartbeat-timeout", "4")
     with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags, command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []

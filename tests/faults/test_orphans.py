@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+from jobs import PATIENCE_S
 
 from elastic_driver.launch.processes.guard import find_processes
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.faults
+
+# What was started goes on for an hour: it has not ended by itself where a test ends.
 
 # A worker as training scripts are: children in its session (data loader), one that ignores SIGTERM, and a daemon that
 # left both session and parent.
@@ -31,9 +34,9 @@ for kind in ("loader", "stubborn", "daemon"):
             os._exit(0)
     if kind != "loader":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(120)
+    time.sleep(3600)
     os._exit(0)
-time.sleep(120)
+time.sleep(3600)
 """
 
 # What a driver is to its workers: it starts them, one after the other, and says so.
@@ -65,7 +68,7 @@ async def main():
     if "close" in sys.argv:
         await launcher.close()
         return
-    await asyncio.sleep(120)
+    await asyncio.sleep(3600)
 
 uvloop.run(main())
 """
@@ -96,14 +99,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until(true: Callable[[], bool], timeout_s: float) -> float:
-    """How long it took; fails when it took longer than allowed."""
-    begin = time.monotonic()
+def wait_until(true: Callable[[], bool]) -> None:
+    """Fails when it is never so: the machine may have much else to do."""
+    end = time.monotonic() + PATIENCE_S
     while not true():
-        assert time.monotonic() - begin < timeout_s, "it did not come true in time"
+        assert time.monotonic() < end, "it did not come true in time"
         # Other processes' ends cannot be waited for here, only looked for.
         time.sleep(0.01)
-    return time.monotonic() - begin
 
 
 def read_pids(process: subprocess.Popen[str]) -> tuple[int, int]:
@@ -112,16 +114,16 @@ def read_pids(process: subprocess.Popen[str]) -> tuple[int, int]:
     return int(worker), int(guard)
 
 
-def test_sigkill_of_the_driver_ends_all_within_two_seconds() -> None:
+def test_sigkill_of_the_driver_ends_all() -> None:
     with driver(3) as (process, job_id):
         guards = {read_pids(process)[1] for _ in range(3)}
         assert len(guards) == 1
         # Worker, loader, stubborn, daemon; three times.
-        wait_until(lambda: len(job_processes(job_id)) == 12, 20)
+        wait_until(lambda: len(job_processes(job_id)) == 12)
         process.kill()
-        wait_until(lambda: not job_processes(job_id), 2.0)
+        wait_until(lambda: not job_processes(job_id))
         # The guard goes as well, and nobody else is to see it off.
-        wait_until(lambda: all(is_gone(guard) for guard in guards), 5.0)
+        wait_until(lambda: all(is_gone(guard) for guard in guards))
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.002, 0.004, 0.008, 0.016])
@@ -133,37 +135,38 @@ def test_sigkill_of_the_driver_while_it_starts_workers(delay_s: float) -> None:
         process.kill()
         process.wait()
         # A worker that was half started shows only a moment later; what counts is what the guard leaves.
-        wait_until(lambda: is_gone(guard), 10.0)
+        wait_until(lambda: is_gone(guard))
         assert job_processes(job_id) == []
 
 
 def test_the_guard_ignores_what_a_terminal_or_a_service_manager_sends() -> None:
     with driver(1) as (process, job_id):
         _, guard = read_pids(process)
-        wait_until(lambda: len(job_processes(job_id)) == 4, 20)
+        wait_until(lambda: len(job_processes(job_id)) == 4)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             os.kill(guard, number)
         assert not is_gone(guard)
         assert os.getsid(guard) == guard
         process.kill()
-        wait_until(lambda: not job_processes(job_id), 2.0)
+        wait_until(lambda: not job_processes(job_id))
 
 
 def test_a_dead_guard_is_replaced_and_the_new_one_knows_the_workers() -> None:
     # The worker takes its marks off, so that only a guard that was told of it can find it.
-    worker = """import os; os.execve("/bin/sleep", ["sleep", "121.5"], {})"""
+    words = ["sleep", f"3600.{uuid.uuid4().int}"]  # which nobody else's has
+    worker = f"import os; os.execve('/bin/sleep', {words}, {{}})"
 
     def sleepers() -> list[psutil.Process]:
         found = []
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if one.cmdline() == ["sleep", "121.5"] and one.status() != psutil.STATUS_ZOMBIE:
+                if one.cmdline() == words and one.status() != psutil.STATUS_ZOMBIE:
                     found.append(one)
         return found
 
     with driver(1, worker=worker) as (process, _):
         pid, guard = read_pids(process)
-        wait_until(lambda: len(sleepers()) == 1, 20)
+        wait_until(lambda: len(sleepers()) == 1)
         os.kill(guard, signal.SIGKILL)
 
         def guards() -> list[int]:
@@ -174,27 +177,29 @@ def test_a_dead_guard_is_replaced_and_the_new_one_knows_the_workers() -> None:
                         found.append(child.pid)
             return found
 
-        wait_until(lambda: len(guards()) == 1, 5)
+        wait_until(lambda: len(guards()) == 1)
         (second,) = guards()
         # Known by its program: the new guard must have got far enough to read what it was told.
-        wait_until(lambda: any("guard.py" in word for word in psutil.Process(second).cmdline()), 5)
+        wait_until(lambda: any("guard.py" in word for word in psutil.Process(second).cmdline()))
         process.kill()
-        wait_until(lambda: not sleepers(), 3.0)
-        wait_until(lambda: is_gone(second), 5.0)
+        wait_until(lambda: not sleepers())
+        wait_until(lambda: is_gone(second))
 
 
 # Holds Python's lock in one long call, and hears no SIGTERM.
 DEAF = """
 import ctypes, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-ctypes.PyDLL(None).sleep(120)
+ctypes.PyDLL(None).sleep(3600)
 """
 STOPPED = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
 # The command is a shell script that goes on after the training; neither hears SIGTERM. init() calls this function.
-TRAINING = "import time; from elastic_driver.system.tether import tie_this_process; tie_this_process(); time.sleep(120)"
+TRAINING = (
+    "import time; from elastic_driver.system.tether import tie_this_process; tie_this_process(); time.sleep(3600)"
+)
 BELOW_A_SHELL = f"""
 import os, sys
-os.execv("/bin/sh", ["sh", "-c", "trap '' TERM; \\"$0\\" -c \\"$1\\"; sleep 120", sys.executable, {TRAINING!r}])
+os.execv("/bin/sh", ["sh", "-c", "trap '' TERM; \\"$0\\" -c \\"$1\\"; sleep 3600", sys.executable, {TRAINING!r}])
 """
 
 
@@ -230,7 +235,7 @@ def trains(worker: str, pid: int) -> int:
 def test_workers_end_with_their_driver_also_when_the_guard_is_stopped_or_dead(worker: str, fate: int) -> None:
     with driver(1, worker=worker) as (process, _):
         pid, guard = read_pids(process)
-        wait_until(lambda: trains(worker, pid) > 0, 20)
+        wait_until(lambda: trains(worker, pid) > 0)
         training = trains(worker, pid)
         # Stopped first: the driver would start another guard.
         os.kill(process.pid, signal.SIGSTOP)
@@ -238,7 +243,7 @@ def test_workers_end_with_their_driver_also_when_the_guard_is_stopped_or_dead(wo
         try:
             process.kill()
             process.wait()
-            wait_until(lambda: is_gone(training) and is_gone(pid), 10.0)
+            wait_until(lambda: is_gone(training) and is_gone(pid))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(guard, signal.SIGKILL)
@@ -248,22 +253,22 @@ def test_a_dead_driver_takes_the_children_of_its_workers_along_without_a_guard()
     with driver(1) as (process, job_id):
         pid, guard = read_pids(process)
         deaf = lambda: [each for each in job_processes(job_id) if ignores_term(each.pid)]  # noqa: E731
-        wait_until(lambda: len(job_processes(job_id)) == 4 and len(deaf()) == 2, 20)
+        wait_until(lambda: len(job_processes(job_id)) == 4 and len(deaf()) == 2)
         os.kill(guard, signal.SIGSTOP)
         process.kill()
         process.wait()
         # What hears no SIGTERM is the guard's, as is what has left the group.
-        wait_until(lambda: len(job_processes(job_id)) == 2, 10.0)
+        wait_until(lambda: len(job_processes(job_id)) == 2)
         assert is_gone(pid)
         assert len(deaf()) == 2
         os.kill(guard, signal.SIGCONT)
-        wait_until(lambda: not job_processes(job_id), 5.0)
+        wait_until(lambda: not job_processes(job_id))
 
 
 def test_a_normal_close_ends_the_guard_without_delay() -> None:
     with driver(2, "close") as (process, job_id):
         _, guard = read_pids(process)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert is_gone(guard)
         assert job_processes(job_id) == []
 
@@ -273,7 +278,7 @@ def test_a_stopped_guard_does_not_hold_up_a_normal_close() -> None:
         _, guard = read_pids(process)
         with contextlib.suppress(ProcessLookupError):
             os.kill(guard, signal.SIGSTOP)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert is_gone(guard)
         assert job_processes(job_id) == []
 
@@ -285,4 +290,4 @@ def test_a_guard_that_was_stopped_does_its_work_when_it_goes_on() -> None:
         process.kill()
         process.wait()
         os.kill(guard, signal.SIGCONT)
-        wait_until(lambda: not job_processes(job_id), 2.0)
+        wait_until(lambda: not job_processes(job_id))

@@ -56,7 +56,7 @@ def test_a_planned_change_takes_the_standby(tmp_path: Path) -> None:
 
 
 def test_a_frozen_standby_is_found_before_it_is_needed(tmp_path: Path) -> None:
-    with Job(tmp_path, THREE, *FLAGS, "--heartbeat-timeout", "2") as job:
+    with Job(tmp_path, THREE, *FLAGS, "--heartbeat-timeout", "4") as job:
         stands_by(job, "127.0.0.2[0]")
         os.kill(pid_of(job, "127.0.0.2[0]#0"), signal.SIGSTOP)
         job.wait_for("its end", lambda: job.events("worker_hung"))
@@ -95,7 +95,7 @@ def test_a_standby_that_boots_is_told_to_leave(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import time\nimport elastic_driver as hvd\nhvd.init()\nif hvd.rank() == 2:\n    print('boots', flush=True)\n"
-        "    time.sleep(60)\nhvd.elastic.run(lambda state: time.sleep(60))(hvd.elastic.ObjectState())\n"
+        "    time.sleep(3600)\nhvd.elastic.run(lambda state: time.sleep(3600))(hvd.elastic.ObjectState())\n"
     )
     with Job(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
         job.wait_for("its start", lambda: "boots" in job.stdout.read_text())
@@ -106,7 +106,7 @@ def test_a_standby_that_boots_is_told_to_leave(tmp_path: Path) -> None:
 
 
 def test_a_standby_that_froze_is_found_when_another_was_taken(tmp_path: Path) -> None:
-    flags = ("-np", "2", "--min-np", "1", "--standby", "2", "--heartbeat-timeout", "2")
+    flags = ("-np", "2", "--min-np", "1", "--standby", "2", "--heartbeat-timeout", "4")
     with Job(tmp_path, THREE + "127.0.0.3:1\n", *flags) as job:
         stands_by(job, "127.0.0.2[0]")
         stands_by(job, "127.0.0.3[0]")
@@ -117,8 +117,9 @@ def test_a_standby_that_froze_is_found_when_another_was_taken(tmp_path: Path) ->
         assert [line["size"] for line in job.events("round_formed")] == [2, 2]
 
 
+@pytest.mark.slow
 def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
-    with Job(tmp_path, THREE, *FLAGS, env={"STEPS": "150", "STEP_S": "0.02"}) as job:
+    with Job(tmp_path, THREE, *FLAGS, env={"STEPS": "400", "STEP_S": "0.02"}) as job:
         stands_by(job, "127.0.0.2[0]")
         assert job.wait() == 0
         assert job.leftovers() == []
@@ -128,10 +129,10 @@ def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
 def test_a_process_that_has_shut_down_is_not_frozen(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import time\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\nhvd.shutdown()\ntime.sleep(3)\n"
+        "import time\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\nhvd.shutdown()\ntime.sleep(7)\n"
         "hvd.init()\nhvd.barrier()\nprint('rank', hvd.rank(), 'again')\n"
     )
-    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "1", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "4", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []
         assert job.stdout.read_text().count("again") == 2
@@ -141,29 +142,31 @@ def test_a_process_that_takes_long_to_exit_is_not_frozen(tmp_path: Path) -> None
     """Other libraries' exit handlers upload what they have."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import atexit, time\natexit.register(time.sleep, 3)\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
+        "import atexit, time\natexit.register(time.sleep, 7)\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
     )
-    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "1", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "4", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_in_its_exit_is_ended(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import atexit, time\natexit.register(time.sleep, 600)\n"
+        "import atexit, time\natexit.register(time.sleep, 3600)\n"
         "import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
     )
-    flags = ("-np", "1", "--start-timeout", "5")
+    flags = ("-np", "1", "--start-timeout", "12")
     with Job(tmp_path, None, *flags, command=[sys.executable, str(program)]) as job:
         assert job.wait() == 1, job.said()
-        assert "did not end within 5 s of its exit (--start-timeout)" in job.said()
+        assert "did not end within 12 s of its exit (--start-timeout)" in job.said()
 
 
+@pytest.mark.slow
 def test_a_shell_may_go_on_after_the_process_that_trained(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n")
-    command = ["/bin/sh", "-c", f"{sys.executable} {program}; sleep 2.5; echo exported"]
-    with Job(tmp_path, None, "-np", "1", "--start-timeout", "1.5", command=command) as job:
+    command = ["/bin/sh", "-c", f"{sys.executable} {program}; sleep 10; echo exported"]
+    with Job(tmp_path, None, "-np", "1", "--start-timeout", "8", command=command) as job:
         assert job.wait() == 0, job.said()
         assert "exported" in job.stdout.read_text()

@@ -13,6 +13,8 @@ import pytest
 
 from elastic_driver.worker.engine import native_loader
 
+from .limits import NEVER_S
+
 try:
     native: Any = native_loader.load()
 except ImportError as error:  # the package works without it; CI requires it through the environment
@@ -39,7 +41,7 @@ def in_threads(size: int, body: Callable[[Any, int], None]) -> dict[int, BaseExc
 
     def run(rank: int) -> None:
         try:
-            members[rank].connect(blobs, 20.0)
+            members[rank].connect(blobs, NEVER_S)
             body(members[rank], rank)
         except BaseException as error:
             errors[rank] = error
@@ -77,7 +79,7 @@ class Processes:
     def _main(rank: int, size: int, pipe: Connection, body: Callable[[Any, int, Connection], None]) -> None:
         member = native.ContextGroup(groups_of(rank, size), host="127.0.0.1")
         pipe.send_bytes(member.prepare())
-        member.connect(pipe.recv(), 20.0)
+        member.connect(pipe.recv(), NEVER_S)
         body(member, rank, pipe)
         member.close()
         pipe.send("closed")

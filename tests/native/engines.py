@@ -16,7 +16,8 @@ from elastic_driver.worker.engine.native import EngineSettings, NativeEngine
 from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 from elastic_driver.worker.engine.seal import Seal
 
-TIMEOUT_S = 30.0
+from .limits import NEVER_S, PATIENCE_S
+
 _kept: list[Any] = []
 
 
@@ -32,7 +33,7 @@ class Meeting:
             values = self._values.setdefault(scope, {})
             values[key] = value
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: len(values) == count, TIMEOUT_S):
+            if not self._changed.wait_for(lambda: len(values) == count, PATIENCE_S):
                 raise TimeoutError(f"{scope}: {sorted(values)} of {count}")
             return [values[each] for each in range(count)]
 
@@ -43,7 +44,7 @@ class Meeting:
             if value is not None:
                 self._values[scope] = {0: value}
                 self._changed.notify_all()
-            if not self._changed.wait_for(lambda: scope in self._values, TIMEOUT_S):
+            if not self._changed.wait_for(lambda: scope in self._values, PATIENCE_S):
                 raise TimeoutError(f"{scope}: nobody shares it")
             return self._values[scope][0]
 
@@ -84,7 +85,7 @@ SEAL = Seal(b"the ranks' key of a test", 1)
 
 def make_engine(rank: int, size: int, machine: str = "", seal: Seal = SEAL, **settings: Any) -> NativeEngine:
     options = EngineSettings(machine=machine, **settings)
-    return NativeEngine(rank, size, "127.0.0.1", timeout_s=TIMEOUT_S, settings=options, seal=seal)
+    return NativeEngine(rank, size, "127.0.0.1", timeout_s=NEVER_S, settings=options, seal=seal)
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def engines(size: int, machines: str = "", **settings: Any) -> Iterator[list[Nat
     meeting = Meeting()
     made = [make_engine(rank, size, machines[rank : rank + 1], **settings) for rank in range(size)]
     try:
-        errors = each_rank(made, lambda engine, rank: engine.connect(meeting, timeout_s=TIMEOUT_S))
+        errors = each_rank(made, lambda engine, rank: engine.connect(meeting, timeout_s=NEVER_S))
         assert not errors, errors
         yield made
     finally:
@@ -158,7 +159,7 @@ class EngineProcesses:
     @staticmethod
     def _main(rank: int, size: int, pipe: Connection, body: Any, machines: str) -> None:
         engine = make_engine(rank, size, machines[rank : rank + 1])
-        engine.connect(PipeMeeting(pipe), timeout_s=TIMEOUT_S)
+        engine.connect(PipeMeeting(pipe), timeout_s=NEVER_S)
         body(engine, rank, pipe)
         engine.close()
 
@@ -178,6 +179,11 @@ def spec(array: npt.NDArray[Any], output: npt.NDArray[Any] | None = None) -> Ten
     return TensorSpec(array.ctypes.data, array.nbytes, array.dtype.name, array.shape, target.ctypes.data)
 
 
+def port_of(where: bytes) -> int:
+    """Of what rank 0 publishes: its host as a text, and the port in groups of seven bits."""
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(where[1 + where[0] :]))
+
+
 def allreduce(engine: NativeEngine, array: npt.NDArray[Any], name: str = "", **options: Any) -> None:
     """In place."""
     engine.submit(Operation(Kind.ALLREDUCE, (spec(array),), name=name, **options)).result()
@@ -188,6 +194,8 @@ def barrier(engine: NativeEngine, process_set: int = 0) -> None:
 
 
 __all__ = [
+    "NEVER_S",
+    "PATIENCE_S",
     "After",
     "EngineProcesses",
     "Kind",
@@ -200,6 +208,7 @@ __all__ = [
     "each_rank",
     "engines",
     "make_engine",
+    "port_of",
     "spec",
     "together",
 ]

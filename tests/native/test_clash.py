@@ -18,10 +18,10 @@ dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(), rank=
 members = [native.ContextGroup([("global", [0, 1], rank)], host="127.0.0.1") for rank in range(2)]
 blobs = [member.prepare() for member in members]
 def work(rank):
-    members[rank].connect(blobs, 20.0)
+    members[rank].connect(blobs, 3600.0)
     for _ in range(50):
         data = np.ones(10000, np.float32)
-        members[rank].allreduce("global", data, "float32", "sum", 20.0)
+        members[rank].allreduce("global", data, "float32", "sum", 3600.0)
         assert data[0] == 2
 threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
 [thread.start() for thread in threads]
@@ -50,6 +50,6 @@ OURS = "from elastic_driver.worker.engine.native_loader import load; load()"
 def test_both_work_in_one_process(imports: str) -> None:
     pytest.importorskip("torch")
     program = BOTH.format(imports=imports)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout == "both work\n", done.stderr
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from .conftest import in_threads, native
+from .limits import NEVER_S
 
 OPS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
@@ -34,7 +35,7 @@ def test_allreduce(dtype: str, op: str) -> None:
     def body(member: Any, rank: int) -> None:
         for count in (0, 1, 5, 1021, 300_007):
             mine = values(rank, dtype, count)
-            member.allreduce("global", mine, dtype, op, 20.0)
+            member.allreduce("global", mine, dtype, op, NEVER_S)
             with np.errstate(all="ignore"):
                 wide = np.float32 if dtype == "float16" else dtype
                 wanted = reduce(OPS[op], (values(r, dtype, count).astype(wide) for r in range(SIZE)))
@@ -54,7 +55,7 @@ def test_all_ranks_get_the_same_bits(size: int) -> None:
 
     def body(member: Any, rank: int) -> None:
         mine = values(rank, "float32", 100_003)
-        member.allreduce("global", mine, "float32", "sum", 20.0)
+        member.allreduce("global", mine, "float32", "sum", NEVER_S)
         results[rank] = mine.tobytes()
 
     succeeds(size, body)
@@ -71,7 +72,7 @@ def test_16_bit_floats_are_rounded_as_numpy_rounds() -> None:
             mine = every.copy() if rank == 0 else np.zeros(1 << 16, np.uint16)
             if rank == 1:
                 mine[:] = 0x8000  # minus zero keeps the sign of zeros
-            member.allreduce("global", mine, dtype, "sum", 20.0)
+            member.allreduce("global", mine, dtype, "sum", NEVER_S)
             if dtype == "float16":
                 numbers, original = mine.view(np.float16), every.view(np.float16)
             else:
@@ -90,7 +91,7 @@ def test_float16_sums_round_to_nearest_even() -> None:
 
     def body(member: Any, rank: int) -> None:
         mine = (a if rank == 0 else b).copy()
-        member.allreduce("global", mine, "float16", "sum", 20.0)
+        member.allreduce("global", mine, "float16", "sum", NEVER_S)
         np.testing.assert_array_equal(mine, (a.astype(np.float32) + b.astype(np.float32)).astype(np.float16))
 
     succeeds(2, body)
@@ -101,7 +102,7 @@ def test_broadcast(count: int) -> None:
     def body(member: Any, rank: int) -> None:
         for root in range(SIZE):
             mine = np.full(count, rank, np.uint8)
-            member.broadcast("global", mine, root, 20.0)
+            member.broadcast("global", mine, root, NEVER_S)
             assert (mine == root).all()
 
     succeeds(SIZE, body)
@@ -112,7 +113,7 @@ def test_allgather_of_uneven_parts(counts: list[int]) -> None:
     def body(member: Any, rank: int) -> None:
         mine = np.full(counts[rank], rank, np.uint8)
         output = np.full(sum(counts), 99, np.uint8)
-        member.allgather("global", mine, output, counts, 20.0)
+        member.allgather("global", mine, output, counts, NEVER_S)
         np.testing.assert_array_equal(output, np.repeat(np.arange(SIZE, dtype=np.uint8), counts))
 
     succeeds(SIZE, body)
@@ -124,7 +125,7 @@ def test_barrier_holds_until_the_last_is_there() -> None:
 
     def body(member: Any, rank: int) -> None:
         arrived.append(rank)
-        member.barrier("global", 20.0)
+        member.barrier("global", NEVER_S)
         seen.append(len(arrived))
 
     succeeds(4, body)

@@ -16,7 +16,7 @@ from elastic_driver.worker.engine.collectives import Bytes, Group, ReduceOp, Sol
 from elastic_driver.worker.engine.plain import PlainEngine
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
-from .engines import TIMEOUT_S, Kind, Operation, allreduce, engines, spec, together
+from .engines import PATIENCE_S, Kind, Operation, allreduce, engines, spec, together
 
 FUNCTIONS = {
     ReduceOp.SUM: np.add,
@@ -38,9 +38,9 @@ class Threads(SoloCollectives):
 
     def _swap(self, data: Bytes) -> list[Bytes]:
         self._slots[self._index] = data.copy()
-        self._meeting.wait(TIMEOUT_S)
+        self._meeting.wait(PATIENCE_S)
         parts = list(self._slots)
-        self._meeting.wait(TIMEOUT_S)
+        self._meeting.wait(PATIENCE_S)
         return parts
 
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:

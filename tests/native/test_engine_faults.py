@@ -28,7 +28,8 @@ from elastic_driver.worker.engine.protocol import TensorSpec
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import (
-    TIMEOUT_S,
+    NEVER_S,
+    PATIENCE_S,
     After,
     EngineProcesses,
     Kind,
@@ -40,12 +41,12 @@ from .engines import (
     each_rank,
     engines,
     make_engine,
+    port_of,
     spec,
     together,
 )
 
-# Aborts take milliseconds (benchmarks/engine.py prints how many); the tests only tell them from a time limit.
-SOON_S = 5.0
+# Aborts take milliseconds (benchmarks/engine.py prints how many). The tests tell them from a time limit by ending.
 GREETING = struct.pack("<I", 0xE1A57002)
 ANSWER_BYTES = 48  # a nonce and a MAC
 
@@ -54,7 +55,6 @@ ANSWER_BYTES = 48  # a nonce and a MAC
 def test_abort_ends_what_waits_for_others(machines: str) -> None:
     with engines(3, machines=machines) as made:
         waiting = [made[1].submit(Operation(Kind.ALLREDUCE, (spec(np.ones(3)),), name=f"n{i}")) for i in range(5)]
-        began = time.monotonic()
         made[1].abort("the driver said so")
         for handle in waiting:
             with pytest.raises(HorovodInternalError, match="the driver said so"):
@@ -65,14 +65,13 @@ def test_abort_ends_what_waits_for_others(machines: str) -> None:
         for other in (0, 2):
             with pytest.raises(HorovodInternalError):
                 barrier(made[other])
-        assert time.monotonic() - began < SOON_S
 
 
 def test_a_name_stays_taken_until_its_operation_is_over() -> None:
     with engines(2) as made:
         on_device = Operation(Kind.BARRIER, name="grad", device=1)
         handles = [engine.submit(on_device) for engine in made]
-        turn = made[0].next_turn(TIMEOUT_S)
+        turn = made[0].next_turn(PATIENCE_S)
         assert turn is not None
         # Taken by whoever runs it, and not concluded.
         with pytest.raises(DuplicateNameError, match="under way"):
@@ -89,7 +88,7 @@ def test_a_name_stays_taken_until_its_operation_is_over() -> None:
 def test_a_turn_that_nobody_concludes_fails_with_the_round() -> None:
     with engines(2) as made:
         handles = [engine.submit(Operation(Kind.BARRIER, name="grad", device=1)) for engine in made]
-        assert made[0].next_turn(TIMEOUT_S) is not None
+        assert made[0].next_turn(PATIENCE_S) is not None
         made[0].abort("enough")
         for handle in handles:
             with pytest.raises(HorovodInternalError):
@@ -192,11 +191,9 @@ def test_a_killed_rank_frees_the_others(count: int, victim: int, machines: str) 
         for pipe in world.pipes:
             assert pipe.recv() == "goes"
         world.processes[victim].kill()
-        began = time.monotonic()
         for rank, pipe in enumerate(world.pipes):
             if rank != victim:
                 assert "rank" in pipe.recv()
-        assert time.monotonic() - began < SOON_S
     finally:
         world.end()
 
@@ -218,20 +215,18 @@ def test_an_abort_frees_who_waits_for_a_frozen_rank() -> None:
         # In the middle of a collective: none of the others can end this one.
         for rank in (0, 2):
             assert not world.pipes[rank].poll(0.2)
-        began = time.monotonic()
         for rank in (0, 2):
             with contextlib.suppress(BrokenPipeError):  # the first one's end has ended it
                 world.pipes[rank].send("abort")
         for rank in (0, 2):
             # Its own abort, or that of the other, which was quicker.
             assert world.pipes[rank].recv().endswith(("rank 1 is frozen", "has closed its connection"))
-        assert time.monotonic() - began < SOON_S
     finally:
         world.end()
 
 
 def connect_all(
-    made: list[Any], then: Callable[[int, bytes], None], *, timeout_s: float = 60.0
+    made: list[Any], then: Callable[[int, bytes], None], *, timeout_s: float = NEVER_S
 ) -> dict[int, BaseException]:
     """Connects the engines of all ranks; each calls then(rank, where) when it knows where rank 0 listens."""
     meeting = Meeting()
@@ -256,6 +251,19 @@ def test_a_peer_that_never_comes_is_named() -> None:
     assert isinstance(errors[1], HorovodInternalError)
 
 
+HANDSHAKE_BYTES = ANSWER_BYTES + 1  # which rank 0 sends
+
+
+def heard_from(port: int) -> int:
+    """How many bytes have come from there to the connection that this process has dialled."""
+    for one in psutil.Process().net_connections("tcp"):
+        if one.raddr and one.raddr.port == port:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as dialled:
+                facts = dialled.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                return int(struct.unpack_from("<Q", facts, 128)[0])  # tcpi_bytes_received
+    return 0
+
+
 def test_an_abort_ends_connecting() -> None:
     """Of rank 0, which has a part of the others already; they do not wait for their time limits either."""
     made = [make_engine(rank, 3) for rank in range(3)]
@@ -263,17 +271,19 @@ def test_an_abort_ends_connecting() -> None:
 
     def then(rank: int, where: bytes) -> None:
         if rank == 2:
-            gone.wait(TIMEOUT_S)
+            assert gone.wait(PATIENCE_S)
             raise HorovodInternalError("not this one")
         if rank == 1:
-            threading.Timer(0.2, made[0].abort, ["enough"]).start()
-            threading.Timer(0.2, gone.set).start()
+            threading.Thread(target=end, args=(port_of(where),)).start()
 
-    began = time.monotonic()
+    def end(port: int) -> None:
+        until(lambda: heard_from(port) >= HANDSHAKE_BYTES)
+        made[0].abort("enough")
+        gone.set()
+
     errors = connect_all(made, then)
     assert "enough" in str(errors[0])
     assert "rank 0 has closed its connection" in str(errors[1])
-    assert time.monotonic() - began < SOON_S
 
 
 def test_an_abort_before_connecting_ends_it() -> None:
@@ -282,11 +292,9 @@ def test_an_abort_before_connecting_ends_it() -> None:
     def then(rank: int, where: bytes) -> None:
         made[rank].abort("the round is over")
 
-    began = time.monotonic()
     errors = connect_all(made, then)
     assert sorted(errors) == [0, 1]
     assert all("the round is over" in str(error) for error in errors.values())
-    assert time.monotonic() - began < SOON_S
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -300,10 +308,10 @@ def test_rank_0_dies_while_the_others_connect(accepted: bool) -> None:
             def share(self, scope: str, value: bytes | None) -> bytes:
                 found = super().share(scope, value)
                 if not accepted:
-                    time.sleep(TIMEOUT_S)
+                    time.sleep(NEVER_S)
                 return found
 
-        make_engine(0, 3).connect(Hold(theirs), timeout_s=TIMEOUT_S)
+        make_engine(0, 3).connect(Hold(theirs), timeout_s=NEVER_S)
 
     process = fork.Process(target=rank_0, daemon=True)
     process.start()
@@ -315,24 +323,22 @@ def test_rank_0_dies_while_the_others_connect(accepted: bool) -> None:
 
     def connect() -> None:
         try:
-            engine.connect(meeting, timeout_s=TIMEOUT_S)
+            engine.connect(meeting, timeout_s=NEVER_S)
         except HorovodInternalError as error:
             errors.append(error)
 
     thread = threading.Thread(target=connect)
     thread.start()
     until(lambda: any(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process().net_connections("tcp")))
-    began = time.monotonic()
     process.kill()
-    thread.join(TIMEOUT_S)
+    thread.join()
     assert "rank 0" in str(errors[0])
     assert "closed its connection" in str(errors[0]) or "Connection refused" in str(errors[0])
-    assert time.monotonic() - began < SOON_S
     process.join()
     # And who comes later finds nobody.
     late = make_engine(2, 3)
     with pytest.raises(HorovodInternalError, match="cannot connect to rank 0"):
-        late.connect(meeting, timeout_s=TIMEOUT_S)
+        late.connect(meeting, timeout_s=NEVER_S)
     for one in (engine, late):
         one.close()
 
@@ -344,26 +350,24 @@ def test_a_rank_that_is_lost_between_the_engine_and_its_contexts() -> None:
 
     def body(engine: Any, rank: int) -> None:
         native = engine._native
-        native.connect(meeting.share("engine", native.prepare("127.0.0.1") if rank == 0 else None), TIMEOUT_S)
+        native.connect(meeting.share("engine", native.prepare("127.0.0.1") if rank == 0 else None), NEVER_S)
         assert native.machines == [[0, 1], [2]]
         if rank == 2:
             native.close()
             return
         contexts = engine._module.ContextGroup([("global", [0, 1, 2], rank)], host="127.0.0.1")
         with engine.failures("connect"):
-            native.connect_contexts(contexts, TIMEOUT_S)
+            native.connect_contexts(contexts, NEVER_S)
 
-    began = time.monotonic()
     errors = each_rank(made, body)
     assert "rank 2 has closed its connection" in str(errors[0])
     assert "rank 0 has closed its connection" in str(errors[1])
-    assert time.monotonic() - began < SOON_S
     for engine in made:
         engine.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -388,7 +392,7 @@ def test_strangers_on_the_port_are_sent_away() -> None:
                 hello = GREETING + struct.pack("<i", 1) + hashlib.sha256(b"").digest()[:8] + b"n" * 16
                 for port in listening() - before:
                     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, hello, hello[:-1]):
-                        stranger = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+                        stranger = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
                         stranger.sendall(said)
                         strangers.append(stranger)
                 answer = strangers[3].recv(ANSWER_BYTES, socket.MSG_WAITALL)
@@ -396,7 +400,7 @@ def test_strangers_on_the_port_are_sent_away() -> None:
                 strangers[3].sendall(answer[16:])
                 assert strangers[3].recv(1) == b""
 
-        engine.connect(After(meeting, then), timeout_s=30.0)
+        engine.connect(After(meeting, then), timeout_s=NEVER_S)
         array = np.ones(3)
         allreduce(engine, array)
         assert array.tolist() == [2, 2, 2]
@@ -434,8 +438,15 @@ def test_five_hundred_resets_leave_nothing() -> None:
     before, memory = left_behind(), psutil.Process().memory_info().rss
     for i in range(500):
         world(kill=i % 3 == 0)
-    assert left_behind() == before
+    # A thread that was joined takes a moment to go.
+    until(lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)))
     assert psutil.Process().memory_info().rss - memory < 30 << 20
+
+
+def in_dev_shm(pid: int) -> set[str]:
+    """Of what a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {"/dev/shm/" + line.partition(" /dev/shm/")[2] for line in lines if " /dev/shm/" in line}
 
 
 def test_a_killed_world_leaves_no_shared_memory() -> None:
@@ -443,12 +454,13 @@ def test_a_killed_world_leaves_no_shared_memory() -> None:
         engine.allocate(1 << 20)
         loop(engine, rank, pipe, count=1 << 20)
 
-    before = set(os.listdir("/dev/shm"))
+    own = in_dev_shm(os.getpid())
     world = EngineProcesses(2, body)
     for pipe in world.pipes:
         assert pipe.recv() == "goes"
+    theirs = set.union(*(in_dev_shm(process.pid) for process in world.processes)) - own
     world.end()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert [path for path in theirs if os.path.exists(path)] == []
 
 
 def test_a_forked_child_leaves_the_engine_alone() -> None:
@@ -553,31 +565,36 @@ engine.start_timeline({str(tmp_path / "trace.json")!r}, False)
 for _ in range(20):  # most of the time it waits
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(150)
         del engine
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), end=" ")
 engine.close()
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout.split() == ["0"] * 20, ran.stdout + ran.stderr
 
 
 def test_a_signal_ends_a_wait() -> None:
     program = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 import numpy as np
 from tests.native.engines import *
 with engines(2) as made:
     handle = made[0].submit(Operation(Kind.BARRIER))
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    def interrupt():
+        while sys._current_frames()[threading.main_thread().ident].f_code is not type(handle).result.__code__:
+            time.sleep(0.01)
+        time.sleep(0.3)  # from there to its wait: it ends either way
+        os.kill(os.getpid(), signal.SIGINT)
     try:
+        threading.Thread(target=interrupt).start()
         handle.result()
     except KeyboardInterrupt:
         print("interrupted")
 """
     root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
     assert ran.stdout == "interrupted\n", ran.stderr
 
 
@@ -591,7 +608,7 @@ LARGE = 1 << 26  # float32 elements: a pass over them takes tens of milliseconds
 def test_an_abort_ends_work_on_large_tensors(kind: Kind, options: dict[str, Any]) -> None:
     """A collective that has begun to write leaves the rest of the output as it was."""
     # The abort may come too late to find anything unwritten, but not each time.
-    for _ in range(10):
+    for _ in range(50):
         if unwritten_after_an_abort(kind, options) > 0:
             return
     raise AssertionError("the engine's thread wrote all of the output after each abort")
@@ -610,9 +627,7 @@ def unwritten_after_an_abort(kind: Kind, options: dict[str, Any]) -> int:
         while not samples.any() and not handles[0].done():
             pass
         made[0].abort("in the middle")
-        began = time.monotonic()
         made[0].close()  # joins its thread
-        print(f"ended {(time.monotonic() - began) * 1e3:.1f} ms after the abort")
         left = output.copy()
         made[1].close()
         # Nobody writes once the thread has ended, whatever the others do.

@@ -18,47 +18,41 @@ import psutil
 import pytest
 
 from .conftest import Processes, groups_of, in_threads, native
+from .limits import NEVER_S, PATIENCE_S
 
-# An abort takes milliseconds (benchmarks/contexts.py prints how many); the tests only tell it from a time limit.
-SOON_S = 5.0
+# An abort takes milliseconds (benchmarks/contexts.py prints how many). The tests tell it from a time limit by ending.
 
 
 def test_abort_ends_a_blocked_collective_with_its_reason() -> None:
     entered = threading.Event()
-    took: dict[int, float] = {}
     told: dict[int, str] = {}
     members: dict[int, Any] = {}
 
     def body(member: Any, rank: int) -> None:
         members[rank] = member
-        member.barrier("global", 20.0)
+        member.barrier("global", NEVER_S)
         if rank == 0:
             entered.wait()  # rank 1 is in its collective, or just before: either must end
-            began = time.monotonic()
             members[1].abort("the driver said so")
-            took[0] = time.monotonic() - began
             return
         entered.set()
         try:
-            member.allreduce("global", np.zeros(1 << 20, np.float32), "float32", "sum", 60.0)
+            member.allreduce("global", np.zeros(1 << 20, np.float32), "float32", "sum", NEVER_S)
         except native.CollectiveError as error:
             told[rank] = str(error)
 
-    began = time.monotonic()
-    errors = in_threads(2, body)
-    assert not errors
+    assert not in_threads(2, body)
     assert told == {1: "the driver said so"}
-    assert time.monotonic() - began < SOON_S
 
 
 def test_after_an_abort_everything_is_refused() -> None:
     def body(member: Any, rank: int) -> None:
-        member.barrier("global", 20.0)
+        member.barrier("global", NEVER_S)
         member.abort("first")
         member.abort("second")
         for _ in range(2):
             with pytest.raises(native.AbortedError, match=r"^first$"):
-                member.barrier("global", 20.0)
+                member.barrier("global", NEVER_S)
 
     assert not in_threads(2, body)
 
@@ -72,45 +66,41 @@ def test_abort_before_and_during_connect() -> None:
 
     def connect(one: Any) -> None:
         try:
-            one.connect(blobs, 60.0)
+            one.connect(blobs, NEVER_S)
         except native.AbortedError as error:
             failures.append(str(error))
 
     threads = [threading.Thread(target=connect, args=(one,)) for one in (member,)]
     for thread in threads:
         thread.start()
-    began = time.monotonic()
     member.abort("gone")
     for thread in threads:
         thread.join()
-    assert time.monotonic() - began < SOON_S
     member.close()
     other.abort("gone before")
     with pytest.raises(native.AbortedError, match="gone before"):
-        other.connect(blobs, 60.0)
+        other.connect(blobs, NEVER_S)
     other.close()
 
 
-def test_a_peer_that_never_comes_is_named_in_time() -> None:
+def test_a_peer_that_never_comes_is_named() -> None:
     members = [native.ContextGroup(groups_of(rank, 3), host="127.0.0.1") for rank in range(3)]
     blobs = [member.prepare() for member in members]
     members[2].close()
     failed = []
 
     def connect(rank: int) -> None:
-        began = time.monotonic()
         # Or rank 0, which has given up because of rank 2.
         with pytest.raises(native.CollectiveError, match="rank 2" if rank == 0 else "rank 0|rank 2"):
             members[rank].connect(blobs, 0.5)
-        failed.append(time.monotonic() - began)
+        failed.append(rank)
 
     threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(failed) == 2
-    assert max(failed) < SOON_S
+    assert sorted(failed) == [0, 1]
     for member in members:
         member.close()
 
@@ -118,11 +108,11 @@ def test_a_peer_that_never_comes_is_named_in_time() -> None:
 def test_a_collective_ends_at_its_time_limit() -> None:
     def body(member: Any, rank: int) -> None:
         if rank == 0:
-            member.barrier("global", 20.0)
+            member.barrier("global", NEVER_S)
             with pytest.raises(native.CollectiveTimeout, match=r"did not end within 0\.3"):
                 member.allreduce("global", np.zeros(10, np.float32), "float32", "sum", 0.3)
         else:
-            member.barrier("global", 20.0)
+            member.barrier("global", NEVER_S)
 
     assert not in_threads(2, body)
 
@@ -131,25 +121,26 @@ def test_two_threads_in_one_group_are_refused() -> None:
     told = []
 
     def body(member: Any, rank: int) -> None:
-        member.barrier("global", 20.0)
+        member.barrier("global", NEVER_S)
         if rank == 1:
             return
-        blocked = threading.Thread(target=lambda: refused(member))
-        blocked.start()
-        while not told:  # one of the two is in, the other is told
-            refused(member)
-        member.abort("enough")
-        blocked.join()
+        # Of the two one is in, for ever; the other is told, and ends it.
+        other = threading.Thread(target=try_it, args=(member,))
+        other.start()
+        try_it(member)
+        other.join()
 
-    def refused(member: Any) -> None:
+    def try_it(member: Any) -> None:
         try:
-            member.allreduce("global", np.zeros(10, np.float32), "float32", "sum", 1.0)
+            member.allreduce("global", np.zeros(10, np.float32), "float32", "sum", NEVER_S)
         except native.CollectiveError as error:
-            if "another thread" in str(error):
-                told.append(str(error))
+            told.append(str(error))
+            member.abort("enough")
 
-    in_threads(2, body)
-    assert told
+    assert not in_threads(2, body)
+    assert len(told) == 2
+    assert "another thread" in told[0]
+    assert told[1] == "enough"
 
 
 def survivor(member: Any, rank: int, pipe: Connection) -> None:
@@ -157,7 +148,7 @@ def survivor(member: Any, rank: int, pipe: Connection) -> None:
     pipe.send("started")
     try:
         while True:
-            member.allreduce("global", data, "float32", "max", 30.0)
+            member.allreduce("global", data, "float32", "max", NEVER_S)
     except native.CollectiveError as error:
         member.abort(str(error))
         pipe.send(str(error))
@@ -167,14 +158,12 @@ def test_a_killed_peer_is_felt_by_all_whose_neighbours_abort() -> None:
     world = Processes(4, survivor)
     try:
         assert [pipe.recv() for pipe in world.pipes] == ["started"] * 4
-        began = time.monotonic()
         os.kill(world.processes[2].pid or 0, signal.SIGKILL)
         for rank in (0, 1, 3):
-            assert world.pipes[rank].poll(SOON_S), f"rank {rank} still blocked"
+            assert world.pipes[rank].poll(PATIENCE_S), f"rank {rank} still blocked"
             assert "closed" in (text := world.pipes[rank].recv()) or "reset" in text
-            assert world.pipes[rank].poll(SOON_S)
+            assert world.pipes[rank].poll(PATIENCE_S)
             assert world.pipes[rank].recv() == "closed"
-        assert time.monotonic() - began < SOON_S
     finally:
         world.end()
 
@@ -196,9 +185,9 @@ def test_a_frozen_peer_blocks_until_the_others_are_told() -> None:
             with contextlib.suppress(BrokenPipeError):  # the first one's end has ended it
                 world.pipes[rank].send("abort")
         for rank in (0, 2):
-            assert world.pipes[rank].poll(SOON_S), f"rank {rank} still blocked"
+            assert world.pipes[rank].poll(PATIENCE_S), f"rank {rank} still blocked"
             world.pipes[rank].recv()
-            assert world.pipes[rank].poll(SOON_S)
+            assert world.pipes[rank].poll(PATIENCE_S)
             assert world.pipes[rank].recv() == "closed"
     finally:
         world.end()
@@ -212,7 +201,7 @@ def resources() -> tuple[int, int]:
 def test_200_rounds_leave_nothing_behind() -> None:
     def body(member: Any, rank: int) -> None:
         data = np.ones(1000, np.float32)
-        member.allreduce("global", data, "float32", "sum", 20.0)
+        member.allreduce("global", data, "float32", "sum", NEVER_S)
         assert data[0] == 2
 
     for _ in range(10):
@@ -231,7 +220,7 @@ def test_rounds_that_end_in_an_abort_leave_nothing_behind() -> None:
     def body(member: Any, rank: int) -> None:
         if rank == 0:
             member.abort("on purpose")
-        member.allreduce("global", np.ones(1 << 18, np.float32), "float32", "sum", 20.0)
+        member.allreduce("global", np.ones(1 << 18, np.float32), "float32", "sum", NEVER_S)
 
     in_threads(2, body)
     before = resources()
@@ -260,11 +249,13 @@ from elastic_driver.worker.engine.native_loader import load
 native = load()
 members = [native.ContextGroup([("global", [0, 1], rank)], host="127.0.0.1") for rank in range(2)]
 blobs = [member.prepare() for member in members]
-threads = [threading.Thread(target=member.connect, args=(blobs, 20.0)) for member in members]
+threads = [threading.Thread(target=member.connect, args=(blobs, {NEVER_S})) for member in members]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 member = members[0]
 {script}
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr

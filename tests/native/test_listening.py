@@ -15,7 +15,7 @@ import pytest
 from elastic_driver.system.interfaces import host_addresses
 from elastic_driver.worker.engine import native_loader
 from elastic_driver.worker.engine.native import NativeEngine
-from tests.native.engines import TIMEOUT_S, Meeting, each_rank, make_engine
+from tests.native.engines import NEVER_S, Meeting, each_rank, make_engine
 
 native: Any = native_loader.load()
 
@@ -70,8 +70,8 @@ def connect(members: list[Any], blobs: list[bytes]) -> list[np.ndarray]:
 
     def run(rank: int) -> None:
         try:
-            members[rank].connect(blobs, TIMEOUT_S)
-            members[rank].allreduce("global", values[rank], "float32", "sum", TIMEOUT_S)
+            members[rank].connect(blobs, NEVER_S)
+            members[rank].allreduce("global", values[rank], "float32", "sum", NEVER_S)
         except BaseException as error:
             errors.append(error)
 
@@ -122,7 +122,7 @@ def over(address: str, machines: str = "", **settings: Any) -> list[NativeEngine
     made = [make_engine(rank, len(machines), machines[rank], **settings) for rank in range(len(machines))]
     for engine in made:
         engine._address = address
-    errors = each_rank(made, lambda engine, rank: engine.connect(meeting, timeout_s=TIMEOUT_S))
+    errors = each_rank(made, lambda engine, rank: engine.connect(meeting, timeout_s=NEVER_S))
     assert not errors, errors
     return made
 

@@ -22,10 +22,22 @@ import pytest
 from elastic_driver.errors import HorovodInternalError
 
 from .conftest import native
-from .engines import SEAL, TIMEOUT_S, After, Meeting, Seal, allreduce, each_rank, make_engine, together
+from .engines import (
+    NEVER_S,
+    PATIENCE_S,
+    SEAL,
+    After,
+    Meeting,
+    Seal,
+    allreduce,
+    each_rank,
+    make_engine,
+    port_of,
+    together,
+)
 
-# Rounds take milliseconds here; the test only tells them from retransmitted SYNs and time limits.
-SOON_S = 10.0
+# Rounds take milliseconds here. That nobody waits for a time limit, nor for one stranger after the other (5 s each),
+# the tests prove by ending.
 
 # Looks for new listeners all the time, as sock_diag and /proc/net/tcp show them to everybody, connects to each, says
 # something or nothing, and binds the port as soon as it is free.
@@ -116,24 +128,22 @@ def test_strangers_who_come_first_keep_no_peer_out(guests: int) -> None:
             errors: list[BaseException] = errors,
         ) -> None:
             try:
-                members[rank].connect(blobs, TIMEOUT_S)
+                members[rank].connect(blobs, NEVER_S)
                 for group in ("global", "cross"):
                     data = np.full(1000, rank, np.float32)
-                    members[rank].allreduce(group, data, "float32", "sum", TIMEOUT_S)
+                    members[rank].allreduce(group, data, "float32", "sum", NEVER_S)
                     assert data[0] == 3
             except BaseException as error:
                 errors.append(error)
                 for member in members:
                     member.abort("another has failed")
 
-        began = time.monotonic()
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert not errors, errors
-        assert time.monotonic() - began < SOON_S
         for member in members:
             member.close()
         for stranger in strangers:
@@ -154,7 +164,7 @@ def test_rounds_form_while_another_user_connects_to_all_that_listens() -> None:
                     while rank and time.monotonic() < deadline and not attacked(process):
                         pass
 
-                engine.connect(After(meeting, wait_for_guests), timeout_s=TIMEOUT_S)
+                engine.connect(After(meeting, wait_for_guests), timeout_s=NEVER_S)
                 engine.add_process_set(1, [0, 2])
                 array = np.full(1000, rank, np.float32)
                 allreduce(engine, array)
@@ -163,13 +173,11 @@ def test_rounds_form_while_another_user_connects_to_all_that_listens() -> None:
                     allreduce(engine, array, process_set=1)
                     assert array[0] == 6
 
-            began = time.monotonic()
             try:
                 together(made, body)
             finally:
                 for engine in made:
                     engine.close()
-            assert time.monotonic() - began < SOON_S
 
 
 def test_a_relay_to_rank_0_is_refused() -> None:
@@ -188,7 +196,7 @@ def test_a_relay_to_rank_0_is_refused() -> None:
 
     def body(engine: Any, rank: int) -> None:
         try:
-            engine.connect(Diverted(meeting, lambda where: None), timeout_s=TIMEOUT_S)
+            engine.connect(Diverted(meeting, lambda where: None), timeout_s=NEVER_S)
         except HorovodInternalError:
             made[1 - rank].abort("the other one has failed")
             raise
@@ -212,7 +220,7 @@ def test_a_rank_of_another_job_or_round_is_refused(wrong: Seal, machines: str) -
 
     def body(engine: Any, rank: int) -> None:
         try:
-            engine.connect(meeting, timeout_s=TIMEOUT_S)
+            engine.connect(meeting, timeout_s=NEVER_S)
         finally:
             made[1 - rank].abort("the other one has failed")
 
@@ -227,7 +235,7 @@ RANK_0 = textwrap.dedent(
     """
     import os, resource, sys, threading, time
     import numpy as np
-    from tests.native.engines import After, Meeting, allreduce, make_engine
+    from tests.native.engines import NEVER_S, After, Meeting, allreduce, make_engine
 
     hear, tell = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
 
@@ -240,12 +248,19 @@ RANK_0 = textwrap.dedent(
 
     def look():
         hear.readline()  # all the guests are there
-        used = time.process_time()
-        time.sleep(0.3)  # what it costs that they are
-        print(time.process_time() - used, file=tell, flush=True)
+        # Who spins is always seen running, or ready to run.
+        looks = 0
+        while looks < 10:
+            looks = looks + 1 if others_sleep() else 0
+            time.sleep(0.01)
+        print("sleeps", file=tell, flush=True)
+
+    def others_sleep():
+        threads = [each for each in os.listdir("/proc/self/task") if int(each) != threading.get_native_id()]
+        return all(open(f"/proc/self/task/{each}/stat").read().rpartition(")")[2].split()[0] == "S" for each in threads)
 
     engine = make_engine(0, 2)
-    engine.connect(After(Meeting(), then), timeout_s=60.0)
+    engine.connect(After(Meeting(), then), timeout_s=NEVER_S)
     array = np.ones(3)
     allreduce(engine, array)
     assert array[0] == 2
@@ -274,17 +289,17 @@ def test_guests_do_not_use_up_the_descriptors() -> None:
             where = bytes.fromhex(hear.readline())
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
             for _ in range(1000):
-                guests.append(socket.create_connection(("127.0.0.1", port_of(where)), timeout=TIMEOUT_S))
+                guests.append(socket.create_connection(("127.0.0.1", port_of(where)), timeout=PATIENCE_S))
             print("there", file=tell, flush=True)
-            assert float(hear.readline()) < 0.2
+            assert hear.readline() == "sleeps\n"
             meeting = Meeting()
             meeting.share("engine", where)
-            engine.connect(meeting, timeout_s=TIMEOUT_S)
+            engine.connect(meeting, timeout_s=NEVER_S)
             array = np.ones(3)
             allreduce(engine, array)
             assert array[0] == 2
             print("done", file=tell, flush=True)
-        assert child.wait(TIMEOUT_S) == 0
+        assert child.wait(PATIENCE_S) == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         engine.close()
@@ -293,11 +308,6 @@ def test_guests_do_not_use_up_the_descriptors() -> None:
         child.kill()
         _, said = child.communicate()
         print(said)
-
-
-def port_of(where: bytes) -> int:
-    """Of what rank 0 publishes: its host as a text, and the port in groups of seven bits."""
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(where[1 + where[0] :]))
 
 
 def seven_bits(value: int) -> bytes:
@@ -320,12 +330,12 @@ class Relay:
         self._thread.start()
 
     def _run(self) -> None:
-        self._listener.settimeout(TIMEOUT_S)
+        self._listener.settimeout(PATIENCE_S)
         near, _ = self._listener.accept()
         far = socket.create_connection(("127.0.0.1", self._target))
         with near, far:
             while True:
-                for one in select.select([near, far], [], [], TIMEOUT_S)[0]:
+                for one in select.select([near, far], [], [], PATIENCE_S)[0]:
                     try:
                         data = one.recv(4096)
                     except ConnectionError:

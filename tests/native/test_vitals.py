@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from elastic_driver.worker.rounds import vitals
 from .conftest import native
 from .engines import Kind, Operation, allreduce, each_rank, engines, spec
 
-LIMIT_S = 20.0
+LIMIT_S = 150.0
 
 
 @pytest.fixture
@@ -112,20 +113,25 @@ def test_what_steps_take_of_their_own_stands_there(page: VitalsPage) -> None:
 def test_what_a_rank_waits_for_others_is_not_its_own(page: VitalsPage) -> None:
     assert native.vitals_open(page.path)
     native.vitals_round(1, 0)
+    took = []
     with engines(2) as made:
+        began = time.monotonic()
         native.vitals_step()
         for _ in range(20):
 
             def late(engine: object, rank: int) -> None:
                 if rank:
-                    time.sleep(0.03)
+                    until(page, lambda now: now.waits_s > 0.03)
                 allreduce(made[rank], np.ones(1, np.float32))
 
             each_rank(made, late)
+            ended = time.monotonic()
             native.vitals_step()
+            took.append(time.monotonic() - began)
+            began = ended
     own_s = facts(page).own_s
     assert own_s is not None
-    assert own_s < 0.025, "both are this process, and one of them waited all the time"
+    assert own_s < fmean(took) - 0.03, "both are this process, and one of them waited for the other"
 
 
 def test_collectives_are_counted_and_who_lacks_is_named(page: VitalsPage) -> None:
@@ -138,25 +144,26 @@ def test_collectives_are_counted_and_who_lacks_is_named(page: VitalsPage) -> Non
             made[rank].submit(Operation(Kind.ALLGATHER, (spec(rows[rank]),), name="rows")).result()
 
         assert each_rank(made, gather) == {}
-        found = until(page, lambda now: now.finished == 6)
+        # Who waits for an operation goes on before it is counted.
+        traffic = (Traffic("allreduce", 3, 3 * 400), Traffic("allgather", 3, 16 * (1 + 2 + 3)))
+        found = until(page, lambda now: (now.finished, now.traffic, now.waiting) == (6, traffic, ()))
         assert found.submitted == 6
-        assert found.traffic == (Traffic("allreduce", 3, 3 * 400), Traffic("allgather", 3, 16 * (1 + 2 + 3)))
-        assert (found.waits_s, found.waiting) == (0.0, ())
+        assert found.waits_s == 0.0
         before = found.waited_s
         waits = [threading.Thread(target=allreduce, args=(made[rank], np.ones(2), "a\tname\n")) for rank in (1, 0, 2)]
         waits[0].start()
-        found = until(page, lambda now: bool(now.waiting))
+        found = until(page, lambda now: bool(now.waiting) and now.waits_s >= 1.0)
         (lacks,) = found.waiting
         assert (lacks.name, lacks.missing) == ("allreduce 'a name '", (0, 2))
         assert lacks.since_s >= 1.0
-        assert 1.0 <= found.waits_s < LIMIT_S
+        assert found.waits_s < LIMIT_S
         for each in waits[1:]:
             each.start()
         for each in waits:
             each.join(LIMIT_S)
-        found = until(page, lambda now: not now.waits_s and not now.waiting)
+        found = until(page, lambda now: now.finished == 9 and not now.waiting)
+        assert found.waits_s == 0.0
         assert found.waited_s - before >= 1.0
-        assert found.finished == 9
 
 
 def test_a_mismatch_is_over_but_carries_nothing(page: VitalsPage) -> None:
@@ -164,8 +171,8 @@ def test_a_mismatch_is_over_but_carries_nothing(page: VitalsPage) -> None:
     with engines(2) as made:
         errors = each_rank(made, lambda engine, rank: allreduce(engine, np.ones(2 + rank), "one"))
         assert sorted(errors) == [0, 1]
-        found = facts(page)
-        assert (found.submitted, found.finished, found.traffic) == (2, 2, ())
+        found = until(page, lambda now: now.finished == 2)
+        assert (found.submitted, found.traffic) == (2, ())
 
 
 def test_a_forked_child_has_neither_page_nor_pulse(page: VitalsPage) -> None:

@@ -52,11 +52,11 @@ def test_ranks_let_each_other_read(tmp_path: Path, scope: int, direct: bool) -> 
         pytest.skip("needs a C compiler")
     library = tmp_path / "yama.so"
     source = Path(__file__).with_name("yama.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=200)
     (tmp_path / "scope").write_text(f"{scope}\n")
     environment = os.environ | {"LD_PRELOAD": str(library), "YAMA_SCOPE": str(scope), "YAMA_FOLDER": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
     )
     assert ran.returncode == 0, ran.stderr
     launcher, *taken = map(int, ran.stdout.split())

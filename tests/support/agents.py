@@ -32,7 +32,7 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 150.0
 JOIN_KEY = b"the key of whoever has the token"
 A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
 _T = TypeVar("_T", bound=Said)

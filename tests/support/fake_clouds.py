@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-PATIENCE_S = 30.0
+PATIENCE_S = 150.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def fake_cloud(answers: Answers, host: str = "127.0.0.1") -> Iterator[FakeCloud]
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             says = cloud.take(Asked(self.command, self.path, dict(self.headers.items()), body))
             if says is None:
-                cloud.released.wait(PATIENCE_S)
+                cloud.released.wait()
                 self.close_connection = True
                 return
             data = says.body.encode() if isinstance(says.body, str) else says.body

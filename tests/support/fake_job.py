@@ -119,7 +119,7 @@ class FakeJob:
                 machine.enter()  # the loop's thread alone
             return await self._server.start(self._server_address, 0)
 
-        self.port = asyncio.run_coroutine_threadsafe(start(), self._loop).result(10)
+        self.port = asyncio.run_coroutine_threadsafe(start(), self._loop).result(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ class FakeJob:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -223,7 +223,7 @@ class FakeJob:
         async def run() -> None:
             function()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
     def plan(self, members: Sequence[WorkerId], *, sync: bool = True, removed: Sequence[WorkerId] = ()) -> None:
         """The next round: formed when all of these are READY."""
@@ -256,7 +256,7 @@ class FakeJob:
             ENV_WORKER: worker.key,
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # beyond a test's own: nothing ends by it
         }
         full |= env or {}
         prefix = []

@@ -25,6 +25,9 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 WORKER = WorkerId("localhost", 0, 0)
+PATIENCE_S = 150.0
+# As a grace: beyond a test's own limit. Where a stop ends, it has not waited for that.
+NEVER_S = 3600.0
 
 
 class Sink:
@@ -49,7 +52,7 @@ class Sink:
 
     async def has(self, text: str, stream: str = "stdout") -> None:
         """Blocks until the text was written."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while text.encode() not in self.data[stream]:
                 self._written.clear()
                 await self._written.wait()

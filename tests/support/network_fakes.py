@@ -57,7 +57,7 @@ class Net:
     def up(self) -> str:
         return "".join(sorted(host for host in self.agents if self.fleet.fleet.is_up(host)))
 
-    async def until_up(self, hosts: str, *, within_s: float = 0.5) -> None:
+    async def until_up(self, hosts: str, *, within_s: float = 150.0) -> None:
         """Blocks until these may be used, and no others."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):

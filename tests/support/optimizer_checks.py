@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from fake_job import FakeJob, workers_on
+from fake_job import PATIENCE_S, FakeJob, workers_on
 
 from elastic_driver.words import Backend
 
@@ -19,7 +19,7 @@ def run_checks(
     with FakeJob(backend=backend, auto=False) as job:
         job.start(workers, "optimizer_program.run_checks", *checks, env=dict(env))
         for worker in workers:
-            job.processes[worker].popen.wait(120)
+            job.processes[worker].popen.wait(PATIENCE_S)
             job.processes[worker].reader.join()
         said: dict[str, str] = {}
         for worker in workers:

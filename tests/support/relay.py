@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 150.0
 _CHUNK = 1 << 16
 
 

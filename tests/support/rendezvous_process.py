@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class RendezvousProcess:

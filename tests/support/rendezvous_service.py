@@ -48,7 +48,7 @@ READER = f"Bearer {KEY.of(Identity(Role.READER)).hex()}"
 NONCE = "0123456789abcdef" * 2
 READY = NextRoundRequest(WORKER, 0, 0, ReadyCause.START, "", (Backend.TORCH,), 1)
 ASSIGNMENT = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), sync=True, commits=0, backend=Backend.TORCH)
-PATIENCE_S = 20.0
+PATIENCE_S = 150.0
 
 
 class Handler:

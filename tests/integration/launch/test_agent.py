@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from agents import A, B, FakeDriver, Scene, act, gone, scene
+from agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
@@ -37,7 +37,7 @@ from elastic_driver.rendezvous.agent_messages import (
     WarmUp,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 SLEEP = "import time; print('up', flush=True); time.sleep(1000)"
 
@@ -105,7 +105,7 @@ def test_stop_and_kill(tmp_path: Path) -> None:
             driver.python(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}", worker=B)
             await driver.writes("up")
             await driver.writes("up", B)
-            driver.tell(Stop(A.key, 30.0))
+            driver.tell(Stop(A.key, 3600.0))
             assert (await driver.hears(Exited, A)).returncode == -signal.SIGTERM
             driver.tell(Stop(B.key, 0.05))
             assert (await driver.hears(Exited, B)).returncode == -signal.SIGKILL
@@ -294,7 +294,7 @@ def test_rubbish_on_the_connection_costs_only_the_connection(tmp_path: Path, dat
 
 def test_a_driver_that_is_gone_takes_the_workers_along(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, agent_timeout_s=1.0) as one:
+        async with scene(tmp_path, agent_timeout_s=4.0) as one:
             agent = await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
@@ -311,8 +311,8 @@ def test_an_agent_goes_by_the_jobs_lease_whatever_it_was_given(tmp_path: Path) -
     """Else the driver would go on without a host that trains on by itself."""
 
     async def main() -> None:
-        async with scene(tmp_path, agent_timeout_s=1.0) as one:
-            agent = await one.ready(one.driver.joiner(agent_timeout_s=600.0))
+        async with scene(tmp_path, agent_timeout_s=4.0) as one:
+            agent = await one.ready(one.driver.joiner(agent_timeout_s=3600.0))
             one.driver.python(SLEEP)
             process = await one.driver.runs()
             await one.driver.deafen()
@@ -325,13 +325,13 @@ def test_an_agent_goes_by_the_jobs_lease_whatever_it_was_given(tmp_path: Path) -
 
 def test_a_driver_that_stands_still_is_waited_for(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, agent_timeout_s=1.0) as one:
+        async with scene(tmp_path, agent_timeout_s=4.0) as one:
             driver = one.driver
             agent = await one.ready()
             driver.python(SLEEP)
             process = await driver.runs()
             driver.pause(driver.link)
-            await asyncio.sleep(4.0)  # its kernel acknowledges meanwhile
+            await asyncio.sleep(9.0)  # its kernel acknowledges meanwhile
             assert process.is_running()
             assert agent.popen.poll() is None
             driver.resume(driver.link)
@@ -511,7 +511,7 @@ def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path:
             agent = one.agent(one.driver.joiner(urls=("http://127.0.0.1:1",)))
             stderr = agent.popen.stderr
             assert stderr is not None
-            line = await asyncio.wait_for(asyncio.to_thread(stderr.readline), 60.0)
+            line = await asyncio.wait_for(asyncio.to_thread(stderr.readline), PATIENCE_S)
             told = rb"elastic_driver agent: cannot reach the driver yet: http://127.0.0.1:1: .*; trying on for \d+ s\n"
             assert re.fullmatch(told, line), line
             assert agent.popen.poll() is None

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from early_dialler import EarlyDialler
-from launching import LOOPS, run
+from launching import LOOPS, PATIENCE_S, run
 from namespaces import Namespaces
 
 from elastic_driver.launch.dial.child import Child
@@ -110,7 +110,7 @@ class Standins:
 
     async def came_up(self) -> tuple[str, int]:
         """What the next one was given, and its process."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             told = await self._told.get()
         return told["given"], told["pid"]
 
@@ -180,7 +180,7 @@ def test_how_it_ended_is_told(transport: Transport, tmp_path: Path) -> None:
                 ("exit 3", "ended with exit code 3 and said nothing", False),
             ):
                 child, _ = await standing.dial(transport, do)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     failure = await child.failed
                 assert failure.reason.endswith(reason)
                 assert transport.host in failure.reason
@@ -240,7 +240,7 @@ def test_who_holds_its_output_is_not_waited_for(transport: Transport, tmp_path: 
         async with standins(tmp_path) as standing:
             child, _ = await standing.dial(transport, "leave")
             if transport.here:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     assert (await child.failed).reason.endswith("gone before its child")
             else:  # ssh's server waits, but close does not
                 await standing.came_up()
@@ -294,7 +294,7 @@ def test_an_agent_that_was_begun_early_and_died_is_a_failed_try_like_any_other()
         bootstrap = Bootstrap(urls=(), identity="agent 1", key=SECRET, host="localhost")
         for _ in range(2):
             dialled = await dialler.dial("localhost", bootstrap)
-            failure = await asyncio.wait_for(dialled.failed, 30)
+            failure = await asyncio.wait_for(dialled.failed, PATIENCE_S)
             assert "no_such_module" in failure.reason
             await dialled.close()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from launching import PATIENCE_S
 from namespaces import Namespaces
 
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler
@@ -51,7 +52,7 @@ def dial_with(dialler: Dialler, name: str) -> DialFailure:
     async def main() -> DialFailure:
         child = await dialler.dial(name, Bootstrap(urls=(), identity="agent 1", key="00", host=name))
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 return await child.failed
         finally:
             await child.close()
@@ -210,7 +211,7 @@ def test_a_dial_through_another_host_leaves_nothing_when_it_is_closed(hosts: Nam
         clients = [process for process in run_here if process.name() == "ssh"]
         assert len(clients) == 2
         await child.close()
-        _, left = psutil.wait_procs(clients, timeout=30)
+        _, left = psutil.wait_procs(clients, timeout=PATIENCE_S)
         assert left == []
 
     asyncio.run(main())

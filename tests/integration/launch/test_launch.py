@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import re
 import resource
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import LOOPS, WORKER, Job, job, run
+from launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
@@ -25,7 +25,7 @@ from elastic_driver.launch.processes import guard
 from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(params=sorted(LOOPS))
@@ -71,20 +71,15 @@ def test_output_and_exit_code(loop: str) -> None:
 def test_death_by_a_signal_is_told_at_once(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
-            delays = []
-            for _ in range(5):
-                # A child that left the session holds the output pipe; it must not hold up the news.
-                process = await one.python(
-                    "import os, time; os.fork() or os.setsid(); os.write(1, b'up\\n'); time.sleep(60)"
-                )
-                await one.sink.has("up\n[0]<stdout>:up")
-                one.sink.data["stdout"] = b""
-                begin = time.perf_counter()
-                os.kill(process.pid, signal.SIGKILL)
-                assert await process.exited == ExitStatus(-signal.SIGKILL)
-                delays.append(time.perf_counter() - begin)
-                await process.wait()
-            assert sorted(delays)[2] < 0.05
+            # A child that left the session holds the output pipe; it must not hold up the news.
+            process = await one.python(
+                "import os, time; os.fork() or os.setsid(); os.write(1, b'up\\n'); time.sleep(3600)"
+            )
+            await one.sink.has("up\n[0]<stdout>:up")
+            os.kill(process.pid, signal.SIGKILL)
+            assert await process.exited == ExitStatus(-signal.SIGKILL)
+            assert not process.finished.done(), "the child is not gone yet"
+            await process.wait()
 
     run(loop, main)
 
@@ -188,22 +183,19 @@ def test_a_failing_sink_does_not_stop_the_worker() -> None:
 def test_much_output_of_many_workers_loses_nothing_and_leaves_the_loop_free(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
-            gaps = []
+            writes = [0]  # at each of the loop's turns
 
             async def heartbeat() -> None:
                 while True:
-                    begin = time.perf_counter()
-                    await asyncio.sleep(0.01)
-                    gaps.append(time.perf_counter() - begin - 0.01)
+                    await asyncio.sleep(0)
+                    writes.append(one.sink.writes)
 
             beating = asyncio.create_task(heartbeat())
             source = "for number in range(100000): print('line', number)"
-            begin = time.perf_counter()
             workers = [
                 await one.python(source, worker=WorkerId("localhost", rank, 0), label=str(rank)) for rank in range(4)
             ]
             statuses = await asyncio.gather(*(worker.wait() for worker in workers))
-            took = time.perf_counter() - begin
             beating.cancel()
             assert all(status.ok for status in statuses)
             lines = one.sink.lines()
@@ -213,8 +205,8 @@ def test_much_output_of_many_workers_loses_nothing_and_leaves_the_loop_free(loop
                 assert mine == [f"line {number}" for number in range(100000)]
             # Whole reads are passed on, not single lines.
             assert one.sink.writes < 10000
-            # The loop had its turns all the while: a twentieth of those of a loop with nothing else to do.
-            assert len(gaps) > took / 0.01 / 20
+            # The loop had its turns all the while: nobody's output is read on and on.
+            assert max(later - earlier for earlier, later in itertools.pairwise(writes)) <= 16
 
     run(loop, main)
 
@@ -321,7 +313,7 @@ def test_a_disc_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
 
     def hang(descriptor: int, data: bytes) -> int:
         if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(folder)):
-            answers.wait(60)
+            answers.wait(PATIENCE_S)
         return write(descriptor, data)
 
     monkeypatch.setattr(os, "write", hang)
@@ -338,7 +330,7 @@ def test_a_disc_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
     run("asyncio", main)
     thread = next(each for each in threading.enumerate() if each.name == "elasticrun-files")
     answers.set()
-    thread.join(30)
+    thread.join()
     assert "[0]<stdout>:out" in (folder / "rank.00" / "stdout").read_text()
 
 
@@ -547,7 +539,7 @@ def test_an_error_in_a_task_of_the_launcher_reaches_the_loop(
                 patched.setattr(local.LocalWorker, which, fail)
                 os.kill(process.pid, signal.SIGKILL)
                 await process.exited
-                assert isinstance(await asyncio.wait_for(told, 30), ZeroDivisionError)
+                assert isinstance(await asyncio.wait_for(told, PATIENCE_S), ZeroDivisionError)
             if which == "_finish":  # by hand, what it had to do
                 await process._finish(ExitStatus(-9))
 
@@ -570,7 +562,6 @@ def test_a_machine_without_room_for_the_launchers_threads_is_told_at_once(monkey
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 async with job():
                     pass
-        started[0].join(30)
-        assert not started[0].is_alive()
+        started[0].join()
 
     run("asyncio", main)

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 
 import psutil
 import pytest
-from launching import LOOPS, WORKER, Job, job, run
+from launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.launch.local.launcher import LEFTOVER_GRACE_S, LocalWorker
+from elastic_driver.launch.local import launcher
+from elastic_driver.launch.local.launcher import LocalWorker
 from elastic_driver.launch.processes import death, guard
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 # A worker with five kinds of children; each prints a line when it is up. The daemon left session and parent, the orphan
 # has the session only, the nameless one has neither mark nor session but is a descendant.
@@ -36,7 +37,7 @@ def child(name, *, setsid=False, double=False, stubborn=False):
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.write(1, f"{name} {os.getpid()}\n".encode())
-    time.sleep(60)
+    time.sleep(3600)
     os._exit(0)
 
 stubborn = "stubborn" in sys.argv
@@ -46,12 +47,12 @@ child("daemon", setsid=True, double=True, stubborn=stubborn)
 child("orphan", double=True, stubborn=stubborn)
 if "nameless" in sys.argv:
     ignore = "signal.signal(15, signal.SIG_IGN); " if stubborn else ""
-    text = "import os, signal, time; " + ignore + "print('nameless', os.getpid(), flush=True); time.sleep(60)"
+    text = "import os, signal, time; " + ignore + "print('nameless', os.getpid(), flush=True); time.sleep(3600)"
     subprocess.Popen([sys.executable, "-I", "-c", text], env={}, start_new_session=True)
 os.write(1, f"worker {os.getpid()}\n".encode())
 if "exit" in sys.argv:
     sys.exit(int(sys.argv[-1]))
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -80,9 +81,7 @@ def test_stop_ends_the_whole_tree(loop: str) -> None:
         async with job() as one:
             process, children = await family(one, "nameless")
             assert len(alive(children)) == 5
-            begin = time.perf_counter()
-            assert await process.stop(20) == ExitStatus(-signal.SIGTERM)
-            assert time.perf_counter() - begin < 5
+            assert await process.stop(NEVER_S) == ExitStatus(-signal.SIGTERM)
             assert alive(children) == []
 
     run(loop, main)
@@ -92,14 +91,13 @@ def test_what_ignores_sigterm_is_killed_after_the_grace(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn", "nameless")
-            begin = time.perf_counter()
-            stopping = asyncio.create_task(process.stop(1.0))
+            stopping = asyncio.create_task(process.stop(NEVER_S))
             # The worker itself heeds the signal; its children keep the grace of the stop.
             await process.exited
-            assert time.perf_counter() - begin < 0.8
             assert len(alive(children)) == 5
-            assert await stopping == ExitStatus(-signal.SIGTERM)
-            assert 0.95 < time.perf_counter() - begin < 3
+            begin = time.perf_counter()
+            assert await process.stop(1.0) == await stopping == ExitStatus(-signal.SIGTERM)
+            assert time.perf_counter() - begin > 0.95
             assert alive(children) == []
 
     run(loop, main)
@@ -113,14 +111,14 @@ def end(*_):
     sys.exit(7)
 signal.signal(signal.SIGTERM, end)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
     async def main() -> None:
         async with job() as one:
             process = await one.python(source)
             await one.sink.has("up")
-            assert await process.stop(20) == ExitStatus(7)
+            assert await process.stop(NEVER_S) == ExitStatus(7)
             assert one.sink.lines()[-1] == "[0]<stdout>:saved"
 
     run("asyncio", main)
@@ -135,10 +133,10 @@ def note(*_):
     count += 1
 signal.signal(signal.SIGTERM, note)
 os.write(1, b"up\n")
-end = time.monotonic() + 0.5
 while not count:
-    signal.pause()
-while time.monotonic() < end + 0.5:
+    time.sleep(0.01)
+end = time.monotonic() + 0.7
+while time.monotonic() < end:
     time.sleep(0.05)
 os.write(1, f"count {count}\n".encode())
 """
@@ -147,10 +145,10 @@ os.write(1, f"count {count}\n".encode())
         async with job() as one:
             process = await one.python(source)
             await one.sink.has("up")
-            statuses = await asyncio.gather(*(process.stop(30) for _ in range(5)))
+            statuses = await asyncio.gather(*(process.stop(NEVER_S) for _ in range(5)))
             assert statuses == [ExitStatus(0)] * 5
             assert one.sink.lines()[-1] == "[0]<stdout>:count 1"
-            assert await process.stop(30) == ExitStatus(0)
+            assert await process.stop(NEVER_S) == ExitStatus(0)
 
     run("asyncio", main)
 
@@ -160,19 +158,17 @@ def test_a_second_stop_can_shorten_the_grace_and_kill_ends_it(loop: str) -> None
         async with job() as one:
             for end in ("stop", "kill"):
                 process = await one.python(
-                    "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+                    "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
                 )
                 await one.sink.has("up")
                 one.sink.data["stdout"] = b""
-                begin = time.perf_counter()
-                first = asyncio.create_task(process.stop(50))
+                first = asyncio.create_task(process.stop(NEVER_S))
                 await asyncio.sleep(0)
                 if end == "stop":
                     assert await process.stop(0.2) == ExitStatus(-signal.SIGKILL)
                 else:
                     process.kill()
                 assert await first == ExitStatus(-signal.SIGKILL)
-                assert time.perf_counter() - begin < 5
 
     run(loop, main)
 
@@ -181,11 +177,10 @@ def test_kill_takes_the_whole_tree_at_once(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn", "nameless")
-            begin = time.perf_counter()
             process.kill()
             process.kill()
+            # The worker would have heeded a SIGTERM before it.
             assert await process.exited == ExitStatus(-signal.SIGKILL)
-            assert time.perf_counter() - begin < 1
             await process.wait()
             process.kill()
             assert alive(children) == []
@@ -199,9 +194,7 @@ def test_children_of_a_worker_that_ends_by_itself_go_too(loop: str, code: int) -
         async with job() as one:
             process = await one.python(FAMILY, "stubborn", "exit", str(code))
             assert await process.exited == ExitStatus(code)
-            begin = time.perf_counter()
             assert await process.wait() == ExitStatus(code)
-            assert time.perf_counter() - begin < LEFTOVER_GRACE_S + 2
             assert one.processes() == []
 
     run(loop, main)
@@ -211,19 +204,18 @@ def test_the_launchers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn")
-            begin = time.perf_counter()
-            stopping = asyncio.create_task(process.stop(50))
+            stopping = asyncio.create_task(process.stop(NEVER_S))
             await process.exited
             assert len(alive(children)) == 4
             one.launcher.kill()
             await stopping
-            assert time.perf_counter() - begin < 5
             assert alive(children) == []
 
     run(loop, main)
 
 
-def test_close_leaves_a_dead_workers_children_time_to_clean_up() -> None:
+def test_close_leaves_a_dead_workers_children_time_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LEFTOVER_GRACE_S", NEVER_S)  # which nobody needs who is quick
     # As multiprocessing's resource tracker: deaf to SIGTERM, ends after its parent and removes what that one left.
     source = r"""
 import os, signal, sys, time
@@ -236,7 +228,7 @@ if os.fork() == 0:
     time.sleep(0.2)
     os.write(1, b"cleaned\n")
     os._exit(0)
-time.sleep(60)
+time.sleep(3600)
 """
 
     async def main() -> None:
@@ -268,11 +260,11 @@ def test_only_the_stopped_worker_loses_its_children() -> None:
             first, first_children = await family(one)
             one.sink.data["stdout"] = b""
             second, second_children = await family(one, worker=WorkerId("localhost", 1, 0))
-            await first.stop(10)
+            await first.stop(NEVER_S)
             assert alive(first_children) == []
             assert len(alive(second_children)) == 4
             assert not second.exited.done()
-            await second.stop(10)
+            await second.stop(NEVER_S)
             assert alive(second_children) == []
 
     run("asyncio", main)
@@ -281,7 +273,7 @@ def test_only_the_stopped_worker_loses_its_children() -> None:
 def test_stop_of_a_stopped_process() -> None:
     async def main() -> None:
         async with job() as one:
-            process = await one.start(["sleep", "60"])
+            process = await one.start(["sleep", "3600"])
             os.kill(process.pid, signal.SIGSTOP)
             assert await process.stop(0.2) == ExitStatus(-signal.SIGKILL)
 
@@ -295,8 +287,8 @@ def test_stop_while_it_exits() -> None:
                 process = await one.start(["true"], worker=WorkerId("localhost", 0, attempt))
                 for _ in range(attempt % 5):
                     await asyncio.sleep(0)
-                assert (await process.stop(5)).returncode in (0, -signal.SIGTERM)
-                assert (await process.stop(5)) == await process.wait() == process.exited.result()
+                assert (await process.stop(NEVER_S)).returncode in (0, -signal.SIGTERM)
+                assert (await process.stop(NEVER_S)) == await process.wait() == process.exited.result()
 
     run("uvloop", main)
 
@@ -312,9 +304,10 @@ def test_many_stops_at_once_share_their_scans(loop: str, monkeypatch: pytest.Mon
 
     async def main() -> None:
         async with job() as one:
-            workers = [await one.start(["sleep", "60"], worker=WorkerId("localhost", slot, 0)) for slot in range(20)]
-            await asyncio.gather(*(worker.stop(10) for worker in workers))
-            assert len(scans) < 20
+            workers = [await one.start(["sleep", "3600"], worker=WorkerId("localhost", slot, 0)) for slot in range(20)]
+            await asyncio.gather(*(worker.stop(NEVER_S) for worker in workers))
+            # Each takes two. The first ones are one, and so are the others of those who end at once.
+            assert len(scans) <= 22
 
     run(loop, main)
 
@@ -326,7 +319,9 @@ def test_without_pidfds_the_same_happens(monkeypatch: pytest.MonkeyPatch) -> Non
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn", "nameless")
-            assert await process.stop(0.5) == ExitStatus(-signal.SIGTERM)
+            stopping = asyncio.create_task(process.stop(NEVER_S))
+            await process.exited
+            assert await process.stop(0.5) == await stopping == ExitStatus(-signal.SIGTERM)
             assert alive(children) == []
             crashed = await one.start(["sh", "-c", "exit 4"])
             assert await crashed.wait() == ExitStatus(4)
@@ -344,11 +339,11 @@ def test_descriptors_that_run_out_do_not_hide_a_tree() -> None:
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("elastic_driver.launch.local.launcher.find_processes", blind)
-                assert await process.stop(5) == ExitStatus(-signal.SIGTERM)
+                assert await process.stop(NEVER_S) == ExitStatus(-signal.SIGTERM)
             assert one.warnings
             # What could not be found then is found when the launcher closes.
             await one.launcher.close()
-            psutil.wait_procs(children, timeout=10)
+            psutil.wait_procs(children, timeout=PATIENCE_S)
             assert alive(children) == []
 
     run("asyncio", main)
@@ -359,7 +354,7 @@ def test_a_strangers_session_is_left_alone() -> None:
 
     async def main() -> None:
         async with job() as one:
-            process = await one.start(["sleep", "60"])
+            process = await one.start(["sleep", "3600"])
             stranger = psutil.Process(process.pid)
             stranger._ident = (stranger.pid, stranger.create_time() - 100.0)
             assert guard.find_processes("no-such-job", {"a": stranger}) == {}
@@ -379,10 +374,10 @@ def test_a_wait_for_an_end_bears_that_nobody_can_look(monkeypatch: pytest.Monkey
         await asyncio.sleep(0)
         assert not waiting.done()
         child.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await waiting
 
-    with subprocess.Popen(["sleep", "120"]) as child:
+    with subprocess.Popen(["sleep", "3600"]) as child:
         monkeypatch.setattr(psutil.Process, "is_running", no_descriptor)
         try:
             asyncio.run(main())

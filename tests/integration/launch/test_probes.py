@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Scene, act, scene
+from agents import PATIENCE_S, Scene, act, scene
 
 from elastic_driver.launch.agent.probes import MAGIC
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import Close, Listen, Listening, Probe, Probed, Unlisten
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 SECRET = "5e" * 32
 ADDRESS = "127.0.0.1"
@@ -53,7 +53,7 @@ async def probes(one: Scene, link: AgentLink, order: Probe) -> Probed:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection((ADDRESS, port), timeout=30)
+    return socket.create_connection((ADDRESS, port), timeout=PATIENCE_S)
 
 
 async def is_refused(port: int) -> bool:
@@ -65,7 +65,7 @@ async def is_refused(port: int) -> bool:
 
 
 async def until_refused(port: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not await is_refused(port):
             await asyncio.sleep(0.02)
 
@@ -80,7 +80,7 @@ def test_two_agents_reach_each_other_and_tell_how_fast(tmp_path: Path) -> None:
             answer = await probes(one, a, probe({"b": back.port}))
             assert answer.number == 7
             assert answer.rtt_s.keys() == {"b"}
-            assert 0 < answer.rtt_s["b"] < 20
+            assert answer.rtt_s["b"] > 0
             assert (answer.speeds, answer.failures) == ({}, {})
             answer = await probes(one, b, probe({"a": there.port}, burst_bytes=1 << 22))
             assert answer.failures == {}

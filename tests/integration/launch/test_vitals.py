@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -30,7 +29,7 @@ from elastic_driver.worker.engine import native_loader
 pytestmark = pytest.mark.integration
 
 ONE = WorkerId("a", 0, 0)
-LIMIT_S = 30.0
+LIMIT_S = 150.0
 BEGIN = "import os, sys, time; from elastic_driver.worker.rounds import vitals; vitals.begin(sys.argv[1])\n"
 SAY = "print('there', flush=True)\n"
 
@@ -95,6 +94,7 @@ def worker(program: str, *prefix: str) -> Iterator[Worker]:
 
 
 STILL_S = 0.2
+TICKS = os.sysconf("SC_CLK_TCK")  # a second's
 
 
 def looks(of: Worker, is_so: Callable[[Vitals], bool], *, still_s: float = STILL_S) -> Vitals:
@@ -150,10 +150,10 @@ def test_the_time_of_our_own_threads_is_not_the_scripts() -> None:
     with worker(spin) as one:
         first = looks(one, lambda seen: True)
         end = time.monotonic() + LIMIT_S
-        while sum(map(int, proc.stat(one.process.pid)[11:13])) < 150:  # ticks
+        while sum(map(int, proc.stat(one.process.pid)[11:13])) < 2 * TICKS:
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert looks(one, lambda seen: True).cpu_s - first.cpu_s < 0.3
+        assert looks(one, lambda seen: True).cpu_s - first.cpu_s < 1.0
 
 
 SPIN = "import itertools\nfor _ in itertools.count(): pass"
@@ -194,8 +194,9 @@ def test_a_worker_that_goes_on_stands_for_itself_and_one_without_children_does_n
 
         first = looks(one, lambda seen: seen.steps > 0)
         before = ticks()
-        later = looks(one, lambda seen: ticks() > before + 100, still_s=2.0)
-        assert later.cpu_s - first.cpu_s < 0.6
+        # Most of the child's would be counted if it stood still.
+        later = looks(one, lambda seen: ticks() > before + 3 * TICKS, still_s=1.0)
+        assert later.cpu_s - first.cpu_s < 0.5 * (ticks() - before) / TICKS
     with worker(BEGIN + SAY + "time.sleep(600)") as one:
         first = looks(one, lambda seen: True)
         later = looks(one, lambda seen: seen.at_s > first.at_s + 4 * STILL_S)
@@ -329,9 +330,9 @@ def test_the_driver_hears_once_a_second_and_at_once_of_a_stop() -> None:
             assert all(isinstance(each, VitalsSeen) for each in sent)
             return [vitals_from_json(each.blob)[ONE.key] for each in sent if isinstance(each, VitalsSeen)]
 
-        rest = (await until(4))[1:]
-        gaps = [round(later.at_s - earlier.at_s, 1) for earlier, later in itertools.pairwise(rest)]
-        assert min(gaps) >= 0.9, "only counters have moved"
+        rest = (await until(6))[1:]
+        # It looks twice a second; one look or another may be late.
+        assert rest[-1].at_s - rest[0].at_s >= 0.75 * (len(rest) - 1), "only counters have moved"
         one.process.send_signal(signal.SIGSTOP)
         while (await until(len(sent) + 1))[-1].state != "T":
             pass

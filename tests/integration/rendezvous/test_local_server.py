@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from rendezvous_service import IDENTITY, KEY, WORKER, Service, credential, serving
+from rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
 
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError, StaleRoundError
@@ -71,7 +71,7 @@ class Local:
         self.wanted.set()
         return self.answer
 
-    def client(self, identity: Identity = IDENTITY, *, patience_s: float = 20.0) -> RendezvousClient:
+    def client(self, identity: Identity = IDENTITY, *, patience_s: float = PATIENCE_S) -> RendezvousClient:
         return self.client_of(credential(identity, KEY), patience_s)
 
     def client_of(self, credential: Credential, patience_s: float) -> RendezvousClient:
@@ -84,7 +84,7 @@ class Local:
         self.service.wait(self.server.close())
 
     def until_wanted(self) -> None:
-        assert self.wanted.wait(20)
+        assert self.wanted.wait(PATIENCE_S)
         self.wanted.clear()
 
 
@@ -110,7 +110,7 @@ def test_workers_have_keys_here_and_nobody_else(local: Local) -> None:
     assert local.client().status() == {}
     for identity in (Identity(Role.WORKER, WorkerId("a", 2, 0)), Identity(Role.OPERATOR)):
         with pytest.raises(RendezvousError, match=r"cannot reach the driver at its local socket .*does not prove"):
-            local.client(identity, patience_s=1.0).status()
+            local.client(identity, patience_s=2.0).status()
     with pytest.raises(RendezvousError):
         local.client_of(Credential(IDENTITY, b"another key of thirty-two bytes."), 0.0).status()
 
@@ -119,21 +119,21 @@ def test_a_key_of_another_host(local: Local, pool: ThreadPoolExecutor) -> None:
     client = local.client()
     client.put(1, "s", "mine", b"1")
     assert local.puts == [(1, "s", "mine", b"1")]
-    assert client.get(1, "s", "mine", wait_s=5) == b"1"
+    assert client.get(1, "s", "mine", wait_s=3600.0) == b"1"
     assert local.wants == []
-    waiting = pool.submit(client.get, 1, "s", "theirs", wait_s=20)
+    waiting = pool.submit(client.get, 1, "s", "theirs", wait_s=3600.0)
     local.until_wanted()
     assert local.wants == [(1, "s", "theirs", 0)]
     call(local, lambda: local.server.take(2, "s", [("theirs", b"of another round")]))
     call(local, lambda: local.server.take(1, "s", [("theirs", b"2")]))
-    assert waiting.result(20) == b"2"
+    assert waiting.result(PATIENCE_S) == b"2"
     assert len(local.puts) == 1, "what has come from there does not go back"
 
 
 def test_as_many_keys_as_all_hosts_have(local: Local, pool: ThreadPoolExecutor) -> None:
     first, second = local.client(), local.client(Identity(Role.WORKER, SECOND))
     calls = [
-        pool.submit(client.exchange, 1, "all", rank, 3, str(rank).encode(), timeout_s=20.0)
+        pool.submit(client.exchange, 1, "all", rank, 3, str(rank).encode(), timeout_s=3600.0)
         for rank, client in enumerate((first, second))
     ]
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_as_many_keys_as_all_hosts_have(local: Local, pool: ThreadPoolExecutor) 
             break
     assert set(local.wants) == {(1, "all", "", 3)}
     call(local, lambda: local.server.take(1, "all", [("0", b"0"), ("2", b"2")]))
-    assert [one.result(20) for one in calls] == [[b"0", b"1", b"2"]] * 2
+    assert [one.result(PATIENCE_S) for one in calls] == [[b"0", b"1", b"2"]] * 2
 
 
 def test_a_wait_that_ends_here(local: Local, pool: ThreadPoolExecutor) -> None:
@@ -150,11 +150,11 @@ def test_a_wait_that_ends_here(local: Local, pool: ThreadPoolExecutor) -> None:
     with pytest.raises(RendezvousTimeoutError, match="2 of 3 are missing"):
         client.exchange(1, "s", 0, 3, b"", timeout_s=0.05)
     local.wanted.clear()
-    waiting = pool.submit(client.get, 1, "s", "k", wait_s=20)
+    waiting = pool.submit(client.get, 1, "s", "k", wait_s=3600.0)
     local.until_wanted()
     call(local, lambda: local.server.begin_round(2))
     with pytest.raises(StaleRoundError):
-        waiting.result(20)
+        waiting.result(PATIENCE_S)
 
 
 def test_an_answer_that_comes_later(local: Local, pool: ThreadPoolExecutor) -> None:
@@ -167,10 +167,10 @@ def test_an_answer_that_comes_later(local: Local, pool: ThreadPoolExecutor) -> N
         assert local.answer is not None
         call(local, lambda future=local.answer, value=answer: future.set_result(value))
         if error is None:
-            waiting.result(20)
+            waiting.result(PATIENCE_S)
         else:
             with pytest.raises(error, match="end now"):
-                waiting.result(20)
+                waiting.result(PATIENCE_S)
 
 
 def test_nobody_waits_any_more_for_an_answer(local: Local, pool: ThreadPoolExecutor) -> None:
@@ -179,5 +179,5 @@ def test_nobody_waits_any_more_for_an_answer(local: Local, pool: ThreadPoolExecu
     local.until_wanted()
     client.close()
     with pytest.raises(RendezvousClosedError):
-        waiting.result(20)
+        waiting.result(PATIENCE_S)
     local.service.until(lambda: local.answer is not None and local.answer.cancelled(), "the answer is not wanted")

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 import requests
-from rendezvous_service import KEY, OPERATOR, WORKER, Service, serving
+from rendezvous_service import KEY, OPERATOR, PATIENCE_S, WORKER, Service, serving
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import DrainHostRequest
 from elastic_driver.rendezvous.operator_auth import OperatorAuth, UnprovenError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 AUTH = OperatorAuth(KEY.of(OPERATOR))
 BODY = {"hostname": "node1", "undo": False, "within_s": 25.0}
 
 
 def drain(url: str, auth: OperatorAuth = AUTH, body: object = None) -> requests.Response:
-    return requests.post(f"{url}/v1/drain", json=BODY if body is None else body, auth=auth, timeout=10)
+    return requests.post(f"{url}/v1/drain", json=BODY if body is None else body, auth=auth, timeout=PATIENCE_S)
 
 
 def test_a_drain_and_what_else_an_operator_may() -> None:
@@ -32,9 +32,9 @@ def test_a_drain_and_what_else_an_operator_may() -> None:
         assert (answer.status_code, answer.json()) == (200, {"done": True, "text": "host node1 is drained"})
         assert service.handler.drained == [DrainHostRequest("node1", undo=False, within_s=25.0)]
         assert [each.status_code for each in answer.history] == [200]
-        status = requests.get(f"{service.url}/v1/status", auth=AUTH, timeout=10)
+        status = requests.get(f"{service.url}/v1/status", auth=AUTH, timeout=PATIENCE_S)
         assert status.json()["round_id"] == 1
-        assert requests.post(f"{service.url}/v1/end", auth=AUTH, timeout=10).status_code == 200
+        assert requests.post(f"{service.url}/v1/end", auth=AUTH, timeout=PATIENCE_S).status_code == 200
         assert service.handler.ends == 1
 
 
@@ -42,7 +42,9 @@ def test_a_session_asks_again_and_again() -> None:
     with serving() as service, requests.Session() as session:
         session.auth = AUTH
         for number in range(5):
-            answer = session.post(f"{service.url}/v1/drain", json={**BODY, "hostname": f"n{number}"}, timeout=10)
+            answer = session.post(
+                f"{service.url}/v1/drain", json={**BODY, "hostname": f"n{number}"}, timeout=PATIENCE_S
+            )
             assert answer.status_code == 200
         assert [each.hostname for each in service.handler.drained] == ["n0", "n1", "n2", "n3", "n4"]
 
@@ -50,8 +52,8 @@ def test_a_session_asks_again_and_again() -> None:
 def test_the_drivers_refusals_come_through() -> None:
     with serving() as service:
         assert drain(service.url, body={"hostname": 5}).status_code == 400
-        assert requests.get(f"{service.url}/v1/nothing", auth=AUTH, timeout=10).status_code == 404
-        assert requests.post(f"{service.url}/v1/watch", json={}, auth=AUTH, timeout=10).status_code == 403
+        assert requests.get(f"{service.url}/v1/nothing", auth=AUTH, timeout=PATIENCE_S).status_code == 404
+        assert requests.post(f"{service.url}/v1/watch", json={}, auth=AUTH, timeout=PATIENCE_S).status_code == 403
         assert service.handler.drained == []
 
 
@@ -60,7 +62,7 @@ def test_a_wrong_key_does_nothing() -> None:
         for key in (b"x" * 32, KEY.of_worker(WORKER)):
             with pytest.raises(UnprovenError, match="does not prove to be the driver of the job that this operator's"):
                 drain(service.url, OperatorAuth(key))
-        assert requests.post(f"{service.url}/v1/drain", json=BODY, timeout=10).status_code == 401
+        assert requests.post(f"{service.url}/v1/drain", json=BODY, timeout=PATIENCE_S).status_code == 401
         assert service.handler.drained == []
     for key in (b"", b"x" * 31):
         with pytest.raises(SettingsError):
@@ -129,7 +131,7 @@ def test_answers_are_checked() -> None:
             with between(service, change) as url, pytest.raises(UnprovenError, match="/v1/drain is not the driver's"):
                 drain(url)
         with between(service, "status") as url, pytest.raises(UnprovenError):
-            requests.post(f"{url}/v1/watch", json={}, auth=AUTH, timeout=10)
+            requests.post(f"{url}/v1/watch", json={}, auth=AUTH, timeout=PATIENCE_S)
 
 
 def test_a_changed_request_does_nothing() -> None:
@@ -160,4 +162,4 @@ def test_who_is_no_driver_is_not_believed() -> None:
 
 def test_a_body_that_is_not_there_yet_is_not_signed() -> None:
     with pytest.raises(UnprovenError, match="cannot sign a body"):
-        requests.post("http://127.0.0.1:1/v1/drain", data=iter([b"x"]), auth=AUTH, timeout=1)
+        requests.post("http://127.0.0.1:1/v1/drain", data=iter([b"x"]), auth=AUTH, timeout=PATIENCE_S)

@@ -18,6 +18,7 @@ from rendezvous_service import (
     IDENTITY,
     KEY,
     NONCE,
+    PATIENCE_S,
     READER,
     READY,
     WORKER,
@@ -36,7 +37,7 @@ from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleR
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
-from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, PATIENCE_S
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
     JobOver,
@@ -133,7 +134,7 @@ def test_a_request_that_is_changed_on_the_way(service: Service, peer: Peer, old:
 
 
 def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service, peer: Peer) -> None:
-    peer.send(peer.request("GET", f"{PATH}?wait_s=20"))
+    peer.send(peer.request("GET", f"{PATH}?wait_s=3600"))
     service.until_parked(1)
     peer.send(peer.request("PUT", PATH, b"other", covered=b"value"))
     assert peer.is_closed()

@@ -74,7 +74,7 @@ def test_old_workers_find_the_length_of_a_body(peer: Peer) -> None:
 def test_a_put_releases_all_who_wait(service: Service, peer: Peer) -> None:
     waiting = [Peer(service) for _ in range(5)]
     for one in waiting:
-        one.send(one.request("GET", "/v1/rounds/1/kv/s/k?wait_s=20"))
+        one.send(one.request("GET", "/v1/rounds/1/kv/s/k?wait_s=3600"))
     service.until_parked(5)
     peer.ask("PUT", "/v1/rounds/1/kv/other/k", b"no")
     assert service.call(lambda: service.server.parked) == 5
@@ -100,7 +100,9 @@ def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
     peers = [(scope, key, Peer(service)) for key in (2, 0, 1) for scope in ("left", "right")]
     for scope, key, one in peers:
         one.send(
-            one.request("POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=20", f"{scope}{key}".encode())
+            one.request(
+                "POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=3600", f"{scope}{key}".encode()
+            )
         )
     for scope, _, one in peers:
         assert unpack_entries(one.read().body) == [(str(key), f"{scope}{key}".encode()) for key in range(3)]
@@ -108,7 +110,7 @@ def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
 
 
 def test_an_exchange_can_be_completed_by_puts_and_repeated(service: Service, peer: Peer) -> None:
-    target = "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20"
+    target = "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=3600"
     with Peer(service) as first, Peer(service) as again:
         first.send(first.request("POST", target, b"zero"))
         service.until_parked(1)
@@ -122,9 +124,9 @@ def test_an_exchange_can_be_completed_by_puts_and_repeated(service: Service, pee
 
 def test_exchanges_with_other_counts_are_released_each_at_its_own(service: Service, peer: Peer) -> None:
     with Peer(service) as two, Peer(service) as three:
-        three.send(three.request("POST", "/v1/rounds/1/exchange/s?key=0&count=3&wait_s=20", b"0"))
+        three.send(three.request("POST", "/v1/rounds/1/exchange/s?key=0&count=3&wait_s=3600", b"0"))
         service.until_parked(1)
-        two.send(two.request("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20", b"0"))
+        two.send(two.request("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=3600", b"0"))
         service.until_parked(2)
         peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"1")
         assert len(unpack_entries(two.read().body)) == 2
@@ -150,12 +152,12 @@ def test_a_server_that_stood_still_reads_what_has_come_before_it_says_that_it_is
     clock = JobClock(most_s=0.05)
     with serving(call_later=clock.call_later, loop=loop) as service:
         calls, client, second = Calls(), service.client(), service.client()
-        calls.start(lambda: client.exchange(1, "s", 0, 2, b"zero", timeout_s=0.3))
+        calls.start(lambda: client.exchange(1, "s", 0, 2, b"zero", timeout_s=3.0))
         service.until_parked(1)
 
         def stand_still() -> None:
             calls.start(lambda: second.put(1, "s", "1", b"one"))  # over a new connection
-            time.sleep(0.5)  # what the test is about: longer than the wait
+            time.sleep(3.5)  # what the test is about: longer than the wait
 
         service.call(stand_still)
         assert calls.join() == [[b"zero", b"one"], None]
@@ -185,7 +187,7 @@ def test_another_round_is_refused(service: Service, peer: Peer, method: str, pat
 
 def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, peer: Peer) -> None:
     peer.ask("PUT", "/v1/rounds/1/kv/s/k", b"old")
-    targets = ["kv/s/j?wait_s=20", "exchange/s?key=0&count=9&wait_s=20"]
+    targets = ["kv/s/j?wait_s=3600", "exchange/s?key=0&count=9&wait_s=3600"]
     waiting = [Peer(service) for _ in targets]
     for one, target in zip(waiting, targets, strict=True):
         one.send(one.request("POST" if "exchange" in target else "GET", f"/v1/rounds/1/{target}"))
@@ -262,8 +264,8 @@ def test_who_goes_while_parked_is_forgotten(service: Service) -> None:
     for method, target, body in (
         ("POST", "/v1/next-round", READY.to_json()),
         ("POST", "/v1/watch", WATCH.to_json()),
-        ("GET", "/v1/rounds/1/kv/s/k?wait_s=20", b""),
-        ("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20", b""),
+        ("GET", "/v1/rounds/1/kv/s/k?wait_s=3600", b""),
+        ("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=3600", b""),
     ):
         with Peer(service) as peer:
             peer.send(peer.request(method, target, body))
@@ -287,11 +289,11 @@ def test_pipelined_requests_are_answered_in_order(service: Service, peer: Peer) 
 def test_requests_behind_a_parked_one_wait_for_it(service: Service, peer: Peer) -> None:
     """In one packet, in later ones, cut anywhere; what the queue does may release what waits elsewhere."""
     with Peer(service) as other:
-        other.send(other.request("GET", "/v1/rounds/1/kv/s/second?wait_s=20"))
+        other.send(other.request("GET", "/v1/rounds/1/kv/s/second?wait_s=3600"))
         service.until_parked(1)
-        first = peer.request("GET", "/v1/rounds/1/kv/s/first?wait_s=20")
+        first = peer.request("GET", "/v1/rounds/1/kv/s/first?wait_s=3600")
         behind = (
-            peer.request("GET", "/v1/rounds/1/kv/s/third?wait_s=20")
+            peer.request("GET", "/v1/rounds/1/kv/s/third?wait_s=3600")
             + peer.request("PUT", "/v1/rounds/1/kv/s/second", b"2")
             + peer.request("GET", "/v1/rounds/1/kv/s/nothing")
         )
@@ -313,7 +315,7 @@ def test_a_chain_of_releases_as_long_as_there_are_peers(service: Service, peer: 
     chain = [Peer(service) for _ in range(300)]
     for index, one in enumerate(chain):
         one.send(
-            one.request("GET", f"/v1/rounds/1/kv/s/{index}?wait_s=20")
+            one.request("GET", f"/v1/rounds/1/kv/s/{index}?wait_s=3600")
             + one.request("PUT", f"/v1/rounds/1/kv/s/{index + 1}")
         )
     service.until_parked(300)
@@ -478,7 +480,7 @@ def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
     before = descriptors()
     service = Service(loop=loop)
     idle, waiting, asking, half, deaf = (Peer(service) for _ in range(5))
-    waiting.send(waiting.request("GET", "/v1/rounds/1/kv/s/k?wait_s=20"))
+    waiting.send(waiting.request("GET", "/v1/rounds/1/kv/s/k?wait_s=3600"))
     asking.send(asking.request("POST", "/v1/watch", WATCH.to_json()))
     half.send(b"GET /v1/sta")
     # One who asks for more than the sockets hold, and does not read it.

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
 
 import pytest
-from rendezvous_service import NONCE, OPERATOR, READY, Service, credential, descriptors, hello, serving
+from rendezvous_service import NONCE, OPERATOR, PATIENCE_S, READY, Service, credential, descriptors, hello, serving
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
@@ -57,7 +57,7 @@ def test_requests_and_long_polls_go_through_it(loop: str) -> None:
         thread.start()
         service.until_parked(1)
         worker.close()
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert len(caught) == 1, "close() ends a call that waits in another thread"
         operator.close()
@@ -66,7 +66,10 @@ def test_requests_and_long_polls_go_through_it(loop: str) -> None:
 def test_nothing_can_be_read_on_the_way() -> None:
     with serving(certificate=CERTIFICATE) as service, eavesdropping(service) as (port, seen):
         client = RendezvousClient(
-            f"https://127.0.0.1:{port}", credential(OPERATOR), patience_s=5, fingerprint=CERTIFICATE.fingerprint
+            f"https://127.0.0.1:{port}",
+            credential(OPERATOR),
+            patience_s=PATIENCE_S,
+            fingerprint=CERTIFICATE.fingerprint,
         )
         assert client.status()["explain"] == "waiting"
         client.close()
@@ -99,7 +102,7 @@ def test_the_fingerprint_decides() -> None:
 
 def test_plain_http_is_not_answered() -> None:
     with serving(certificate=CERTIFICATE) as service:
-        with closing(socket.create_connection(("127.0.0.1", service.port), 20)) as plain:
+        with closing(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) as plain:
             plain.sendall(hello("operator", NONCE))
             answer = b""
             try:
@@ -119,15 +122,15 @@ def test_old_versions_of_tls_are_refused() -> None:
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with (
         serving(certificate=CERTIFICATE) as service,
-        socket.create_connection(("127.0.0.1", service.port), 20) as plain,
+        socket.create_connection(("127.0.0.1", service.port), PATIENCE_S) as plain,
         pytest.raises(OSError),  # noqa: PT011 - an alert, or a reset
     ):
         old.wrap_socket(plain)
 
 
 def test_who_does_not_finish_its_handshake_is_cut() -> None:
-    with serving(certificate=CERTIFICATE, limits=ServerLimits(request_s=0.2)) as service:
-        with closing(socket.create_connection(("127.0.0.1", service.port), 20)) as silent:
+    with serving(certificate=CERTIFICATE, limits=ServerLimits(request_s=1.5)) as service:
+        with closing(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) as silent:
             assert silent.recv(1) == b""
         client = service.client(OPERATOR)
         assert client.status()["round_id"] == 1
@@ -139,7 +142,9 @@ def test_who_is_silent_in_its_handshake_is_a_stranger_like_others() -> None:
     limits = ServerLimits(strangers=4, stranger_s=0.1, connections=20)
     with serving(certificate=CERTIFICATE, limits=limits) as service, ExitStack() as stack:
         before = descriptors()
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", service.port), 20)) for _ in range(60)]
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) for _ in range(60)
+        ]
         service.until(lambda: len(service.server._connections) <= 4, "the oldest are cut")
         assert descriptors() - before <= 60 + 4 + 1
         assert silent[0].recv(1) == b""
@@ -152,7 +157,7 @@ def test_many_who_come_and_go_in_their_handshake_make_no_noise() -> None:
     limits = ServerLimits(strangers=2, stranger_s=0.01, connections=4, request_s=1.0)
     with serving(certificate=CERTIFICATE, limits=limits) as service:
         for index in range(300):
-            with socket.create_connection(("127.0.0.1", service.port), 20) as plain, suppress(OSError):
+            with socket.create_connection(("127.0.0.1", service.port), PATIENCE_S) as plain, suppress(OSError):
                 plain.sendall((b"", b"\x16\x03\x01rubbish", b"GET / HTTP/1.1\r\n\r\n")[index % 3])
         client = service.client(OPERATOR)
         assert client.status()["round_id"] == 1
@@ -161,7 +166,7 @@ def test_many_who_come_and_go_in_their_handshake_make_no_noise() -> None:
 
 
 def test_strangers_inside_are_cut_like_others() -> None:
-    limits = ServerLimits(idle_s=0.2)
+    limits = ServerLimits(idle_s=1.5)
     with serving(certificate=CERTIFICATE, limits=limits) as service, closing(connected(service)) as connection:
         assert connection.recv(1) == b""
 
@@ -182,7 +187,7 @@ def test_a_join_key_is_its_token_s_alone() -> None:
 
 
 def connected(service: Service) -> ssl.SSLSocket:
-    plain = socket.create_connection(("127.0.0.1", service.port), 20)
+    plain = socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)
     return client_context().wrap_socket(plain)
 
 
@@ -198,7 +203,7 @@ def impostor(got: list[bytes]) -> Iterator[int]:
                 if closing_down.is_set():
                     plain.close()
                     return
-                plain.settimeout(20)
+                plain.settimeout(PATIENCE_S)
                 try:
                     with context.wrap_socket(plain, server_side=True) as connection:
                         got.append(connection.recv(4096))
@@ -213,8 +218,8 @@ def impostor(got: list[bytes]) -> Iterator[int]:
             yield port
         finally:
             closing_down.set()
-            socket.create_connection(("127.0.0.1", port), 20).close()
-            thread.join(20)
+            socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
+            thread.join(PATIENCE_S)
 
 
 @contextmanager
@@ -234,13 +239,13 @@ def eavesdropping(service: Service) -> Iterator[tuple[int, list[bytes]]]:
 
         def serve() -> None:
             near, _ = listener.accept()
-            with near, socket.create_connection(("127.0.0.1", service.port), 20) as far:
+            with near, socket.create_connection(("127.0.0.1", service.port), PATIENCE_S) as far:
                 back = threading.Thread(target=hand_on, args=(far, near))
                 back.start()
                 hand_on(near, far)
-                back.join(20)
+                back.join(PATIENCE_S)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()[1], seen
-        thread.join(20)
+        thread.join(PATIENCE_S)

@@ -68,13 +68,15 @@ def test_fast_group_that_works_is_used() -> None:
     ("fault", "text"),
     [
         ("fails", "rank 1: it failed: no transport"),
-        ("hangs", "rank 0: its first sum did not end within 3 s"),  # nor that of rank 1
+        ("hangs", "rank 0: its first sum did not end within 8 s"),  # nor that of rank 1
         ("wrong", "rank 1: its first sum was 4 instead of 3"),
         ("shared", "ranks 0 and 1 share a device (the only one)"),
     ],
 )
 def test_one_fault_turns_all_ranks_away_from_the_fast_group(fault: str, text: str) -> None:
-    ends = run("device_program.agreement", fault, size=2, env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "6"})
+    # Where one is not heard of, or hangs, the others wait for so long, or half of it.
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "16"} if fault in ("fails", "hangs") else {}
+    ends = run("device_program.agreement", fault, size=2, env=env)
     for rank, lines in enumerate(ends):
         told = [f"elastic_driver: the fast group for cpu tensors is not used: {text}; tensors go through the CPU"]
         assert lines[-1] == {"ok": True, "warnings": told if rank == 0 else [], "errors": [], "fast": [False]}

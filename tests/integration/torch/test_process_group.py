@@ -77,7 +77,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_stopped_rank(tmp_path: Path, kind: str) -> None:
     """Nothing is heard of it on any connection; the driver misses its heartbeats, and the others are freed."""
-    with job(tmp_path, kind, BOTH, "--heartbeat-timeout", "2", "--min-np", "2") as running:
+    with job(tmp_path, kind, BOTH, "--heartbeat-timeout", "5", "--min-np", "2") as running:
         running.wait_for_steps(4)
         os.kill(pid_of(running, 3, 4), signal.SIGSTOP)
         running.wait_for_steps(2)

@@ -20,7 +20,7 @@ from launching import run
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.ports import _first_free, bound_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 
 class Script(Job):

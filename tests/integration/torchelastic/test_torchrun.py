@@ -58,7 +58,7 @@ def test_the_entry_point() -> None:
 def test_failures_growth_at_once_and_loss(a_job: Jobs, rendezvous: RendezvousProcess, workers: int) -> None:
     """Two agents. Faults 1, 2, 3 and 6 of torch's own; then the job's id is used again."""
     both = ["a"] * workers + ["b"] * workers
-    job = a_job(nnodes="1:2", workers=workers, conf="grow=now,last_call_timeout=0.2", flags=("--max-restarts=2",))
+    job = a_job(nnodes="1:2", workers=workers, conf="grow=now,last_call_timeout=2", flags=("--max-restarts=2",))
     job.start("a")
     first, *_ = job.until_trains("a", workers=workers)
     # A newcomer enters at once. (torch's own: both agents end after 60 s, or wait for half an hour.)
@@ -98,7 +98,7 @@ def test_failures_growth_at_once_and_loss(a_job: Jobs, rendezvous: RendezvousPro
 @pytest.mark.slow_torchrun
 def test_a_spare_a_stopped_agent_and_one_that_is_told_to_end(a_job: Jobs, rendezvous: RendezvousProcess) -> None:
     """Fault 4: whoever is gone on without hears of it as soon as it goes on, and nobody trains beside the others."""
-    job = a_job(nnodes="2:2", conf="last_call_timeout=0.2")
+    job = a_job(nnodes="2:2", conf="last_call_timeout=2")
     job.start("a", "b")
     rows = job.until_trains("a", "b")
     job.start("c")
@@ -130,7 +130,7 @@ def test_a_spare_a_stopped_agent_and_one_that_is_told_to_end(a_job: Jobs, rendez
 
 @pytest.mark.slow_torchrun
 def test_newcomers_wait_for_the_next_restart(a_job: Jobs, rendezvous: RendezvousProcess) -> None:
-    job = a_job(nnodes="1:3", conf="last_call_timeout=0.2", flags=("--max-restarts=2",))
+    job = a_job(nnodes="1:3", conf="last_call_timeout=2", flags=("--max-restarts=2",))
     job.start("a")
     (first,) = job.until_trains("a")
     job.start("b", "c")
@@ -155,7 +155,7 @@ def test_newcomers_wait_for_the_next_restart(a_job: Jobs, rendezvous: Rendezvous
 
 @pytest.mark.slow_torchrun
 def test_four_of_five_train(a_job: Jobs, rendezvous: RendezvousProcess) -> None:
-    job = a_job(nnodes="4", conf="last_call_timeout=0.2")
+    job = a_job(nnodes="4", conf="last_call_timeout=2")
     job.start("a", "b", "c", "d")
     job.until_trains("a", "b", "c", "d")
     job.start("e")

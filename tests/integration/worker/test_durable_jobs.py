@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import Job, check_agreement
+from jobs import PATIENCE_S, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -26,8 +26,8 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
             assert other.wait() == 2
             assert "another job uses the folder" in other.said()
         job.process.send_signal(signal.SIGKILL)
-        job.process.wait(20)
-        end = time.monotonic() + 60
+        job.process.wait(PATIENCE_S)
+        end = time.monotonic() + PATIENCE_S
         while job.leftovers() and time.monotonic() < end:
             time.sleep(0.05)
         assert not job.leftovers()

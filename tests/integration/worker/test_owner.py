@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.worker.rounds import owner as owner_module
 from elastic_driver.worker.rounds.owner import Owner
 
 pytestmark = pytest.mark.integration
@@ -64,9 +65,12 @@ def test_of_another_process_or_place_nothing_is_known() -> None:
         assert not Owner(rubbish).is_waited_for(0.0)
 
 
-def test_it_says_once_that_it_waits_and_once_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_once_that_it_waits_and_once_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner = Owner(name_of_this_process())
-    since = time.monotonic()
+    since = now = 1000.0
+    monkeypatch.setattr(owner_module, "time", SimpleNamespace(monotonic=lambda: now))
     for _ in range(3):
         assert owner.is_waited_for(since - 75)
         assert owner.is_waited_for(since - 60), "another thread's request"
@@ -78,5 +82,6 @@ def test_it_says_once_that_it_waits_and_once_that_it_goes_on(capsys: pytest.Capt
         "elastic_driver: the driver has not answered for 75 s, but its process is alive (running); waiting for it",
         "elastic_driver: the driver answers again after 75 s; going on",
     ]
-    assert owner.is_waited_for(time.monotonic())
+    now += 1
+    assert owner.is_waited_for(now)
     assert "has not answered for 0 s" in capsys.readouterr().err
