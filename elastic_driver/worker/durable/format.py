@@ -59,6 +59,11 @@ class Encoded:
     parts: list[tuple[int, Any]]  # where in the data, and the array or tensor
     data_bytes: int
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return -(-(PREFIX.size + len(self.header)) // ALIGN) * ALIGN + self.data_bytes + DIGEST_BYTES
+
 
 def _torch() -> Any:
     # A state holds tensors only if its process has imported torch.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -422,12 +423,20 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
 class SmallDisc:
     """A disc with room for so many bytes of commits; what is written beyond fails as on a full one."""
 
-    def __init__(self, folder: Path, room: int) -> None:
+    def __init__(self, folder: Path, room: int, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.room = folder, room
+        patch.setattr(os, "fsync", self.fsync)
+        patch.setattr(os, "statvfs", self.statvfs)
+
+    def free(self) -> int:
+        return self.room - sum(path.stat().st_size for path in self.folder.glob("*commit-*"))
 
     def fsync(self, descriptor: int) -> None:
-        if sum(path.stat().st_size for path in self.folder.glob("*commit-*")) > self.room:
+        if self.free() < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def statvfs(self, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=max(0, self.free()), f_frsize=1, f_blocks=self.room)
 
 
 def test_a_disc_without_room_for_one_more_gets_the_next_commit(
@@ -439,7 +448,7 @@ def test_a_disc_without_room_for_one_more_gets_the_next_commit(
     assert on_disc.wait()
     size = commit_files(on_disc.folder)[0][1].stat().st_size
     for room, kept in ((2, 2), (3, 2)):
-        monkeypatch.setattr(os, "fsync", SmallDisc(on_disc.folder, room * size + size // 2).fsync)
+        SmallDisc(on_disc.folder, room * size + size // 2, monkeypatch)
         for _ in range(4):
             state.commit()
             assert on_disc.wait()
@@ -458,7 +467,7 @@ def test_a_full_disc_keeps_its_last_whole_commit(
     whole, torn = (path for _, path in commit_files(on_disc.folder))
     size = whole.stat().st_size
     torn.write_bytes(torn.read_bytes()[:-1])
-    monkeypatch.setattr(os, "fsync", SmallDisc(on_disc.folder, size + size // 2).fsync)
+    SmallDisc(on_disc.folder, size + size // 2, monkeypatch)
     state.commit()
     assert on_disc.wait()
     assert [path for _, path in commit_files(on_disc.folder)] == [whole], "neither fits beside the last whole one"
