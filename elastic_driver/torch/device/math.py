@@ -93,7 +93,10 @@ def carry_out(
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+    if not tensor.numel():
+        return tensor.new_empty(0, dtype=torch.uint8)
+    # Also one element may have a stride, which its view as bytes must not have.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
