@@ -56,15 +56,28 @@ def is_complete(path: Path) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is as it was written. Reads all of it, a few MB at a time."""
+    """Whether a file can be read and is as it was written. Reads all of it, a few MB at a time."""
     try:
-        with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            layout(file.read(PREFIX.size), size)
-            file.seek(0)
-            return _digest(file, size - DIGEST_BYTES) == file.read()
-    except (OSError, ValueError, struct.error):
+        check_whole(path)
+    except (OSError, ValueError):
         return False
+    return True
+
+
+def check_whole(path: Path) -> None:
+    """Reads all of a file, a few MB at a time.
+
+    Raises:
+        ValueError: it is not as it was written.
+        OSError: it cannot be read, which says nothing of what is in it.
+    """
+    with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(PREFIX.size)
+        layout(start.ljust(PREFIX.size, b"\0"), size)
+        file.seek(0)
+        if _digest(file, size - DIGEST_BYTES) != file.read():
+            raise ValueError("its digest differs")
 
 
 def _digest(file: BinaryIO, length: int) -> bytes:

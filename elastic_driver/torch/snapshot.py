@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from elastic_driver.errors import UnsupportedOperationError
-from elastic_driver.torch.tensors import tensor_bytes
+from elastic_driver.torch.tensors import flat_bytes, tensor_bytes
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.engine.byte_collectives import broadcast
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -326,7 +326,7 @@ def _broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_r
         if is_root:
             for part, tensor in zip(parts, chunk, strict=True):
                 host = tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
-                part.copy_(host.reshape(-1).view(torch.uint8))
+                part.copy_(flat_bytes(host))
         name = f"broadcast_tensors.{number}"
         broadcast(members.context.engine, tensor_bytes(buffer), root_rank, name, members.number)
         if not is_root:

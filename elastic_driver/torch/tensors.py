@@ -29,12 +29,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, (nbytes,) uint8, without a copy."""
+    # Also one element may have a stride, which its view as bytes must not have.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     """The memory of a contiguous CPU tensor, as bytes, without a copy."""
-    flat = tensor.detach().reshape(-1)
-    if flat.numel() == 0:
-        return np.empty(0, np.uint8)
-    return cast(Bytes, flat.view(torch.uint8).numpy())
+    return cast(Bytes, flat_bytes(tensor).numpy()) if tensor.numel() else np.empty(0, np.uint8)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from elastic_driver.worker.engine.collectives import Bytes, Group, ReduceOp, Sol
 from elastic_driver.worker.engine.plain import PlainEngine
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
-from .engines import PATIENCE_S, Kind, Operation, allreduce, engines, spec, together
+from .engines import PATIENCE_S, Kind, Operation, TensorSpec, allreduce, engines, spec, together
 
 FUNCTIONS = {
     ReduceOp.SUM: np.add,
@@ -24,6 +24,7 @@ FUNCTIONS = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
 }
+COMPARISONS = {ReduceOp.MIN: np.less, ReduceOp.MAX: np.greater}
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
 
 
@@ -46,7 +47,12 @@ class Threads(SoloCollectives):
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
         values = [part.view(dtype) for part in self._swap(data)]
         with np.errstate(all="ignore"):
-            data.view(dtype)[:] = functools.reduce(FUNCTIONS[op], values)
+            if op in COMPARISONS:  # as torch's Gloo does: what is not less, or not greater, is not taken
+                data.view(dtype)[:] = functools.reduce(
+                    lambda first, second: np.where(COMPARISONS[op](second, first), second, first), values
+                )
+            else:
+                data.view(dtype)[:] = functools.reduce(FUNCTIONS[op], values)
 
     def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
         output[:] = np.concatenate(self._swap(data))
@@ -181,6 +187,76 @@ def test_bfloat16_of_ranks_that_have_joined(op: ReduceOp) -> None:
         engine.submit(Operation(Kind.JOIN)).result()
 
     with engines(2) as made:
+        together(made, body)
+
+
+NAN, INF = float("nan"), float("inf")
+# A row for each rank.
+FLOATS = {
+    1: [[NAN, 1.0, INF, -INF, -0.5, NAN]],
+    3: [
+        [NAN, 1.0, 1.0, -INF, -1.0, INF, NAN, 0.5, INF, -2.0],
+        [2.0, NAN, 2.0, NAN, -2.0, INF, NAN, -0.5, -INF, -2.0],
+        [3.0, 3.0, NAN, INF, -1.5, INF, NAN, 0.0, 1.0, -4.0],
+    ],
+}
+
+
+def as_dtype(values: list[float], dtype: str) -> npt.NDArray[Any]:
+    """NumPy has no bfloat16: as the upper halves of float32, which hold these values."""
+    if dtype == "bfloat16":
+        return (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return np.array(values, dtype)
+
+
+def as_floats(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return (data.astype(np.uint32) << 16).view(np.float32) if data.dtype == np.uint16 else data
+
+
+@each_world
+@pytest.mark.parametrize("has_joined", [False, True], ids=["all", "without-rank-1"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX], ids=lambda op: op.name)
+def test_nan_of_any_rank_is_the_least_and_the_greatest(world: str, op: ReduceOp, dtype: str, has_joined: bool) -> None:
+    joined = threading.Event()
+
+    def body(engine: Any, rank: int) -> None:
+        if has_joined and rank == 1:
+            handle = engine.submit(Operation(Kind.JOIN))
+            joined.set()
+            handle.result()
+            return
+        if has_joined and size > 1:
+            joined.wait()
+        rows = [row for member, row in enumerate(FLOATS[size]) if not (has_joined and member == 1)]
+        wanted = FUNCTIONS[op].reduce(rows)
+        memory, specs = [], []
+        for times in (1, 3, 30_000):  # small ones in one group, and a large one
+            data = as_dtype(FLOATS[size][rank] * times, dtype)
+            memory.append(data)
+            address = data.ctypes.data
+            specs.append(TensorSpec(address, data.nbytes, dtype, data.shape, address))
+        engine.submit(Operation(Kind.ALLREDUCE, tuple(specs[:2]), name="group", reduce_op=op)).result()
+        engine.submit(Operation(Kind.ALLREDUCE, tuple(specs[2:]), name="large", reduce_op=op)).result()
+        for data, times in zip(memory, (1, 3, 30_000), strict=True):
+            np.testing.assert_array_equal(as_floats(data), np.tile(wanted, times))
+        engine.submit(Operation(Kind.JOIN)).result()
+
+    with WORLDS[world]() as made:
+        size = len(made)
+        together(made, body)
+
+
+@each_world
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX], ids=lambda op: op.name)
+def test_nan_in_scattered_rows(world: str, op: ReduceOp) -> None:
+    def body(engine: Any, rank: int) -> None:
+        rows = np.array([FLOATS[size][rank]] * size, "float32")
+        result = engine.submit(Operation(Kind.REDUCESCATTER, (spec(rows),), reduce_op=op)).result()
+        np.testing.assert_array_equal(result.arrays[0].view("float32"), FUNCTIONS[op].reduce(FLOATS[size]))
+
+    with WORLDS[world]() as made:
+        size = len(made)
         together(made, body)
 
 

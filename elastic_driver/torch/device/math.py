@@ -93,7 +93,10 @@ def carry_out(
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+    if not tensor.numel():
+        return tensor.new_empty(0, dtype=torch.uint8)
+    # Also one element may have a stride, which its view as bytes must not have.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -129,6 +132,10 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
         if op is ReduceOp.ADASUM:
             parts = peers.allgather(_bytes(work), [work.numel() * work.element_size()] * peers.size)
             work = _adasum([part.view(work.dtype) for part in parts])
+        elif op in (ReduceOp.MIN, ReduceOp.MAX) and work.dtype.is_floating_point:
+            keys = _ordered(work, op)
+            peers.allreduce(keys, op)
+            work = _from_ordered(keys)
         else:
             peers.allreduce(work, op)
     if op is ReduceOp.AVERAGE and peers.size > 1:
@@ -137,6 +144,24 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
         work = work.to(small)
     work = _scale(work, factors[1]).to(source.dtype)
     return work if source.dim() == 1 else work.reshape(source.shape)
+
+
+def _ordered(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """Integers in the order of floats, with NaN as the last of all for MAX and as the first for MIN.
+
+    Of floats NCCL (fminf, fmaxf) takes the one that is not NaN, and Gloo, which compares with <, the one or the other.
+    """
+    bits = values.view(torch.int32 if values.dtype == torch.float32 else torch.int64)
+    limits = torch.iinfo(bits.dtype)
+    # Floats are a sign and a magnitude: the greater a negative one's, the less it is.
+    keys = torch.where(bits < 0, bits ^ limits.max, bits)
+    return keys.masked_fill_(values.isnan(), limits.min if op is ReduceOp.MIN else limits.max)
+
+
+def _from_ordered(keys: torch.Tensor) -> torch.Tensor:
+    values = torch.where(keys < 0, keys ^ torch.iinfo(keys.dtype).max, keys)
+    floats = values.view(torch.float32 if keys.dtype == torch.int32 else torch.float64)
+    return floats.masked_fill_(floats.isnan(), float("nan"))
 
 
 def _adasum(vectors: list[torch.Tensor]) -> torch.Tensor:

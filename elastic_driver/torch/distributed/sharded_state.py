@@ -41,6 +41,7 @@ from elastic_driver.torch.distributed.shards import (
     taken_out,
 )
 from elastic_driver.torch.snapshot import flatten, optimizer_tree, set_optimizer, unflatten
+from elastic_driver.torch.tensors import flat_bytes
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable.commits import durable
@@ -369,7 +370,9 @@ class FSDPState(ObjectState):
             splits = []
             for leaves in wanted:
                 mine = [
-                    _bytes_of(sources[former].leaves[index].box.within(payloads[former].piece(index), part))
+                    flat_bytes(
+                        sources[former].leaves[index].box.within(payloads[former].piece(index), part).contiguous()
+                    )
                     for former, index, part in parts(sources, leaves, chunk)
                     if sources[former].holder == rank
                 ]
@@ -404,10 +407,6 @@ class FSDPState(ObjectState):
 
 def _has_nccl(group: Any) -> bool:
     return "nccl" in str(torch.distributed.get_backend_config(group))
-
-
-def _bytes_of(piece: torch.Tensor) -> torch.Tensor:
-    return piece.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _fill(pieces: list[torch.Tensor]) -> int:

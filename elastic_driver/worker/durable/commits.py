@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import sys
 import threading
 import time
@@ -22,8 +21,9 @@ from elastic_driver.errors import DurableError
 from elastic_driver.rendezvous.messages import DiscReport, PublishRequest
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
-from elastic_driver.worker.durable.folder import CommitId, Marks, commit_ids, make_room, prune, write_file
+from elastic_driver.worker.durable.folder import CommitId, Marks, commit_ids, prune, write_file
 from elastic_driver.worker.durable.restore import DurableState, View, find_and_load
+from elastic_driver.worker.durable.room import Room
 from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.runtime import DriverClient, new_client, runtime
 from elastic_driver.worker.settings import WorkerSettings, worker_settings
@@ -97,6 +97,7 @@ class Durable:
         self._host = host
         self._permit = permit
         self._marks = Marks(folder, job_id)
+        self._room = Room(folder)
         self._writes: bool | None = None  # whether this rank is the folder's writer; None before a round was entered
         self._entered = False  # whether a round was, with the state that it went on from
         self._owner: weakref.ref[DurableState] | None = None
@@ -209,7 +210,7 @@ class Durable:
                 self._wake.notify_all()
 
     def _write(self, commit: CommitId, encoded: durable_format.Encoded) -> None:
-        permit, commits = self._permit, commit.commits
+        permit, commits, freed = self._permit, commit.commits, 0
         try:
             while True:
                 try:
@@ -219,8 +220,10 @@ class Durable:
                 except OSError as error:
                     # Usually the oldest goes once the newest is there. A disc that holds no more than these would get
                     # no other commit for ever.
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not make_room(self.folder, commit):
+                    room = self._room.make(error, commit, encoded.file_bytes, freed)
+                    if not room:
                         raise
+                    freed += room
             self.written = commits
             if self._complaint:
                 say(f"commits are on disc in {self.folder} again, from commit {commits} on")

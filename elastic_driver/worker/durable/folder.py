@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_driver.errors import DurableError
-from elastic_driver.system.commit_file import is_complete, is_whole
+from elastic_driver.system.commit_file import is_complete
 from elastic_driver.system.safe_files import make_folder, new_file, open_inside, put_text, read_mark
 from elastic_driver.worker.durable import format as durable_format
 
@@ -127,34 +127,13 @@ def prune(folder: Path, keep: int, newest: CommitId, job_id: str = "") -> None:
         if commit.commits == newest.commits and commit > newest and _job_of(commit_path(folder, commit)) != job_id:
             remove.append(commit_path(folder, commit))
     with contextlib.suppress(OSError):
-        remove += _abandoned(folder, commit_path(folder, newest).stat().st_mtime)  # the disc's own clock
+        remove += abandoned(folder, commit_path(folder, newest).stat().st_mtime)  # the disc's own clock
     for path in remove:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def make_room(folder: Path, newest: CommitId) -> bool:
-    """Removes one commit, because the disc has no room for another: the oldest, but never the last whole one.
-
-    Args:
-        folder: the folder.
-        newest: the commit that there is no room for; later ones are another writer's.
-
-    Returns:
-        Whether anything was removed.
-    """
-    with contextlib.suppress(OSError):
-        older = [commit for commit in commit_ids(folder) if commit < newest]
-        needed = next((commit for commit in reversed(older) if is_whole(commit_path(folder, commit))), None)
-        spare = [commit_path(folder, commit) for commit in older if commit != needed]
-        for path in [*_abandoned(folder, folder.stat().st_mtime), *spare[:1]]:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                return True
-    return False
-
-
-def _abandoned(folder: Path, now: float) -> list[Path]:
+def abandoned(folder: Path, now: float) -> list[Path]:
     """What killed writers have left half done."""
     names = ("commit-*", _BEGUN_NAME, _ID_NAME)
     return [path for name in names for path in folder.glob(f".{name}.*.tmp") if _is_abandoned(path, now)]

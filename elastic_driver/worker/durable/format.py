@@ -59,10 +59,33 @@ class Encoded:
     parts: list[tuple[int, Any]]  # where in the data, and the array or tensor
     data_bytes: int
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return -(-(PREFIX.size + len(self.header)) // ALIGN) * ALIGN + self.data_bytes + DIGEST_BYTES
+
 
 def _torch() -> Any:
     # A state holds tensors only if its process has imported torch.
     return sys.modules.get("torch")
+
+
+def _kind_of(value: Any) -> str:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{name} of dtype {value.dtype}"
+    if not hasattr(value, "layout"):
+        return name
+    nested = "nested " if value.is_nested else ""
+    return f"{nested}{name} of layout {value.layout}{' on the meta device' if value.is_meta else ''}"
+
+
+def _shown(key: Any) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"a {type(key).__name__}"
 
 
 class _Encoder:
@@ -87,37 +110,43 @@ class _Encoder:
         if kind is float:
             return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
         if kind in _SEQUENCES:
-            return [_SEQUENCES[kind], [self.encode(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]]
+            items = [self.encode(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
+            limit = value.maxlen if kind is collections.deque else None
+            return [_SEQUENCES[kind], items, *([] if limit is None else [limit])]
         if kind in _MAPPINGS:
             pairs = [
-                [self.encode(k, f"{where} (a key)", depth + 1), self.encode(v, f"{where}[{k!r}]", depth + 1)]
+                [self.encode(k, f"{where} (a key)", depth + 1), self.encode(v, f"{where}[{_shown(k)}]", depth + 1)]
                 for k, v in value.items()
             ]
-            # The versions of modules, which a state_dict carries beside its items and load_state_dict reads.
-            metadata = getattr(value, "_metadata", None)
-            return [_MAPPINGS[kind], pairs, *([] if metadata is None else [self._beside(metadata, where, depth)])]
+            return [_MAPPINGS[kind], pairs, *self._attributes(value, where, depth)]
         if kind is bytes or kind is bytearray:
             return [kind.__name__, base64.b64encode(value).decode()]
         if kind is complex:
             return ["complex", struct.pack("<dd", value.real, value.imag).hex()]
         if kind is range:
-            return ["range", [value.start, value.stop, value.step]]
-        if kind is np.ndarray and value.dtype.kind in _NUMPY_KINDS:
+            return ["range", [self.encode(v, where) for v in (value.start, value.stop, value.step)]]
+        if kind is np.ndarray and _is_kept(value.dtype):
             return ["array", value.dtype.str, list(value.shape), self._place(value, value.nbytes), value.nbytes]
-        if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
+        if isinstance(value, np.generic) and kind is value.dtype.type and _is_kept(value.dtype):
             return ["scalar", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
         encoded = self._encode_torch(value)
         if encoded is not None:
             return encoded
-        layout = f" of layout {value.layout}" if hasattr(value, "layout") else ""
-        name = f"{kind.__module__}.{kind.__qualname__}{layout}"
         raise DurableError(
-            f"cannot write state.{where} to disc: it is a {name}; durable commits hold numbers, strings, bytes, "
-            "None, lists, tuples, sets, dicts, NumPy arrays, dense tensors, and what has state_dict"
+            f"cannot write state.{where} to disc: it is a {_kind_of(value)}; durable commits hold numbers, strings, "
+            "bytes, None, lists, tuples, sets, dicts, NumPy arrays, dense tensors, and what has state_dict"
         )
 
-    def _beside(self, metadata: Any, where: str, depth: int) -> Any:
-        return self.encode(metadata, f"{where} (its _metadata)", depth + 1)
+    def _attributes(self, mapping: Any, where: str, depth: int) -> list[Any]:
+        attributes = dict(getattr(mapping, "__dict__", ()))
+        # The versions of modules, which a state_dict carries beside its items and load_state_dict reads.
+        metadata = attributes.pop("_metadata", None)
+        if not attributes and metadata is None:
+            return []
+        beside = [self.encode(metadata, f"{where} (its _metadata)", depth + 1)]
+        if attributes:
+            beside.append(self.encode(attributes, f"{where} (its attributes)", depth + 1))
+        return beside
 
     def _encode_torch(self, value: Any) -> Any:
         torch = _torch()
@@ -129,7 +158,9 @@ class _Encoder:
             return ["torch.device", str(value)]
         if isinstance(value, torch.Size):
             return ["torch.Size", list(value)]
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return None
+        if value.is_quantized or value.is_nested or value.is_meta:
             return None
         size = value.numel() * value.element_size()
         dtype = str(value.dtype).removeprefix("torch.")
@@ -155,10 +186,15 @@ def encode(values: dict[str, Any], **facts: Any) -> Encoded:
 
 def _bytes_of(value: Any) -> memoryview:
     if isinstance(value, np.ndarray):
-        flat = np.ascontiguousarray(value).reshape(-1)
-        return memoryview(flat.view(np.uint8).data) if flat.nbytes else memoryview(b"")
-    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return memoryview(tensor.view(_torch().uint8).numpy()) if tensor.numel() else memoryview(b"")
+        if not value.nbytes:  # NumPy's copies of empty strings are one character wide
+            return memoryview(b"")
+        return memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    if not value.numel():
+        return memoryview(b"")
+    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    # Also one element may have a stride, which its view as bytes must not have.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return memoryview(flat.view(_torch().uint8).numpy(force=True))
 
 
 def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
@@ -194,12 +230,10 @@ class _Decoder:
             return node
         tag, *rest = node
         if tag in _SEQUENCE_OF:
-            return _SEQUENCE_OF[tag]([self.decode(item) for item in rest[0]])
+            items = [self.decode(item) for item in rest[0]]
+            return collections.deque(items, rest[1]) if len(rest) > 1 else _SEQUENCE_OF[tag](items)
         if tag in _MAPPING_OF:
-            mapping = _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in rest[0]])
-            if len(rest) > 1:
-                mapping._metadata = self.decode(rest[1])
-            return mapping
+            return self._mapping(tag, *rest)
         match tag:
             case "int":
                 return int(rest[0], 16)
@@ -212,15 +246,23 @@ class _Decoder:
             case "bytearray":
                 return bytearray(base64.b64decode(rest[0]))
             case "range":
-                return range(*rest[0])
+                return range(*map(self.decode, rest[0]))
             case "array":
                 return self._array(*rest)
             case "scalar":
-                return np.frombuffer(base64.b64decode(rest[1]), _dtype(rest[0]))[0]
+                return _scalar(_dtype(rest[0]), base64.b64decode(rest[1]))
             case "tensor" | "torch.dtype" | "torch.device" | "torch.Size":
                 return self._decode_torch(tag, rest)
             case _:
                 raise ValueError(f"unknown kind of value {tag!r}")
+
+    def _mapping(self, tag: str, pairs: list[Any], metadata: Any = None, attributes: Any = None) -> Any:
+        mapping = _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in pairs])
+        if metadata is not None:
+            mapping._metadata = self.decode(metadata)
+        if attributes is not None:
+            vars(mapping).update(self.decode(attributes))
+        return mapping
 
     def _bytes(self, start: int, size: int) -> memoryview:
         if not 0 <= start <= start + size <= len(self.data):
@@ -228,7 +270,10 @@ class _Decoder:
         return self.data[start : start + size]
 
     def _array(self, dtype: str, shape: list[int], start: int, size: int) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self._bytes(start, size), _dtype(dtype)).reshape(shape).copy()
+        kind, data = _dtype(dtype), self._bytes(start, size)
+        if not kind.itemsize:  # of empty strings: frombuffer cannot count them
+            return np.ndarray(shape, kind)
+        return np.frombuffer(data, kind).reshape(shape).copy()
 
     def _decode_torch(self, tag: str, rest: list[Any]) -> Any:
         import torch
@@ -251,6 +296,25 @@ class _Decoder:
         if size:
             tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(view, dtype=torch.uint8))
         return tensor.to(device).requires_grad_(requires_grad)
+
+
+def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    # An array's strings end before their last zeros; a scalar's zeros are its own. Of "" tobytes() gives one zero.
+    if dtype.kind in "SU":
+        data = data[: dtype.itemsize]
+    if dtype.kind == "S":
+        return np.bytes_(data)
+    if dtype.kind == "U":
+        return np.str_(data.decode("utf-32-be" if dtype.str[0] == ">" else "utf-32-le", "surrogatepass"))
+    return np.frombuffer(data, dtype)[0]
+
+
+def _is_kept(dtype: np.dtype[Any]) -> bool:
+    """Whether its name says all of it, as with those that other packages add it does not."""
+    try:
+        return dtype.kind in _NUMPY_KINDS and np.dtype(dtype.str) == dtype
+    except TypeError:
+        return False
 
 
 def _dtype(text: str) -> np.dtype[Any]:

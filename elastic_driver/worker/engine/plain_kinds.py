@@ -156,6 +156,10 @@ def _reduce(link: Link, data: Bytes, dtype: str, operation: Operation) -> None:
         gathered = link.gather(data, [data.nbytes] * link.size).reshape(link.size, -1)
         adasum(list(gathered), dtype)
         data[:] = gathered[0]
+    elif op in (ReduceOp.MIN, ReduceOp.MAX) and _is_float(dtype):
+        keys = _ordered(_load(data, dtype), op)
+        link.collectives.allreduce(as_bytes(keys), keys.dtype.name, op, timeout_s=link.limit_s)
+        _store(data, dtype, _from_ordered(keys))
     else:
         wire = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
         if op is ReduceOp.AVERAGE and dtype in _SMALL:  # their sums may not fit into them
@@ -247,6 +251,25 @@ def _store(data: Bytes, dtype: str, values: npt.NDArray[Any]) -> None:
     bits = values.astype(np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     data.view(np.uint16)[:] = np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(0x40), rounded)
+
+
+def _ordered(values: npt.NDArray[Any], op: ReduceOp) -> npt.NDArray[Any]:
+    """Integers in the order of floats, with NaN as the last of all for MAX and as the first for MIN.
+
+    Backends compare floats with <, which says no of every NaN: it would stay or go by the order of ranks.
+    """
+    bits = values.view(f"i{values.itemsize}")
+    limits = np.iinfo(bits.dtype)
+    # Floats are a sign and a magnitude: the greater a negative one's, the less it is.
+    keys: npt.NDArray[Any] = np.where(bits < 0, bits ^ limits.max, bits)
+    keys[np.isnan(values)] = limits.min if op is ReduceOp.MIN else limits.max
+    return keys
+
+
+def _from_ordered(keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = np.where(keys < 0, keys ^ np.iinfo(keys.dtype).max, keys).view(f"f{keys.itemsize}")
+    values[np.isnan(values)] = np.nan
+    return values
 
 
 def _limit(dtype: str, sign: int) -> Any:

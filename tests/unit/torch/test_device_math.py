@@ -88,3 +88,52 @@ def test_what_a_rank_that_has_joined_gives_changes_nothing(dtype: str) -> None:
         theirs = absent(dtype, (3,), torch.device("cpu"), op)
         assert theirs.dtype == ours.dtype
         assert function(ours, theirs).tolist() == ours.tolist()
+
+
+class Answering(Alone):
+    """A member of a group whose reduction gave this."""
+
+    def __init__(self, answer: torch.Tensor) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def allreduce(self, flat: torch.Tensor, op: ReduceOp) -> None:
+        """Gives it."""
+        flat.copy_(self._answer)
+
+
+def reduced_as_by_gloo(parts: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    """In the order of ranks. What is not less, or not greater, is not taken: so it is with every NaN."""
+    result = parts[0]
+    for part in parts[1:]:
+        result = torch.where(part < result if op is ReduceOp.MIN else part > result, part, result)
+    return result
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX], ids=lambda op: op.name)
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER], ids=lambda kind: kind.name)
+def test_nan_of_any_rank_is_the_least_and_the_greatest(kind: Kind, op: ReduceOp, dtype: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = [
+        [nan, 1.0, 1.0, -inf, -1.0, inf, nan, 0.5, inf, -2.0],
+        [2.0, nan, 2.0, nan, -2.0, inf, nan, -0.5, -inf, -2.0],
+        [3.0, 3.0, nan, inf, -1.5, inf, nan, 0.0, 1.0, -4.0],
+    ]
+    sources = [torch.tensor(row).to(getattr(torch, dtype)) for row in rows]
+    combine = torch.minimum if op is ReduceOp.MIN else torch.maximum
+    wanted = combine(combine(sources[0], sources[1]), sources[2])
+    # A rank that has joined changes nothing.
+    sources.insert(1, absent(dtype, (10,), torch.device("cpu"), op))
+    instruction = Instruction(kind, op, 0, (1.0, 1.0), may_overwrite=False)
+    given = []
+    for source in sources:
+        group = Alone()
+        carry_out(cast(Peers, group), instruction, source, 0, 1, ())
+        given.append(group.given[0].clone())
+    answer = reduced_as_by_gloo(given, op)
+    for source in sources:
+        group = Answering(answer)  # all rows of a scattered one
+        result = carry_out(cast(Peers, group), instruction, source, 0, 1, ())
+        assert result.dtype == source.dtype
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)

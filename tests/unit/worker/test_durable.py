@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import enum
 import errno
+import io
 import os
 import re
 import shutil
@@ -13,7 +15,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -91,6 +94,162 @@ def test_values_come_back_bitwise(tmp_path: Path) -> None:
     for new, old in zip(values["tensors"], VALUES["tensors"], strict=True):
         assert new.dtype == old.dtype
         assert torch.equal(new, old)
+
+
+def round_trip(value: Any) -> Any:
+    file = io.BytesIO()
+    durable_format.write(durable_format.encode({"x": value}), file)
+    return durable_format.decode(bytearray(file.getvalue()), Path("memory"))[1]["x"]
+
+
+def same(new: Any, old: Any) -> bool:
+    """Whether two values are alike in type, dtype, shape and bits."""
+    if type(new) is not type(old):
+        return False
+    if isinstance(old, torch.Tensor):
+        raw = [
+            torch.stack([tensor.detach().resolve_conj().resolve_neg()]).reshape(-1).view(torch.uint8)
+            for tensor in (new, old)
+        ]
+        return (new.dtype, new.shape, new.requires_grad) == (old.dtype, old.shape, old.requires_grad) and torch.equal(
+            *raw
+        )
+    if isinstance(old, np.ndarray | np.generic):
+        return bool((new.dtype, new.shape, new.tobytes()) == (old.dtype, old.shape, old.tobytes()))
+    if isinstance(old, dict):
+        return same([*new.items()], [*old.items()]) and same(getattr(new, "__dict__", 0), getattr(old, "__dict__", 0))
+    if isinstance(old, list | tuple | collections.deque):
+        return (
+            len(new) == len(old) and all(map(same, new, old)) and getattr(new, "maxlen", 0) == getattr(old, "maxlen", 0)
+        )
+    if isinstance(old, float | complex):
+        return np.array(new).tobytes() == np.array(old).tobytes()
+    return bool(new == old)
+
+
+class Tagged(collections.OrderedDict[str, int]):
+    pass
+
+
+def with_attributes(mapping: Any, **attributes: Any) -> Any:
+    vars(mapping).update(attributes)
+    return mapping
+
+
+def field(dtype: str) -> np.ndarray[Any, Any]:
+    return np.zeros(3, [("empty", dtype), ("number", "f4")])["empty"]
+
+
+KEPT: dict[str, Any] = {
+    "a limited deque": collections.deque([1, 2], maxlen=3),
+    "a deque of nothing": collections.deque(maxlen=0),
+    "deques in deques": collections.deque([collections.deque([1], 1)]),
+    "an empty str_": np.array(["", "a"])[0],
+    "an empty bytes_": np.bytes_(b""),
+    "a str_ that ends in zeros": np.str_("a\0\0"),
+    "a bytes_ that ends in zeros": np.bytes_(b"a\0\0"),
+    "a str_ with a surrogate": np.str_("é\ud800"),
+    "strings of no width": field("U0"),
+    "bytes of no width": field("S0"),
+    "no strings of no width": field("U0")[:0],
+    "strings": np.array([["", "é"], ["\0b", "c"]]),
+    "bytes": np.array([b"", b"a\0b"]),
+    "a huge range": range(0, -(10**5000), -7),
+    "a huge key": {10**5000: 1},
+    "attributes of a mapping": with_attributes(collections.OrderedDict(a=1), _metadata={"v": 1}, extra=[2]),
+    "an attribute alone": with_attributes(collections.Counter("ab"), extra={3}),
+    "metadata alone": with_attributes(collections.OrderedDict(), _metadata=collections.OrderedDict(a=1)),
+    "floats": [float("nan"), -0.0, 5e-324, float("-inf"), complex(float("nan"), -0.0)],
+    "keys": {(1, (2, "x")): 3, None: 4, 2.5: 6, b"x": 7, frozenset({1}): 8, range(3): 9, np.str_(""): 10},
+    "times": [np.datetime64("NaT"), np.datetime64("2020-01-01", "25s"), np.array([1, 2], "m8[3D]"), np.timedelta64(3)],
+    "wide floats": [np.longdouble(1) / 3, np.array([1, 2], np.clongdouble) / 3],
+    "orders of bytes": [np.zeros(3, ">i4"), np.array(5, ">c8"), np.array(["ab"], ">U2")],
+    "views": [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.broadcast_to(np.int8(1), (3, 2))],
+    "booleans": [np.True_, np.array([True, False])],
+    "views of tensors": [torch.tensor([1 + 2j]).conj(), torch.ones(1, 3).expand(4, 3)],
+    "one of many": [torch.arange(4.0)[2::2], torch.ones(1, 4)[:, 1:2].t(), torch.tensor([1 + 2j]).conj().imag],
+    "zeros without memory": torch._efficientzerotensor((3,)),
+    "what gets gradients": torch.ones(2, requires_grad=True),
+    "of torch's": [torch.Size([2, 0]), torch.device("cuda:1"), torch.float8_e4m3fn],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_value_that_is_written_comes_back_as_it_was(name: str) -> None:
+    new = round_trip(KEPT[name])
+    assert same(new, KEPT[name]), new
+
+
+@pytest.mark.parametrize(
+    "dtype", sorted({str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}.items())
+)
+def test_tensors_of_every_dtype_come_back_or_are_refused(dtype: tuple[str, torch.dtype]) -> None:
+    for shape in ((), (0,), (2, 3)):
+        try:
+            tensor = torch.empty(shape, dtype=dtype[1])
+        except Exception:  # this build cannot make one
+            continue
+        if tensor.is_quantized:
+            with pytest.raises(DurableError, match=r"cannot write state\.x to disc"):
+                durable_format.encode({"x": tensor})
+        else:
+            assert same(round_trip(tensor), tensor)
+
+
+class Wide(np.float64):
+    """A user's own scalars."""
+
+
+class Level(enum.IntEnum):
+    """Numbers with names."""
+
+    LOW = 1
+
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    a: int
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a subclass of a scalar": lambda: Wide(1),
+    "an enum": lambda: Level.LOW,
+    "a named tuple": lambda: Pair(1),
+    "a defaultdict": lambda: collections.defaultdict(list),
+    "a subclass of a mapping": lambda: Tagged(a=1),
+    "a memoryview": lambda: memoryview(b"x"),
+    "objects": lambda: np.array([1, "a"], object),
+    "records": lambda: np.zeros(2, [("a", "i4")]),
+    "a record": lambda: np.zeros(2, [("a", "i4")])[0],
+    "a masked array": lambda: np.ma.array([1]),
+    "a tensor without values": lambda: torch.empty(3, device="meta"),
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "a sparse tensor": lambda: torch.eye(2).to_sparse(),
+    "a parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_not_come_back_is_refused_before_anything_is_written(name: str) -> None:
+    with pytest.raises(DurableError, match=r"cannot write state\.x to disc: it is a "):
+        durable_format.encode({"x": REFUSED[name]()})
+
+
+def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
+    """With a deque without a limit, a mapping with metadata only, a range of plain numbers, and a scalar string."""
+    header = (
+        b'{"values":{"d":["deque",[1,2]],"o":["ordered",[["a",1]],["dict",[["v",2]]]],"r":["range",[1,9,2]],'
+        b'"s":["scalar","<U0","AAAAAA=="],"b":["scalar","|S0","AA=="],"t":["scalar","<U1","YQAAAA=="]}}'
+    )
+    path = tmp_path / "older"
+    with path.open("wb") as file:
+        durable_format.write(durable_format.Encoded(header, [], 0), file)
+    _, values = durable_format.read(path)
+    ordered = with_attributes(collections.OrderedDict(a=1), _metadata={"v": 2})
+    wanted = [collections.deque([1, 2]), ordered, range(1, 9, 2), np.str_(""), np.bytes_(b""), np.str_("a")]
+    assert same([*values.values()], wanted), values
 
 
 def test_every_truncation_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -264,12 +423,20 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
 class SmallDisc:
     """A disc with room for so many bytes of commits; what is written beyond fails as on a full one."""
 
-    def __init__(self, folder: Path, room: int) -> None:
+    def __init__(self, folder: Path, room: int, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.room = folder, room
+        patch.setattr(os, "fsync", self.fsync)
+        patch.setattr(os, "statvfs", self.statvfs)
+
+    def free(self) -> int:
+        return self.room - sum(path.stat().st_size for path in self.folder.glob("*commit-*"))
 
     def fsync(self, descriptor: int) -> None:
-        if sum(path.stat().st_size for path in self.folder.glob("*commit-*")) > self.room:
+        if self.free() < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def statvfs(self, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=max(0, self.free()), f_frsize=1, f_blocks=self.room)
 
 
 def test_a_disc_without_room_for_one_more_gets_the_next_commit(
@@ -281,7 +448,7 @@ def test_a_disc_without_room_for_one_more_gets_the_next_commit(
     assert on_disc.wait()
     size = commit_files(on_disc.folder)[0][1].stat().st_size
     for room, kept in ((2, 2), (3, 2)):
-        monkeypatch.setattr(os, "fsync", SmallDisc(on_disc.folder, room * size + size // 2).fsync)
+        SmallDisc(on_disc.folder, room * size + size // 2, monkeypatch)
         for _ in range(4):
             state.commit()
             assert on_disc.wait()
@@ -300,7 +467,7 @@ def test_a_full_disc_keeps_its_last_whole_commit(
     whole, torn = (path for _, path in commit_files(on_disc.folder))
     size = whole.stat().st_size
     torn.write_bytes(torn.read_bytes()[:-1])
-    monkeypatch.setattr(os, "fsync", SmallDisc(on_disc.folder, size + size // 2).fsync)
+    SmallDisc(on_disc.folder, size + size // 2, monkeypatch)
     state.commit()
     assert on_disc.wait()
     assert [path for _, path in commit_files(on_disc.folder)] == [whole], "neither fits beside the last whole one"
