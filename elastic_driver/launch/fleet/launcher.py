@@ -38,6 +38,8 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 
 LOOPBACK = "127.0.0.1"
+# Between two looks at whether an agent is connected again.
+_LOOK_S = 0.05
 
 
 class Agents(Protocol):
@@ -189,11 +191,7 @@ class AgentLauncher:
             CommandNotFoundError: the command cannot be run, on none of the hosts that there are.
             LaunchError: the process could not be started, here, or its host has no agent any more.
         """
-        link = self._agents.link_of(worker.hostname)
-        if self._closing:
-            raise LaunchError(f"cannot start worker {worker}: the job is ending")
-        if link is None:
-            raise LaunchError(f"cannot start worker {worker}: its host has no agent any more")
+        link = await self._agent_for(worker)
         links = self._agents.links()
         if len(links) > 1:
             self._agents.address_of(link, links)  # a host without one is of no use to the others
@@ -209,6 +207,21 @@ class AgentLauncher:
             # Nobody takes the process any more, but it may come to be.
             link.send(Stop(worker.key, 0.0))
             raise
+
+    async def _agent_for(self, worker: WorkerId) -> AgentLink:
+        """The agent that is to start a worker; one without a connection comes back in a moment, or another does.
+
+        An order that such a one is never told would fail with it, and the host be blamed, whoever has its name by then.
+        """
+        while True:
+            if self._closing:
+                raise LaunchError(f"cannot start worker {worker}: the job is ending")
+            link = self._agents.link_of(worker.hostname)
+            if link is None:
+                raise LaunchError(f"cannot start worker {worker}: its host has no agent any more")
+            if link.connected:
+                return link
+            await asyncio.sleep(_LOOK_S)
 
     def warm_up(self) -> None:
         """Has later workers forked from warmed processes. Not before the first ones run: it would slow them down."""

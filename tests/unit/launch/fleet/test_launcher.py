@@ -113,6 +113,33 @@ def test_a_worker_that_can_not_be_started() -> None:
     on_fleet(main)
 
 
+def test_a_worker_is_started_by_the_agent_that_has_a_host_after_a_broken_connection() -> None:
+    """The one that was there, or another that has joined under its name; one that is gone fails no start."""
+
+    async def main(fleet: FakeFleet) -> None:
+        first = fleet.arrives("j", ticket=False)
+        await rest()
+        worker = WorkerId("j", 0, 0)
+        first.hang_up()
+        task = start(fleet, worker)
+        await rest()
+        first.connect()
+        await asyncio.sleep(0.1)
+        assert first.of(Start)
+        first.say(Started(worker.key, 5), Exited(worker.key, 0, []), Finished(worker.key))
+        await task
+        first.hang_up()
+        second = fleet.arrives("j", ticket=False)
+        again = WorkerId("j", 0, 1)
+        task = start(fleet, again)
+        await asyncio.sleep(5)
+        assert (len(first.of(Start)), len(second.of(Start))) == (1, 1)
+        second.say(Started(again.key, 6))
+        assert (await task).pid == 6
+
+    on_fleet(main)
+
+
 def test_no_worker_starts_on_a_host_without_an_agent_or_at_the_end() -> None:
     async def main(fleet: FakeFleet) -> None:
         with pytest.raises(LaunchError, match="its host has no agent any more"):
