@@ -25,7 +25,7 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
 
-PATIENCE_S = 30.0
+PATIENCE_S = 150.0
 OURS = OurDialect({}, exported={})
 
 

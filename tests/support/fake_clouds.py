@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-PATIENCE_S = 30.0
+PATIENCE_S = 150.0
 
 
 @dataclass(frozen=True)

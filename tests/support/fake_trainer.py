@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes_fake.certificate import write_certificate
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/train/status"
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 # Of TrainerStatus, as the custom resource's schema has it.
 _FIELDS = {"progressPercentage": 100, "estimatedRemainingSeconds": (1 << 31) - 1}
 

@@ -96,7 +96,7 @@ class ForkServer:
                 self._pipes = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
                 request = json.dumps({"command": list(command), "env": env}).encode()
                 socket.send_fds(self._control, [request], [in_read, out_write])
-                return self._forked.get(timeout=60)
+                return self._forked.get(timeout=150)
         finally:
             os.close(in_read)
             os.close(out_write)

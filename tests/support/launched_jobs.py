@@ -143,7 +143,7 @@ def why_no_mpi4py(flavour: str) -> str:
 def nothing_left(folder: Path) -> Iterator[None]:
     """Whatever has this folder in its environment has ended at the end, soon."""
     yield
-    end = time.monotonic() + 30
+    end = time.monotonic() + 150
     while left := _running(folder):
         if time.monotonic() > end:
             for process in left:

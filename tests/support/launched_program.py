@@ -31,7 +31,7 @@ def answer(**values: Any) -> None:
 
 
 def wait_for(name: str) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while not (ANSWERS / name).exists():
         assert time.monotonic() < end, f"{name} does not come"
         time.sleep(0.01)

@@ -49,7 +49,7 @@ class Sink:
 
     async def has(self, text: str, stream: str = "stdout") -> None:
         """Blocks until the text was written."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(150):
             while text.encode() not in self.data[stream]:
                 self._written.clear()
                 await self._written.wait()

@@ -18,7 +18,7 @@ import pytest
 from jobs import Job, check_agreement
 from namespaces import NamespaceHost, Namespaces
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 # What hosts of two slots each have room for.
 NAMES = ("node0:2", "node1:2", "node2:2")
 

@@ -195,7 +195,7 @@ class NamespaceHost:
 
     def run(self, command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command on the host; text, output captured, 60 s at most. Arguments as for subprocess.run."""
-        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "env": self.environment()}
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 150, "env": self.environment()}
         return subprocess.run([*self.prefix, *command], **(settings | more))
 
     def popen(self, command: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
@@ -222,7 +222,7 @@ class NamespaceHost:
         self.cut()
         _kill_all(self.namespace)
         if self._sshd is not None:
-            self._sshd.wait(timeout=30)
+            self._sshd.wait(timeout=150)
             self._sshd = None
 
     def power_on(self) -> None:
@@ -305,7 +305,7 @@ class NamespaceHost:
         """Ends its ssh server: connections are refused. Those that exist live on."""
         assert self._sshd is not None
         self._sshd.terminate()
-        self._sshd.wait(timeout=30)
+        self._sshd.wait(timeout=150)
         self._sshd = None
 
     def end_sessions(self) -> None:
@@ -343,9 +343,9 @@ class NamespaceHost:
         """Kills what runs there, and removes it."""
         _remove(self.namespace)
         for popen in self._popens:
-            popen.wait(timeout=30)
+            popen.wait(timeout=150)
         for reader in self._readers:
-            reader.join(timeout=30)
+            reader.join(timeout=150)
         for popen in self._popens:
             for stream in (popen.stdin, popen.stdout, popen.stderr):
                 if stream is not None:

@@ -33,11 +33,11 @@ def meet() -> list[str]:
     """Rank 0 hears of all others; returns who was there, to rank 0."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     if rank:
         while True:
             try:
-                with socket.create_connection(place, timeout=60) as sock:
+                with socket.create_connection(place, timeout=150) as sock:
                     sock.sendall(f"{rank}\n".encode())
                     return []
             except OSError:
@@ -45,7 +45,7 @@ def meet() -> list[str]:
                     raise
                 time.sleep(0.05)
     with socket.create_server(place) as server:
-        server.settimeout(60)
+        server.settimeout(150)
         heard = ["0"]
         while len(heard) < size:
             sock, _ = server.accept()

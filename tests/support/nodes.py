@@ -19,7 +19,7 @@ from namespaces import NamespaceHost
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 WORKER = [sys.executable, str(SUPPORT / "node_worker.py")]
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 _T = TypeVar("_T")
 

@@ -19,7 +19,7 @@ def run_checks(
     with FakeJob(backend=backend, auto=False) as job:
         job.start(workers, "optimizer_program.run_checks", *checks, env=dict(env))
         for worker in workers:
-            job.processes[worker].popen.wait(120)
+            job.processes[worker].popen.wait(150)
             job.processes[worker].reader.join()
         said: dict[str, str] = {}
         for worker in workers:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rendezvous_process import RendezvousProcess
 
-PATIENCE_S = 120.0
+PATIENCE_S = 150.0
 
 # Trains for ever, and ends when all have seen that the file is there. Each step is a line.
 SCRIPT = """

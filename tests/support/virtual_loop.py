@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-PATIENCE_S = 30.0
+PATIENCE_S = 150.0
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]

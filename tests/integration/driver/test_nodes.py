@@ -157,7 +157,7 @@ def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
                 assert ("does not take this agent in" if answer else "gives up to wait for the driver") in node.err
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(60)
+            thread.join(150)
             for sock in taken:
                 sock.close()
 
@@ -210,7 +210,7 @@ def test_nodes_of_unequal_size_whose_script_fails_at_its_start(tmp_path: Path) -
     ]
     try:
         for rank, node in enumerate(nodes):
-            said[rank] = node.communicate(timeout=60)[1]
+            said[rank] = node.communicate(timeout=150)[1]
     finally:
         for node in nodes:
             node.kill()

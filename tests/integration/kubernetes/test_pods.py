@@ -33,7 +33,7 @@ def api() -> Iterator[FakeKubernetes]:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await scenario()
 
     asyncio.run(limited())
