@@ -49,12 +49,17 @@ def machines() -> Iterator[Namespaces]:
         yield made
 
 
-def ask(asker: NamespaceHost, name: str, *, timeout_s: float = 30.0, size: int = 1) -> float:
+def ask(asker: NamespaceHost, name: str, *, timeout_s: float = 100.0, size: int = 1) -> float:
     """How long an echo took; raises TimeoutError when none came."""
     done = asker.run([sys.executable, "-c", _ASK, name, str(timeout_s), str(size)])
     if done.returncode:
         raise TimeoutError(done.stderr)
     return float(done.stdout)
+
+
+def is_fast(asker: NamespaceHost, other: NamespaceHost, below_s: float, *, size: int = 1) -> bool:
+    """Whether an echo can take less than that: on a busy machine not each does."""
+    return any(ask(asker, other.name, size=size) < below_s for _ in range(100))
 
 
 def is_cut(asker: NamespaceHost, name: str) -> bool:
@@ -89,21 +94,24 @@ def test_two_hosts_are_cut_from_each_other(machines: Namespaces) -> None:
 
 def test_one_way_only(machines: Namespaces) -> None:
     node0, node1, _ = machines
-    count = (
-        "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5001)); s.settimeout(1)"
-    )
+    count = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5001))"
     listen = f"{count}; print('listens', flush=True); print(s.recv(9).decode())"
-    send = "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'hello', (sys.argv[1], 5001))"
+    send = (
+        "import socket, sys; text, to = sys.argv[1:]; "
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(text.encode(), (to, 5001))"
+    )
     ask(node0, node1.name)
     with NetworkFaults() as faults:
         faults.one_way(node1, node0)
-        for sender, receiver, said in ((node0, node1, "hello\n"), (node1, node0, "")):
+        for sender, receiver, said in ((node0, node1, "hello\n"), (node1, node0, "nothing\n")):
             listener = receiver.popen(
                 [sys.executable, "-c", listen], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
             assert listener.stdout.readline() == "listens\n"
-            assert sender.run([sys.executable, "-c", send, receiver.ipv4]).returncode == 0
-            assert listener.communicate(timeout=30)[0] == said
+            assert sender.run([sys.executable, "-c", send, "hello", receiver.ipv4]).returncode == 0
+            # What comes first counts; the receiver's own word would not overtake the other's.
+            assert receiver.run([sys.executable, "-c", send, "nothing", "127.0.0.1"]).returncode == 0
+            assert listener.communicate(timeout=150)[0] == said
 
 
 def test_a_partition(machines: Namespaces) -> None:
@@ -130,12 +138,12 @@ def test_slow_and_lossy_links(machines: Namespaces) -> None:
         faults.slow(node1, "5mbit")
         # 512 KB with what is around them take 0.84 s; what a burst has of them, 0.1 s, is free.
         assert ask(node0, node1.name, size=1 << 19) > 0.7
-        assert ask(node0, node2.name, size=1 << 19) < 0.7
+        assert is_fast(node0, node2, 0.7, size=1 << 19)
     with NetworkFaults() as faults:
         faults.lossy(node1, delay_s=0.5)
         assert ask(node0, node1.name) >= 1.0
         assert ask(node1, node2.name) >= 1.0
-        assert ask(node0, node2.name) < 1.0
+        assert is_fast(node0, node2, 1.0)
         faults.lossy(node1, loss=0.1, seed=5)
         before = sent_again(node0) + sent_again(node1)
         ask(node0, node1.name, size=1 << 22)
@@ -164,7 +172,7 @@ def test_a_machine_that_goes_and_comes_back_with_another_address() -> None:
 def test_names_that_are_not_answered(machines: Namespaces) -> None:
     node0, _, _ = machines
     look_up = [sys.executable, "-c", "import socket; print(socket.getaddrinfo('node1', 1)[0][4][0])"]
-    with NameService(node0, machines, timeout_s=1) as names:
+    with NameService(node0, machines, timeout_s=3) as names:
         assert node0.run(look_up).stdout == "10.77.0.2\n"
         names.go_silent()
         assert "name resolution" in node0.run(look_up).stderr
@@ -190,7 +198,7 @@ def test_a_clock_that_jumps(tmp_path: Path) -> None:
             clock.jump(jump_s)
             process.stdin.write("tell\n")
             wall, running = json.loads(process.stdout.readline())
-            assert abs(wall - time.time() - jump_s) < 60
-            assert 0 <= time.monotonic() - running < 60
+            assert abs(wall - time.time() - jump_s) < 600, "less than any jump"
+            assert 0 <= time.monotonic() - running < 600
         process.stdin.write("\n")
     wait_for("its end", lambda: process.poll() is not None)

@@ -24,7 +24,7 @@ COMMANDS = [
     line for kind, text in BLOCKS if kind == "sh" and not FILE_NAME.search(text) for line in text.splitlines() if line
 ]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 
 def test_every_block_is_a_file_a_command_or_output() -> None:
@@ -65,7 +65,7 @@ def run(folder: Path, command: str, *path: Path) -> tuple[int, str]:
         text=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=90)
+            output, _ = process.communicate(timeout=150)
         except BaseException:
             process.terminate()
             raise

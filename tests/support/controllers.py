@@ -29,11 +29,11 @@ def running_controller(make: Callable[[Api], Controller]) -> Iterator[None]:
     thread = threading.Thread(target=serve, name="controller")
     thread.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(150)
         yield
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
+        thread.join(150)
         assert not thread.is_alive()
         loop.close()
     assert not failed, failed

@@ -27,6 +27,7 @@ class Job:
     """Starts ``elasticrun`` with the hosts given in a file that a script prints. Use as a context manager."""
 
     discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
+    patience_s = PATIENCE_S
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Job:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(PATIENCE_S)
+                self.process.wait(self.patience_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -98,7 +99,7 @@ class Job:
         return self.stderr.read_text(errors="replace")
 
     def wait_for(self, what: str, found: Callable[[], Any]) -> Any:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + self.patience_s
         while time.monotonic() < end:
             answer = found()
             if answer:
@@ -124,7 +125,7 @@ class Job:
 
     def wait(self) -> int:
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(self.patience_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job does not end\n{self.said()[-4000:]}") from None
 

@@ -43,10 +43,10 @@ class ApiServer:
 
     def __exit__(self, *unused: object) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
-        self._accepting.join(30)
+        self._accepting.join(150)
         self._listening.close()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(150)
 
     def _accept(self) -> None:
         while True:

@@ -47,9 +47,9 @@ class KubectlServer:
 
     def __exit__(self, *unused: object) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
-        self._thread.join(20)
+        self._thread.join(150)
         for thread in self._threads:
-            thread.join(20)  # their commands are dead with their pods
+            thread.join(150)  # their commands are dead with their pods
         self._server.close()
 
     def _serve(self) -> None:

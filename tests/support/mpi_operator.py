@@ -169,7 +169,7 @@ class MpiJob(Job):
     def end(self) -> int:
         """Deletes the launcher as the kubelet does. Returns elasticrun's exit code."""
         self._launcher.delete()
-        return self.process.wait(60)
+        return self.process.wait(150)
 
     def steps(self) -> list[dict[str, Any]]:
         """See Job; none before the first."""

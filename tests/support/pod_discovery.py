@@ -19,7 +19,7 @@ from elastic_driver.hosts import Departure, Host
 from elastic_driver.settings.pods import RACK_FROM, SLOTS_FROM
 
 LABELS = {"app": "train"}
-LIMIT_S = 30.0
+LIMIT_S = 150.0
 
 
 def reading(**given: Any) -> Reading:

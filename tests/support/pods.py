@@ -321,7 +321,7 @@ class Pod:
 
     def run(self, command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command in its container, as kubectl exec and the kubelet do. Text, output captured, 60 s at most."""
-        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "stdin": subprocess.DEVNULL}
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 150, "stdin": subprocess.DEVNULL}
         return subprocess.run(self.inside(command), **(settings | more))
 
     def inside(self, command: Sequence[str]) -> list[str]:
@@ -366,7 +366,7 @@ class Pod:
             # With its first process all others die. What waits for that is not reaped yet, so neither is that.
             if self._popen.poll() is None:
                 os.kill(self.first_process, signal.SIGKILL)
-            self._popen.wait(timeout=30)
+            self._popen.wait(timeout=150)
             wait_for(f"the end of {self.name}", lambda: not self.processes(), more=lambda: str(self.processes()))
 
     def processes(self) -> list[int]:

@@ -88,7 +88,7 @@ class Slurm:
 
     def _asked(self, *words: str) -> str:
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=60, env=os.environ | self.environ, check=False
+            words, capture_output=True, text=True, timeout=150, env=os.environ | self.environ, check=False
         )
         return done.stdout
 
@@ -110,7 +110,7 @@ def _free_ports() -> list[int]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(15)
+        process.wait(150)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -17,7 +17,7 @@ import elastic_driver.torch as hvd
 
 # A suspicion comes after ten times the slowest of the last 100 steps. So all of them have to be quick by then, also
 # where a busy machine makes some slow.
-STEP_S, QUICK_S, QUICK_STEPS = 0.02, 0.5, 110
+STEP_S, QUICK_S, QUICK_STEPS = 0.02, 1.0, 110
 quick = 0
 
 

@@ -1,13 +1,14 @@
-"""A worker for the tests of vitals: it commits, and rank 1 holds Python's lock as long as a file is there.
+"""A worker for the tests of vitals: it commits, and rank 1 holds Python's lock as long as FOLDER/hold is written to.
 
     vitals_program.py FOLDER
 
-It ends when FOLDER/end is there.
+FOLDER/hold is a pipe. It ends when FOLDER/end is there.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,11 +20,12 @@ import elastic_driver as hvd
 FOLDER = Path(sys.argv[1])
 
 
-def holds_the_lock(for_s: float) -> None:
-    """A signal ends a sleep of the C library's; then it sleeps on."""
-    usleep, end = ctypes.PyDLL(None).usleep, time.monotonic() + for_s
-    while (left_s := end - time.monotonic()) > 0:
-        usleep(int(left_s * 1e6) + 1)
+def holds_the_lock(pipe: Path) -> None:
+    """Until the other end is closed; a signal does not end the C library's read."""
+    reader = os.open(pipe, os.O_RDONLY)
+    pipe.unlink()
+    assert ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1) == 0
+    os.close(reader)
 
 
 @hvd.elastic.run
@@ -31,9 +33,7 @@ def train(state: hvd.elastic.ObjectState) -> None:
     """Until the end."""
     while True:
         if hvd.rank() == 1 and (FOLDER / "hold").exists():
-            seconds = float((FOLDER / "hold").read_text())
-            (FOLDER / "hold").unlink()
-            holds_the_lock(seconds)
+            holds_the_lock(FOLDER / "hold")
         end = hvd.allreduce(np.array([float((FOLDER / "end").exists())]), op=hvd.Max, name="is it over")
         if end[0]:
             return

@@ -46,7 +46,7 @@ def test_a_wait_is_ended_by_close_though_no_driver_answers() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     link.close()
-    thread.join(30)
+    thread.join(150)
     assert not thread.is_alive()
     assert len(ended) == 1
 
@@ -78,7 +78,7 @@ def test_rubbish_is_no_message(kind: type[Servers | ServersRequest | ServingRepo
 
 def test_the_server_program_says_that_it_is_not_for_people() -> None:
     command = [sys.executable, "-m", "elastic_driver.task_server"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 1
     assert "is started by elasticrun --parameter-servers" in done.stderr
     assert "Traceback" not in done.stderr
@@ -95,7 +95,7 @@ with task_server._quietly():
     {end}
 os.write(2, b"I0000 00:00:1 later\\n")
 """
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_a_server_keeps_tensorflows_noise_at_its_loading_and_nothing_else_from_stderr() -> None:

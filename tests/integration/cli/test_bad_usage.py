@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -63,13 +64,13 @@ def run(tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            timeout=60,
+            timeout=150,
             env={**os.environ, "PYTHONPATH": str(ROOT), MARK: mark, **(env or {})},
         )
         assert "Traceback" not in done.stderr, done.stderr
         assert "\x1b" not in done.stderr + done.stdout, "control characters on what is no terminal"
         # The guard is no child that the driver waits for: it may see the end a moment later.
-        end = time.monotonic() + 10
+        end = time.monotonic() + 150
         while left_running(mark):
             assert time.monotonic() < end, left_running(mark)
             time.sleep(0.02)
@@ -244,7 +245,7 @@ def test_commands_that_cannot_run(run: Run, tmp_path: Path, text: str, mode: int
     ],
 )
 def test_bad_discovery_scripts(run: Run, tmp_path: Path, body: str, complaint: str) -> None:
-    timeout = "0.5" if "sleep" in body else "10"
+    timeout = "0.5" if body == "sleep 1000" else "3" if "sleep" in body else "150"
     script = program(tmp_path, "discover.sh", f"#!/bin/sh\n{body}\n")
     ran = run("-np", "2", "--host-discovery-script", script, "--discovery-timeout", timeout, "true")
     assert ran.code == 2
@@ -315,12 +316,12 @@ def test_one_slot_that_never_calls_init_is_named(run: Run, tmp_path: Path) -> No
         "import os, time\nimport elastic_driver as hvd\n"
         "time.sleep(1000 if os.environ['HOROVOD_RANK'] == '1' else 0)\nhvd.init()\ntime.sleep(1000)\n",
     )
-    ran = run("-np", "2", "--start-timeout", "4", "--elastic-timeout", "2", PYTHON, "train.py")
+    ran = run("-np", "2", "--start-timeout", "8", "--elastic-timeout", "2", PYTHON, "train.py")
     assert ran.code == 3
-    assert "stopping worker localhost[1]: it did not call hvd.init() within 4 s (--start-timeout)" in ran.err
+    assert "stopping worker localhost[1]: it did not call hvd.init() within 8 s (--start-timeout)" in ran.err
     assert ran.err.splitlines()[-1].startswith("elasticrun: job failed: ")
     assert ran.err.splitlines()[-1].endswith(
-        "gave up after 2 s (--elastic-timeout); first failure: worker localhost[1] did not call hvd.init() within 4 s "
+        "gave up after 2 s (--elastic-timeout); first failure: worker localhost[1] did not call hvd.init() within 8 s "
         "(--start-timeout) (exit code 3)"
     )
 
@@ -443,7 +444,7 @@ def test_the_script_of_the_package_is_the_module(tmp_path: Path) -> None:
     elasticrun = Path(PYTHON).with_name("elasticrun")
     if not elasticrun.exists():
         pytest.skip("the package is not installed next to this Python")
-    done = subprocess.run([elasticrun, "-np", "1"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([elasticrun, "-np", "1"], capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("elasticrun: error: no command to run")
 
@@ -457,14 +458,15 @@ def test_a_status_line_counts_on_a_terminal_and_is_gone_at_the_end(tmp_path: Pat
         ["script", "-qefc", shlex.join(words), str(tmp_path / "typescript")],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=150,
         check=False,
         env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2
     shown = done.stdout.decode()
-    for second in (0, 1, 2):
-        assert f"[00:0{second}] waiting for worker localhost[0] to call hvd.init(); {3 - second} s left" in shown
+    counted = re.findall(r"\[00:0(\d)\] waiting for worker localhost\[0\] to call hvd.init\(\); (\d) s left", shown)
+    assert len(set(counted)) > 1, "a busy machine may miss some"
+    assert {int(passed) + int(left) for passed, left in counted} <= {2, 3, 4}
     *_, last = [part for part in shown.split("\x1b[2K") if part.strip()]
     assert last.startswith("elasticrun: job failed: no worker called hvd.init() within 3 s")
     assert last.endswith("(exit code 2)\r\n")
@@ -496,7 +498,7 @@ sys.exit(main(["-np", "1", "/bin/true"]))
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without other processes")
 def test_a_machine_without_room_for_a_driver_is_one_clear_line() -> None:
-    done = subprocess.run([PYTHON, "-c", NO_ROOM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PYTHON, "-c", NO_ROOM], capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert done.stderr == (
         "elasticrun: error: cannot start the driver: no thread can be started; the limit of processes (ulimit -u) or "

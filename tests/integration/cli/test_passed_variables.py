@@ -32,7 +32,7 @@ def test_variables_reach_the_workers_and_flags_win(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert ran.stdout == "[0]<stdout>:a b|c|3.0|0|\n", ran.stderr

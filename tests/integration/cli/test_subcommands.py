@@ -39,7 +39,7 @@ def job(tmp_path: Path, runtime: Path) -> Iterator[Job]:
 
 def elasticrun(*words: str, **more: str) -> Ran:
     command = [sys.executable, "-m", "elastic_driver", *words]
-    return subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_reader_that_has_seen_enough_ends_a_subcommand(job: Job) -> None:
     assert job.events("job_started")
     for words in ("status", "status --watch", "jobs"):
         command = f"{shlex.join([sys.executable, '-m', 'elastic_driver'])} {words} | true; echo $PIPESTATUS"
-        ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=150, check=False)
         assert (ran.stdout, ran.stderr) == (f"{128 + signal.SIGPIPE}\n", "")
 
 
@@ -114,7 +114,7 @@ def test_a_watch_ends_with_the_job(job: Job) -> None:
         for line in watch.stdout:
             json.loads(line)
         assert watch.stderr.read() == f"job {job_id} has ended\n"
-        assert watch.wait(60) == 0
+        assert watch.wait(150) == 0
 
 
 # --- against a server of the test's -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def elasticrun(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=150,
         env=environ | (env or {}),
         cwd=cwd,
     )

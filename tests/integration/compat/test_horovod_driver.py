@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 Worker = Callable[[SlotInfo, list[threading.Event]], tuple[int, float]]
 TWO_BY_TWO = {"host-1": 2, "host-2": 2}
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Rendezvous:

@@ -179,6 +179,6 @@ def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             await asyncio.wait((running, life), return_when=asyncio.FIRST_COMPLETED)
             if life.done():
                 life.result()
-            return await asyncio.wait_for(running, 20)
+            return await asyncio.wait_for(running, 150)
 
     assert asyncio.run(main()) == 0

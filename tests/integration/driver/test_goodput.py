@@ -24,13 +24,13 @@ FOUR = "localhost:2\n127.0.0.1:2\n"
 
 def elasticrun(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastic_driver", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=150)
 
 
-def check(job: Job, *, unexplained: float = 0.01) -> dict[str, float]:
+def check(job: Job) -> dict[str, float]:
     """The second program's word on the log, and the picture's. Gives the job's seconds by category."""
     script = [sys.executable, str(ROOT / "scripts" / "goodput"), "--check", str(job.event_log)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == "", "each line of the log is understood"
     started = len({event["worker"] for event in job.events("worker_started")})
@@ -44,7 +44,8 @@ def check(job: Job, *, unexplained: float = 0.01) -> dict[str, float]:
     assert last["wall_s"] == pytest.approx(job.events("job_ended")[0]["at_s"] - begun, abs=0.001)
     assert job.events()[-2]["event"] == "goodput", "just before the end"
     seconds: dict[str, float] = last["seconds"]
-    assert seconds["unexplained"] <= unexplained * last["wall_s"]
+    stood_s = sum(event["stood_s"] for event in job.events("stood_still"))  # the machine may be as busy as that
+    assert seconds["unexplained"] <= 0.01 * last["wall_s"] + stood_s
     picture = job.folder / "job.svg"
     done = elasticrun("report", str(job.event_log), "-o", str(picture))
     assert (done.returncode, done.stderr) == (0, "")
@@ -70,15 +71,24 @@ def rank_of(lines: list[dict[str, Any]], rank: int) -> int:
     return pid
 
 
+def is_stopped_beyond_a_commit(job: Job) -> bool:
+    """Stops rank 3; lets it go again unless there is something to lose now. The others make one step more at most."""
+    lines = job.steps()
+    if max((line["step"] for line in lines), default=0) < 2:
+        return False
+    os.kill(pid := rank_of(lines, 3), signal.SIGSTOP)
+    if 20 <= max(line["step"] for line in job.steps()) % 40 < 37:
+        return True
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
 def test_a_kill_and_a_growth(tmp_path: Path) -> None:
     """What was trained since the last commit is recomputed, and the joiners' boot is theirs."""
     env = {"COMMIT_EVERY": "40", "STEP_S": "0.03"}
     flags = ("-np", "4", "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
     with Job(tmp_path, FOUR, *flags, env=env) as job:
-        # Half way to the next commit, so that there is something to lose; on a busy machine a later one.
-        job.wait_for(
-            "steps beyond a commit", lambda: 20 <= max((line["step"] for line in job.steps()), default=0) % 40 < 30
-        )
+        job.wait_for("steps beyond a commit", lambda: is_stopped_beyond_a_commit(job))
         os.kill(rank_of(job.steps(), 3), signal.SIGKILL)
         job.wait_for_steps(2, after=time.time())
         job.wait_for_steps(4, 50, after=time.time())
@@ -91,8 +101,7 @@ def test_a_kill_and_a_growth(tmp_path: Path) -> None:
     member = next(worker for worker in status["workers"] if worker["worker"] == "localhost[0]#0")
     assert member["booked"]["training"] > 0
     lost = next(event for event in job.events("round_formed") if event["round_id"] == 2)["lost_s"]
-    # Twenty steps of 30 ms and more.
-    assert 0.3 < lost < 20
+    assert lost > 0.3, "twenty steps of 30 ms and more"
     # Of what lies between, only training is done again; on a busy machine some of it was none.
     assert lost / 2 < seconds["recomputed"] < lost + 0.01
     assert seconds["training"] > seconds["recomputed"]
@@ -110,17 +119,16 @@ def test_a_drain_and_a_wait_for_slots(tmp_path: Path) -> None:
         job_id = job.events("job_started")[0]["job_id"]
         assert elasticrun("drain", "--job", job_id, "127.0.0.1").returncode == 0
         job.wait_for("a wait for slots", lambda: [e for e in job.events("phase") if e["doing"] == "waiting_for_slots"])
-        waits_from = time.monotonic()
         assert elasticrun("drain", "--undo", "--job", job_id, "127.0.0.1").returncode == 0
-        waited_s = time.monotonic() - waits_from
         job.wait_for_steps(4, after=time.time())
         job.process.terminate()
         assert job.wait() == 143
         seconds = check(job)
     drained = [event["worker"] for event in job.events("worker_drained")]
     assert set(drained) >= {"127.0.0.1[0]#0", "127.0.0.1[1]#0"}
-    assert seconds["waiting_for_slots"] > 0.01
-    assert seconds["waiting_for_slots"] < waited_s + 30
+    waits = next(event for event in job.events("phase") if event["doing"] == "waiting_for_slots")
+    again = next(event for event in job.events("round_formed") if event["at_s"] > waits["at_s"])
+    assert 0.01 < seconds["waiting_for_slots"] < again["at_s"] - waits["at_s"] + 0.01
     assert seconds["recomputed"] == 0, "a drain loses nothing"
 
 
@@ -128,18 +136,19 @@ def test_the_driver_stands_still(tmp_path: Path) -> None:
     """What happens while it is stopped nobody knows: that is unexplained, and said."""
     with Job(tmp_path, TWO, "-np", "2") as job:
         job.wait_for_steps(2)
+        before, stopped = time.time(), time.monotonic()
         job.process.send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
         # Nothing to watch: the driver says nothing while it is stopped; it reports from 5 s on.
         job.wait_for("steps meanwhile", lambda: time.monotonic() - stopped > 7 and job.steps())
-        job.process.send_signal(signal.SIGCONT)
         stood_s = time.monotonic() - stopped
-        (still,) = job.wait_for("its standstill", lambda: job.events("stood_still"))
+        job.process.send_signal(signal.SIGCONT)
+        (still,) = job.wait_for("its standstill", lambda: [e for e in job.events("stood_still") if e["time"] > before])
         job.process.terminate()
         assert job.wait() == 143
-        seconds = check(job, unexplained=1.0)
+        seconds = check(job)
     assert seconds["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
-    assert stood_s - 0.5 < still["stood_s"] < stood_s + 3
+    # It had looked at its clock half a second before, or somewhat more; and looks again when it gets on.
+    assert stood_s - 0.5 < still["stood_s"] < still["time"] - before + 3
     for event in job.events("worker_goodput"):
         assert event["seconds"]["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import FORKING, PROGRAM, SUPPORT, Job, check_agreement
+from jobs import FORKING, PATIENCE_S, PROGRAM, SUPPORT, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -322,7 +322,7 @@ def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
         job.wait_for_steps(4)
         job.process.kill()
         job.process.wait()
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE_S
         while job.leftovers():
             assert time.monotonic() < end, job.leftovers()
             time.sleep(0.05)
@@ -340,8 +340,10 @@ def test_trainings_below_a_shell_end_with_a_killed_driver_whose_guard_is_stopped
         try:
             job.process.kill()
             job.process.wait()
-            _, alive = psutil.wait_procs([psutil.Process(pid) for pid in trainings if psutil.pid_exists(pid)], 10)
+            _, alive = psutil.wait_procs(
+                [psutil.Process(pid) for pid in trainings if psutil.pid_exists(pid)], PATIENCE_S
+            )
             assert not alive
         finally:
             guard.resume()
-        psutil.wait_procs([guard], 20)
+        psutil.wait_procs([guard], PATIENCE_S)

@@ -151,13 +151,13 @@ def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
         try:
             with NodesJob(tmp_path, endpoint=f"127.0.0.1:{port}", least=2, most=2) as job:
                 env = {"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}
-                conf = {"join_timeout": "3"}
+                conf = {"join_timeout": "150" if answer else "3"}
                 node = job.start("a", env=env, node_rank=1, conf=conf)
                 assert node.wait() == (2 if answer else 1), node.err
                 assert ("does not take this agent in" if answer else "gives up to wait for the driver") in node.err
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(60)
+            thread.join(150)
             for sock in taken:
                 sock.close()
 
@@ -165,9 +165,9 @@ def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
 def test_an_endpoint_that_nobody_answers_at(tmp_path: Path) -> None:
     with NodesJob(tmp_path, endpoint=endpoint(), least=2, most=2) as job:
         env = {"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}
-        node = job.start("a", env=env, node_rank=1, conf={"join_timeout": "1.5"})
+        node = job.start("a", env=env, node_rank=1, conf={"join_timeout": "5"})
         # A name that nobody has: it may be that of a pod which is not there yet.
-        nameless = job.start("b", env=env, endpoint="no-such-host.invalid:29400", conf={"join_timeout": "1.5"})
+        nameless = job.start("b", env=env, endpoint="no-such-host.invalid:29400", conf={"join_timeout": "5"})
         assert (node.wait(), nameless.wait()) == (1, 1)
         assert "Connection refused; waiting for up to" in node.err.replace("Connect call failed", "Connection refused")
         assert "the name no-such-host.invalid does not resolve yet" in nameless.err
@@ -210,7 +210,7 @@ def test_nodes_of_unequal_size_whose_script_fails_at_its_start(tmp_path: Path) -
     ]
     try:
         for rank, node in enumerate(nodes):
-            said[rank] = node.communicate(timeout=60)[1]
+            said[rank] = node.communicate(timeout=150)[1]
     finally:
         for node in nodes:
             node.kill()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 def elasticrun_page(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
     job_id = job.wait_for("the job's start", lambda: job.events("job_started"))[0]["job_id"]
     command = [sys.executable, "-m", "elastic_driver", "page", job_id, *flags]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=ROOT)
 
 
 def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
@@ -31,28 +31,28 @@ def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
         elsewhere, here = elasticrun_page(job).stdout.split()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/login\?code=[\w-]{32}", here)
         assert elsewhere.startswith("https://0.0.0.0:")
-        page = browser.get(here, timeout=20)
+        page = browser.get(here, timeout=150)
         token = page.history[0].headers["Location"].partition("#token=")[2]
         assert (page.status_code, page.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
         url = here.partition("/login")[0]
-        state = browser.get(f"{url}/state", timeout=20).json()
+        state = browser.get(f"{url}/state", timeout=150).json()
         assert [worker["rank"] for worker in state["workers"].values()] == [0]
-        assert requests.get(f"{url}/state", timeout=20).status_code == 401
-        with browser.get(f"{url}/feed", stream=True, timeout=20) as feed:
+        assert requests.get(f"{url}/state", timeout=150).status_code == 401
+        with browser.get(f"{url}/feed", stream=True, timeout=150) as feed:
             lines = feed.iter_lines(chunk_size=1)
             assert next(lines) == b"event: you"
             you = json.loads(next(lines).partition(b": ")[2])
             assert not you["may_act"]
         asked = {"Origin": url, "X-Elastic-Token": token}
-        assert browser.post(f"{url}/action", json={"do": "end"}, headers=asked, timeout=20).status_code == 403
+        assert browser.post(f"{url}/action", json={"do": "end"}, headers=asked, timeout=150).status_code == 403
         with requests.Session() as other:
             link = elasticrun_page(job, "--operator").stdout.split()[0]
             with pytest.warns(urllib3.exceptions.InsecureRequestWarning):  # nobody has signed it
-                entered = other.get(link, timeout=20, verify=False, allow_redirects=False)
+                entered = other.get(link, timeout=150, verify=False, allow_redirects=False)
             assert entered.status_code == 303
             assert "; Secure" in entered.headers["Set-Cookie"]
         job.process.terminate()
-        job.process.wait(60)
+        job.process.wait(150)
         for code in (here[-32:], link[-32:], token):
             assert code not in job.event_log.read_text() + job.said()
 
@@ -63,13 +63,13 @@ def test_without_a_page_there_is_none(tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "no page" in refused.stderr
         url = job.events("job_started")[0]["rendezvous"]
-        assert requests.get(f"{url}/", timeout=20).status_code == 404
+        assert requests.get(f"{url}/", timeout=150).status_code == 404
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "[::1", ":80", "192.0.2.1:80"])
 def test_an_address_that_cannot_be_had_is_bad_usage(tmp_path: Path, address: str) -> None:
     with Job(tmp_path, None, "-np", "1", "--page-address", address) as job:
-        assert job.process.wait(60) == 2
+        assert job.process.wait(150) == 2
         assert "cannot" in job.said()
 
 
@@ -89,7 +89,7 @@ def test_a_terminal_gets_a_link(tmp_path: Path) -> None:
             os.set_blocking(ours, False)
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(150)
     finally:
         os.close(ours)
         os.close(theirs)

@@ -62,11 +62,11 @@ def test_hosts_of_a_rack_are_neighbours_and_have_whole_groups_of_ranks(tmp_path:
         assert job.events("hosts_discovered")[-1]["labels"] == labels
         job_id = job.events("job_started")[0]["job_id"]
         status = [sys.executable, "-m", "elastic_driver", "status", job_id]
-        answer = json.loads(subprocess.check_output([*status, "--json"], timeout=60))
+        answer = json.loads(subprocess.check_output([*status, "--json"], timeout=150))
         assert {host["name"]: host["labels"] for host in answer["hosts"]} == labels
         assert answer["unused"] == "1 slot of host 127.0.0.1 is not used: --ranks-per-host-multiple 2"
         assert answer["unused"] in answer["explain"]
-        assert "rack=a, spot" in subprocess.check_output(status, timeout=60, text=True)
+        assert "rack=a, spot" in subprocess.check_output(status, timeout=150, text=True)
 
         # Labels that change move nobody, and count from the next round on.
         formed = len(job.events("round_formed"))

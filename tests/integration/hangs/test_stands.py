@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ AT, AGAIN_AT = 110, 130
 STEP_S = 0.05
 # More than 60 steps' time, and 50; and than the least limit, with what looks take on a busy machine.
 CHECKPOINT_S, EVALUATION_S = 12.0, 20.0
+# Longer than a suspicion takes on a busy machine, too.
+HANG_TIMEOUT_S = 30.0
 
 
 class Jobs:
@@ -41,7 +44,7 @@ class Jobs:
 
         self.checkpoint = job("checkpoint", f"checkpoint 0 {AT} {AGAIN_AT}", LASTS_S=CHECKPOINT_S)
         self.evaluation = job("evaluation", f"evaluate 1 {AT}", LASTS_S=EVALUATION_S)
-        self.spinning = job("spinning", f"spin 1 {AT}", "--hang-timeout", "8")
+        self.spinning = job("spinning", f"spin 1 {AT}", "--hang-timeout", str(HANG_TIMEOUT_S))
         self.stopped = job("stopped", "nothing -1")
         self.host = job("host", "nothing -1", slots=2)
         self.let_go = job("let-go", "nothing -1")
@@ -50,7 +53,7 @@ class Jobs:
             for each in (self.checkpoint, self.evaluation, self.spinning, self.stopped, self.host, self.let_go)
         }
         self.stopped_at = time.time()
-        for stops, ranks in ((self.stopped, [1]), (self.host, [2, 3]), (self.let_go, [0])):
+        for stops, ranks in ((self.stopped, [1]), (self.host, [2, 3])):
             for rank in ranks:
                 os.kill(self.pids[stops][rank], signal.SIGSTOP)
 
@@ -62,40 +65,38 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 def test_who_is_stopped_and_goes_on_soon_is_cleared(jobs: Jobs) -> None:
+    """It is let go as soon as it is suspected: ten seconds after it was stopped it would be ended."""
     job, pids = jobs.let_go, jobs.pids[jobs.let_go]
-    (suspected,) = job.suspected()
-    assert (suspected["rank"], suspected["kind"]) == (0, "stopped")
-    job.wait_for("5 s", lambda: time.time() > jobs.stopped_at + 5)
-    os.kill(pids[0], signal.SIGCONT)
+    stopped_at = time.time()
+    os.kill(pids[0], signal.SIGSTOP)
+    suspected = job.suspected(0, after=stopped_at)
     at = time.time()
-    cleared = job.one("worker_cleared")
-    assert (cleared["rank"], cleared["why"]) == (0, "it goes on")
-    assert 4 <= cleared["took_s"] <= cleared["time"] - jobs.stopped_at + 0.5
+    os.kill(pids[0], signal.SIGCONT)
+    assert suspected["kind"] == "stopped"
+    job.cleared(suspected, not_before=at)
     job.same_go_on(pids, after=at)
 
 
 def test_who_is_stopped_is_suspected_at_once_and_ended_ten_seconds_later(jobs: Jobs) -> None:
     job, pids = jobs.stopped, jobs.pids[jobs.stopped]
-    (suspected,) = job.suspected()
-    assert (suspected["rank"], suspected["worker"], suspected["kind"]) == (1, "127.0.0.1[0]#0", "stopped")
+    suspected = job.suspected(1, after=jobs.stopped_at)
+    assert (suspected["worker"], suspected["kind"]) == ("127.0.0.1[0]#0", "stopped")
     assert suspected["why"] == "it is stopped by a signal (state T)"
-    assert suspected["time"] - jobs.stopped_at < 10, "2 s, and what a busy machine takes"
+    assert suspected["ends_s"] <= 10
     hung = job.one("worker_hung")
+    assert suspected["time"] < hung["time"]
     assert hung["worker"] == "127.0.0.1[0]#0"
-    assert hung["reason"].startswith("stopped by a signal (state T) for 1")
+    assert float(re.fullmatch(r"stopped by a signal \(state T\) for ([\d.]+) s", hung["reason"])[1]) >= 10  # type: ignore[index]
     assert hung["time"] - jobs.stopped_at >= 10
-    assert 0 < suspected["ends_s"] <= 10
-    assert hung["time"] - suspected["time"] >= suspected["ends_s"] - 1, "more, where the machine was busy"
     lines = job.wait_for_steps(1, 3)
     assert {line["pid"] for line in lines} == {pids[0]}
-    assert is_gone(pids[1])
-    assert "host 127.0.0.1 lost (worker 127.0.0.1[0] hung: stopped by a signal (state T) for 1" in job.said()
+    job.wait_for("its end", lambda: is_gone(pids[1]))
+    assert f"host 127.0.0.1 lost (worker 127.0.0.1[0] hung: {hung['reason']}" in job.said()
 
 
 def test_a_host_of_which_all_workers_are_stopped(jobs: Jobs) -> None:
     job, pids = jobs.host, jobs.pids[jobs.host]
-    suspected = job.suspected(2)
-    assert {(one["rank"], one["kind"]) for one in suspected} == {(2, "stopped"), (3, "stopped")}
+    assert {job.suspected(rank, after=jobs.stopped_at)["kind"] for rank in (2, 3)} == {"stopped"}
     lines = job.wait_for_steps(2, 3)
     assert {line["pid"] for line in lines} == {pids[0], pids[1]}, "on the other host"
     hung = job.events("worker_hung")
@@ -107,41 +108,39 @@ def test_a_host_of_which_all_workers_are_stopped(jobs: Jobs) -> None:
 def test_a_checkpoint_is_suspected_once_and_is_usual_then(jobs: Jobs) -> None:
     job, pids = jobs.checkpoint, jobs.pids[jobs.checkpoint]
     marks = job.stood(2)
-    (suspected,) = job.suspected()
-    assert (suspected["rank"], suspected["kind"], suspected["collective"]) == (0, "awaited", "allreduce 'gradient'")
+    suspected = job.suspected(0, after=marks[0][2])
+    assert (suspected["kind"], suspected["collective"]) == ("awaited", "allreduce 'gradient'")
     assert "it has not submitted allreduce 'gradient'" in suspected["why"]
     assert "10 times the slowest of the last " in suspected["limit"]
     assert any("hang_program.py" in frame and frame.endswith("in checkpoint") for frame in suspected["frames"])
     assert 5 <= suspected["still_s"] < marks[0][3]
     assert suspected["ends_s"] == max(60, 6 * suspected["limit_s"])
     job.same_go_on(pids, after=marks[1][2] + marks[1][3])
-    assert len(job.events("worker_suspected")) == 1, "the second one takes no longer than is usual"
-    cleared = job.one("worker_cleared")
-    assert (cleared["rank"], cleared["why"]) == (0, "it goes on")
-    assert marks[0][3] - 2.5 <= cleared["took_s"] < marks[0][3] + 20, "it is told late on a busy machine"
+    assert job.was_suspected_once(0, after=marks[0][2]), "the second one takes no longer than is usual"
+    job.cleared(suspected, not_before=marks[0][2] + marks[0][3])
 
 
 def test_an_evaluation_is_named_and_goes_on(jobs: Jobs) -> None:
     job, pids = jobs.evaluation, jobs.pids[jobs.evaluation]
     ((_, _, at, lasts_s),) = job.stood()
-    (suspected,) = job.suspected()
-    assert (suspected["rank"], suspected["kind"], suspected["collective"]) == (1, "awaited", "allreduce 'gradient'")
+    suspected = job.suspected(1, after=at)
+    assert (suspected["kind"], suspected["collective"]) == ("awaited", "allreduce 'gradient'")
     assert any(frame.endswith("in evaluate") for frame in suspected["frames"])
     job.same_go_on(pids, after=at + lasts_s)
-    assert job.one("worker_cleared")["why"] == "it goes on"
+    job.cleared(suspected, not_before=at + lasts_s)
 
 
 def test_who_spins_is_ended_where_a_limit_was_given(jobs: Jobs) -> None:
     job, pids = jobs.spinning, jobs.pids[jobs.spinning]
     ((_, _, at, _),) = job.stood()
-    (suspected,) = job.suspected()
-    assert (suspected["rank"], suspected["kind"]) == (1, "awaited")
+    suspected = job.suspected(1, after=at)
+    assert suspected["kind"] == "awaited"
     assert any(frame.endswith("in spin") for frame in suspected["frames"])
     hung = job.one("worker_hung")
     assert hung["worker"] == "127.0.0.1[0]#0"
     assert hung["reason"].startswith("no progress for ")
-    assert hung["time"] - at >= 8
+    assert hung["time"] - at > HANG_TIMEOUT_S - 5, "its last collective was a moment before"
     lines = job.wait_for_steps(1, 3)
     assert {line["pid"] for line in lines} == {pids[0]}
-    assert is_gone(pids[1])
+    job.wait_for("its end", lambda: is_gone(pids[1]))
     assert "in spin" in job.said(), "its stack"

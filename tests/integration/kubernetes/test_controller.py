@@ -85,7 +85,7 @@ class World:
 
     def wait(self, holds: Any, what: str) -> Any:
         try:
-            return self.cluster.wait_for(holds, 30)
+            return self.cluster.wait_for(holds, 150)
         except TimeoutError:
             said = [event["message"] for event in self.cluster.list("events", NAMESPACE)]
             raise AssertionError(f"no {what}; events: {said}; {self.status()}") from None
@@ -261,7 +261,7 @@ def test_drivers_that_do_not_answer_keep_nobody_waiting() -> None:
         if "//quick-" in url:
             answered.set()
         else:
-            release.wait(60)
+            release.wait(150)
 
     async def scenario() -> None:
         controller = Controller(cast(Api, Jobs()), ask_status=ask_status)
@@ -270,7 +270,7 @@ def test_drivers_that_do_not_answer_keep_nobody_waiting() -> None:
         await asyncio.sleep(0.2)
         controller.look_at(NAMESPACE, "quick")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(150):
                 while not answered.is_set():
                     await asyncio.sleep(0.01)  # threads are what is short
         finally:
@@ -324,7 +324,7 @@ def test_a_job_that_is_made_anew_while_its_end_is_seen_is_looked_after() -> None
 
     async def scenario() -> int:
         controller.look_at(NAMESPACE, NAME)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(150):
             while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.01)
         return empty.asked
@@ -370,7 +370,7 @@ def test_ssh_keys_are_such_as_ssh_takes(world: World, tmp_path: Path) -> None:
     key = tmp_path / "id_rsa"
     key.touch(0o600)
     key.write_bytes(private)
-    derived = subprocess.run(["ssh-keygen", "-y", "-f", str(key)], capture_output=True, timeout=30, check=True).stdout
+    derived = subprocess.run(["ssh-keygen", "-y", "-f", str(key)], capture_output=True, timeout=150, check=True).stdout
     assert derived.split()[:2] == public.split()[:2]
 
 
@@ -402,7 +402,7 @@ def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
         world.cluster.create(job())
         world.wait(lambda: len(world.pods()) == 2, "pods")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(150) == 0
         assert "Traceback" not in process.stderr.read()
 
 
@@ -421,7 +421,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, text: str | None, said: st
         file.write_text(text)
     env = {**os.environ, "KUBECONFIG": str(file)}
     command = [sys.executable, "-m", "elastic_driver.kubernetes"]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith(f"elastic-driver-controller: error: cannot reach Kubernetes: {said.format(file=file)}")
@@ -431,7 +431,7 @@ def test_without_its_libraries_it_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['kopf'] = None; from elastic_driver.kubernetes.__main__ import main; sys.exit(main())"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     expected = "elastic-driver-controller: error: kopf is missing: pip install 'elastic-driver[kubernetes]'\n"
     assert ran.stderr == expected

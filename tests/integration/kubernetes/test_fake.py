@@ -15,7 +15,7 @@ from kubernetes_fake import FakeKubernetes
 
 pytestmark = pytest.mark.integration
 
-_LIMIT_S = 30
+_LIMIT_S = 150
 _CRD = """
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

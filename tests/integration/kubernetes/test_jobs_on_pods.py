@@ -65,7 +65,7 @@ def joined(folder: Path, host: str, driver: str) -> Iterator[subprocess.Popen[st
     finally:
         if agent.poll() is None:
             agent.kill()
-        agent.wait(60)
+        agent.wait(150)
 
 
 def hosts_of(job: Job, after: float) -> set[str]:

@@ -33,7 +33,7 @@ def api() -> Iterator[FakeKubernetes]:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             await scenario()
 
     asyncio.run(limited())
@@ -356,7 +356,7 @@ def test_pages_and_rubbish(api: FakeKubernetes, tmp_path: Path) -> None:
             assert seen.names == [f"w-{number}" for number in range(260)]
         assert sum("continue" in each.query for each in api.requests) == 1
 
-        async with following(api, tmp_path, selector="app in (x", timeout_s=1) as seen:
+        async with following(api, tmp_path, selector="app in (x", timeout_s=3) as seen:
             await seen.until(lambda: "unable to parse" in str(seen.names))
 
     run(scenario)

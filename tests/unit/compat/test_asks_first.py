@@ -92,7 +92,7 @@ def run(installed: Path, script: str = SCRIPT, **env: str) -> subprocess.Complet
         env={**kept, "PYTHONPATH": path, "HOROVOD_HOSTNAME": "a", "HOROVOD_LOCAL_RANK": "1", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

@@ -33,9 +33,9 @@ def test_in_thread() -> None:
     called: list[tuple[int, ...]] = []
     thread = threads.in_thread(lambda *args: called.append(args), (1, 2), name="some")
     assert (thread.name, thread.daemon) == ("some", True)
-    thread.join(20)
+    thread.join(150)
     assert called == [(1, 2)]
-    threads.in_thread(lambda: 1 / 0, silent=True).join(20)
+    threads.in_thread(lambda: 1 / 0, silent=True).join(150)
     with pytest.raises(ValueError, match="args must be a tuple"):
         threads.in_thread(print, [1])
 
@@ -45,9 +45,9 @@ def test_an_exception_in_a_thread_is_told_unless_silent(monkeypatch: pytest.Monk
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
     threads = horovod("runner.util.threads")
-    threads.in_thread(lambda: 1 / 0, silent=True).join(20)
+    threads.in_thread(lambda: 1 / 0, silent=True).join(150)
     assert told == []
-    threads.in_thread(lambda: 1 / 0).join(20)
+    threads.in_thread(lambda: 1 / 0).join(150)
     assert told == [ZeroDivisionError]
 
 
@@ -62,13 +62,13 @@ def test_on_event() -> None:
     assert called == []
     event.set()
     for thread in waiting:
-        thread.join(20)
+        thread.join(150)
         assert not thread.is_alive()
     assert sorted(called) == ["alone", "with a stop"]
     stopped = on_event(threading.Event(), called.append, ("no",), stop=stop, check_stop_interval_s=0.01)
     stop.set()
-    stopped.join(20)
-    on_event(event, called.append, ("no",), stop=stop).join(20)
+    stopped.join(150)
+    on_event(event, called.append, ("no",), stop=stop).join(150)
     assert len(called) == 2
     for arguments in ({"event": None}, {"args": ["x"]}, {"daemon": False}):
         with pytest.raises(ValueError, match=r"Event must not|must be a tuple|Stop event must"):
@@ -83,7 +83,7 @@ def test_functions_in_several_threads() -> None:
     assert execute(pow, []) == {}
     both = threading.Barrier(3)
     assert execute(both.wait, [[], []], block_until_all_done=False) is None
-    both.wait(20)
+    both.wait(150)
     with pytest.raises(RuntimeError, match="did not complete"):
         execute(divmod, [[1, 1], [1, 0]])
 

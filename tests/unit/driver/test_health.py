@@ -425,7 +425,7 @@ DRAINS: dict[str, Any] = {"straggler_action": StragglerAction.DRAIN}
 
 
 async def found(world: World, count: int) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(150):
         while len(world.of(StragglerFound)) < count:
             await asyncio.sleep(0.5)
     await asyncio.sleep(0)

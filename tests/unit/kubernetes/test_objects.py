@@ -52,7 +52,7 @@ def test_manifests_are_as_the_schemas_have_them() -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl (Debian: kubernetes-client) is not installed")
 def test_kustomize_takes_the_base() -> None:
     built = subprocess.run(
-        ["kubectl", "kustomize", str(MANIFESTS)], capture_output=True, text=True, timeout=60, check=True
+        ["kubectl", "kustomize", str(MANIFESTS)], capture_output=True, text=True, timeout=150, check=True
     )
     kinds = [body["kind"] for body in yaml.safe_load_all(built.stdout)]
     assert sorted(kinds) == [
@@ -169,7 +169,7 @@ def test_kubexec_hands_on_words_as_a_shell_would(tmp_path: Path) -> None:
         file.chmod(0o755)
     words = [str(agent), "digits-worker-1.digits.training.svc", "echo", "'a b'", "c"]
     said = subprocess.run(
-        words, env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, timeout=10, check=True
+        words, env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, timeout=150, check=True
     )
     assert said.stdout.splitlines() == ["exec", "-i", "digits-worker-1", "--", "/bin/sh", "-c", "echo 'a b' c"]
 
@@ -178,5 +178,5 @@ def test_the_discovery_script_runs(tmp_path: Path) -> None:
     script = tmp_path / "discover_hosts.sh"
     script.write_text(objects.config(job_of(slotsPerWorker=4), ["digits-worker-0"])["data"]["discover_hosts.sh"])
     script.chmod(0o755)
-    said = subprocess.run([str(script)], capture_output=True, text=True, timeout=10, check=True).stdout
+    said = subprocess.run([str(script)], capture_output=True, text=True, timeout=150, check=True).stdout
     assert said == "digits-worker-0.digits.training.svc:4\n"

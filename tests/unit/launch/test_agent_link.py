@@ -72,7 +72,7 @@ class Looked:
     async def look(self, until: Callable[[], bool]) -> None:
         looking = asyncio.create_task(self.link._look(self.line))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(150):
                 while not until():
                     await asyncio.sleep(0.01)
         looking.cancel()

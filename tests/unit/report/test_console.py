@@ -42,7 +42,7 @@ class Reader:
         os.close(self._descriptor)
 
     def text(self) -> str:
-        self._thread.join(20)
+        self._thread.join(150)
         assert not self._thread.is_alive()
         return self._data.decode()
 

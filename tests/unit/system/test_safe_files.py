@@ -69,7 +69,7 @@ def as_nobody(source: str, *words: object) -> None:
         [sys.executable, "-S", "-c", f"import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n{source}"]
         + [str(word) for word in words],
         check=True,
-        timeout=60,
+        timeout=150,
     )
 
 

@@ -20,7 +20,7 @@ from elastic_driver.tensorflow.listings import FinderSource, Leave, Listing, as_
 
 pytestmark = pytest.mark.unit
 
-PATIENCE_S = 20.0
+PATIENCE_S = 150.0
 
 
 class FakeWorkers:

@@ -37,7 +37,7 @@ class Exchange:
             assert key not in given
             given[key] = value
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: len(given) == count, 10)
+            assert self._changed.wait_for(lambda: len(given) == count, 150)
             return [given[each] for each in range(count)]
 
 
@@ -56,7 +56,7 @@ def test_store_gives_ids_to_all_through_torch() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(150)
     assert list(found.values()) == [[b"id 0", b"id 1"]] * 3
     through = c10d.PrefixStore("pg", stores[0])  # the C++ side, which has it cloned
     through.set("exception_dump", "mine")

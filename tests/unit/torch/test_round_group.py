@@ -45,7 +45,7 @@ class Nccl:
 
     def abort(self) -> None:
         self.aborted.set()
-        self.may_end.wait(60)
+        self.may_end.wait(150)
 
 
 class Group:
@@ -74,8 +74,8 @@ def test_the_end_of_a_round_aborts_nccl_and_does_not_wait_for_it(monkeypatch: py
     made = group_with(monkeypatch, Group(first), Group(None), Group(second))
     made.abort("a peer is gone")
     made.abort("again")
-    assert first.aborted.wait(60)
-    assert second.aborted.wait(60)
+    assert first.aborted.wait(150)
+    assert second.aborted.wait(150)
     assert len(made._aborts) == 2
     destroyed: list[Any] = []
     monkeypatch.setattr(dist, "destroy_process_group", destroyed.append)
@@ -97,7 +97,7 @@ def test_nccl_that_does_not_end_is_no_way_to_go_on(monkeypatch: pytest.MonkeyPat
         made.close()
     assert parked
     backend.may_end.set()
-    made._aborts[0].join(60)
+    made._aborts[0].join(150)
     made.free()
 
 

@@ -103,7 +103,7 @@ def test_what_the_driver_has_loads_no_numpy() -> None:
         "assert ElasticDriver.__name__ == 'ElasticDriver'\n"
         "print([name for name in ('numpy', 'torch', 'elastic_driver.worker.api') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.strip() == "[]"
 
 

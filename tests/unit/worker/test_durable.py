@@ -365,7 +365,7 @@ def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeyp
 
     def slow(folder: Path, commit: CommitId, encoded: durable_format.Encoded, **more: Any) -> Path:
         entered.set()
-        assert go.wait(20)
+        assert go.wait(150)
         return real(folder, commit, encoded, **more)
 
     monkeypatch.setattr(module, "write_file", slow)
@@ -376,7 +376,7 @@ def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeyp
             for param in state.model.parameters():
                 param.fill_(step)
         state.commit()
-        assert entered.wait(20)
+        assert entered.wait(150)
     told = on_disc.report()
     assert told is not None
     assert (told.written, told.commits, told.trouble) == (-1, 7, ""), "a moment is no trouble"
@@ -577,13 +577,13 @@ def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(
 
     def slow(encoded: durable_format.Encoded, file: Any) -> None:
         entered.set()
-        assert go.wait(20)
+        assert go.wait(150)
         real(encoded, file)
 
     monkeypatch.setattr(durable_format, "write", slow)
     writer = threading.Thread(target=store, args=(tmp_path, {"x": 6}, 6))
     writer.start()
-    assert entered.wait(20)
+    assert entered.wait(150)
     (being_written,) = tmp_path.glob(".commit*")
     monkeypatch.setattr(durable_format, "write", real)
     killed, just_opened = tmp_path / ".commit-000000000005.state.1.tmp", tmp_path / ".commit-000000000005.state.2.tmp"
@@ -596,7 +596,7 @@ def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(
     prune(tmp_path, 2, CommitId(7))
     assert sorted(tmp_path.glob(".commit*")) == sorted([being_written, just_opened])
     go.set()
-    writer.join(20)
+    writer.join(150)
     assert [commits for commits, _ in commit_files(tmp_path)] == [6, 7]
 
 
@@ -818,13 +818,13 @@ def test_a_driver_that_stands_still_holds_up_the_writer_and_not_the_training(
 
     def permit(commit: CommitId) -> None:
         asks.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(150)
 
     made = permitted(tmp_path, permit)
     use(monkeypatch, made)
     state = ObjectState(step=0)
     state.commit()
-    assert asks.wait(20)
+    assert asks.wait(150)
     for _ in range(3):
         state.commit()
     assert made.busy

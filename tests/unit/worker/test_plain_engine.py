@@ -60,7 +60,7 @@ def test_an_aborted_collective_that_does_not_end_is_given_up() -> None:
     array = np.ones(3)
     spec = TensorSpec(array.ctypes.data, array.nbytes, "float64", array.shape, array.ctypes.data)
     handles = [engine.submit(Operation(Kind.ALLREDUCE, (spec,), name=f"n{i}")) for i in range(3)]
-    assert made[0].entered.wait(20)
+    assert made[0].entered.wait(150)
     engine.abort("a peer is gone")
     for handle in handles:
         with pytest.raises(HorovodInternalError, match="a peer is gone"):
@@ -100,7 +100,7 @@ def test_what_comes_to_its_end_after_the_round_writes_nothing() -> None:
     array = np.ones(3)
     spec = TensorSpec(array.ctypes.data, array.nbytes, "float64", array.shape, array.ctypes.data)
     handle = engine.submit(Operation(Kind.ALLREDUCE, (spec,), name="late", keep=array))
-    assert made[0].entered.wait(20)
+    assert made[0].entered.wait(150)
     engine.abort("a peer is gone")
     assert engine.quiesce(20.0)
     made[0].released.set()
@@ -120,13 +120,13 @@ def test_a_shut_gate_lets_nobody_in_and_waits_for_who_is() -> None:
 
     writer = threading.Thread(target=gate.write, args=(write,))
     writer.start()
-    assert inside.wait(20)
+    assert inside.wait(150)
     gate.shut("the round is over")
     with pytest.raises(HorovodInternalError, match="cannot deliver a result: the round is over"):
         gate.write(pytest.fail)
     assert not gate.wait(0.01)
     leave.set()
-    assert gate.wait(20.0)
+    assert gate.wait(150.0)
     writer.join()
 
 
@@ -150,7 +150,7 @@ def test_closing_gives_it_up_too() -> None:
     )
     engine.connect(lambda scope, **unused: [], timeout_s=5.0)
     handle = engine.submit(Operation(Kind.BARRIER, name="end"))
-    assert made[0].entered.wait(20)
+    assert made[0].entered.wait(150)
     engine.close()
     with pytest.raises(HorovodInternalError):
         handle.result()

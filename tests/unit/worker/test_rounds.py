@@ -260,7 +260,7 @@ def test_a_companion_ends_with_its_round() -> None:
     round_.attach(late)
     assert companion.happened == late.happened == ["a peer is gone"]
     round_.close()
-    assert round_.join(60)
+    assert round_.join(150)
     assert companion.happened[1:] == late.happened[1:] == ["closed", "freed"]
     assert gone.happened == []
 
@@ -287,7 +287,7 @@ def test_what_a_framework_raises_in_a_broken_round_is_the_rounds(monkeypatch: py
     assert round_.accounts_for(RuntimeError("timed out"))
     word.join()
     round_.close()
-    assert round_.join(60)
+    assert round_.join(150)
 
 
 def test_a_planned_change_waits_for_what_is_one_for_its_caller() -> None:

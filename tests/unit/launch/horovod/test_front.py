@@ -86,7 +86,7 @@ def run(body: Callable[[HorovodFront, Around, Say], Awaitable[None]], pid: int |
         around, tasks = Around(pid), Tasks()
         front = HorovodFront(around, around, around, tasks=tasks, warn=lambda text: None)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(150):
                 env = {ENV_PROTOCOL: "on", **place_variables(SLOT)}
                 port = int((await front.environment(WORKER, ("python",), env))[ENV_PORT])
 
@@ -215,7 +215,7 @@ def test_only_the_workers_own_process_is_ended(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_who_is_stopped_is_not_heard() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "600"]) as process:
 
         async def body(front: HorovodFront, around: Around, say: Say) -> None:
             assert await say("GET", "/rank_and_size/host-1:0") == 200

@@ -55,7 +55,7 @@ class Server:
             for part in parts:
                 writer.write(part)
                 await writer.drain()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(150):
                 return await reader.read()
         except ConnectionError:
             return b""
@@ -180,7 +180,7 @@ def test_who_leaves_is_not_answered() -> None:
         writer.write(b"GET /held HTTP/1.1\r\n\r\n")
         await one.held.wait()
         writer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(150):
             await one.cancelled.wait()
 
     run(main)

@@ -187,7 +187,7 @@ async def service(answer: bytes | None) -> AsyncIterator[Registration]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield Registration((("127.0.0.1", server.sockets[0].getsockname()[1]),), KEY)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(150):
             await over.wait()
 
 

@@ -94,7 +94,7 @@ class Agent:
         )
 
     async def until(self, found: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(150):
             while not found():
                 self.stirred.clear()
                 await self.stirred.wait()
@@ -112,7 +112,7 @@ class Case:
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{more}\r\n"
         try:
             writer.write(head.encode() + body)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(150):
                 said = await reader.read()
         except ConnectionError:
             said = b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -40,10 +39,9 @@ def lists_for_ever() -> bytes:
     ],
 )
 def test_a_small_one_costs_little(data: bytes) -> None:
-    began = time.monotonic()
-    with pytest.raises(RendezvousProtocolError):
+    """It is refused before anything is built of it, which would take for ever."""
+    with pytest.raises(RendezvousProtocolError, match="it uses its parts again and again"):
         parse_registration(base64.b64encode(data))
-    assert time.monotonic() - began < 10
 
 
 def test_a_part_may_be_there_twice() -> None:

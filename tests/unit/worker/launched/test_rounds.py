@@ -33,7 +33,7 @@ def in_loop(test: Callable[[LaunchedRounds, Keys], Coroutine[Any, Any, None]], s
     async def run() -> None:
         rounds, keys = LaunchedRounds(WORKERS, SLOTS, start_timeout_s=start_timeout_s), Keys()
         rounds.serve(keys)
-        await asyncio.wait_for(test(rounds, keys), 60)
+        await asyncio.wait_for(test(rounds, keys), 150)
         rounds.close()
 
     asyncio.run(run())
