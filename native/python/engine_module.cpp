@@ -336,6 +336,7 @@ void bind_engine(nb::module_& module) {
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)
       .def_prop_ro("carries_out", &Engine::carries_out)
+      .def_prop_ro("own_finished", &Engine::own_finished)
       .def_prop_ro("unreachable", &Engine::unreachable)
       .def(
           "start_timeline",

@@ -351,6 +351,10 @@ class NativeEngine:
         """See Engine."""
         return bool(self._native.carries_out)
 
+    def own_finished(self) -> int:
+        """See Engine."""
+        return int(self._native.own_finished)
+
     def unreachable(self) -> tuple[int, ...]:
         """See Engine."""
         with self._lock:
