@@ -30,6 +30,18 @@ void tell_over(const Operation& operation, bool well) {
   vitals::finished(static_cast<int>(operation.plan.kind), payload_bytes(operation.plan, operation.sizes), well);
 }
 
+// Up as long as it lives.
+class Flag {
+ public:
+  explicit Flag(std::atomic<bool>& flag) : flag_(flag) { flag_ = true; }
+  ~Flag() { flag_ = false; }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
 }  // namespace
 
 Engine::Engine(int rank, int size, EngineOptions options)
@@ -241,7 +253,12 @@ bool Engine::busy(std::optional<int> process_set) const {
 bool Engine::carries_out() const {
   if (executes_) return true;
   const std::lock_guard<std::mutex> lock(mutex_);
-  return !turns_taken_.empty();
+  return !turns_.empty() || !turns_taken_.empty();
+}
+
+uint64_t Engine::own_finished() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return own_finished_;
 }
 
 bool Engine::settled(int process_set, std::chrono::milliseconds limit) {
@@ -524,6 +541,7 @@ void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::Stat
     }
     operation->owner.reset();
     inflight_.erase(operation->key);
+    ++own_finished_;
   }
   tell_over(*operation, state == Operation::State::kDone);
   changed_->notify_all();
@@ -601,18 +619,13 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     return;
   }
   const auto begin = Clock::now();
+  const Flag executes(executes_);
   std::vector<Span> spans;
   try {
-    executes_ = true;
     spans = executor_->run(*set, entries, operations);
-    executes_ = false;
   } catch (const std::bad_alloc&) {
-    executes_ = false;
     throw OutOfMemoryError("rank " + std::to_string(rank_) + " cannot " + kind_name(plan.kind) + " '" +
                            key_name(entries[0].key) + "': there is no memory for it");
-  } catch (...) {
-    executes_ = false;
-    throw;
   }
   if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
   const auto end = Clock::now();
@@ -629,6 +642,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
       operation->state = Operation::State::kDone;
       operation->owner.reset();
       inflight_.erase(operation->key);
+      ++own_finished_;
     }
     ++finished_;
   }

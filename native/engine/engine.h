@@ -129,7 +129,10 @@ class Engine {
   // Operations finished so far, and whether others are under way.
   std::pair<uint64_t, bool> progress() const;
 
-  // Whether an operation that all members have submitted is being run, here or by who took its turn.
+  // Of this rank's own operations, those that are over: not those of others that it takes part in when it has joined.
+  uint64_t own_finished() const;
+  // Whether an operation that all members have submitted is being run, here or on a device. Until own_finished() has
+  // counted it, if it is this rank's.
   bool carries_out() const;
 
   Timeline& timeline() { return timeline_; }
@@ -212,7 +215,7 @@ class Engine {
   std::shared_ptr<Operation> leaving_[2];  // the steps of leave(), once begun
   bool running_ = false;                   // whether the thread may touch the memory of operations
   bool out_of_memory_ = false;             // it broke for that
-  uint64_t finished_ = 0;
+  uint64_t finished_ = 0, own_finished_ = 0;
 
   std::atomic<bool> aborted_{false};
   std::atomic<bool> asleep_{false};

@@ -22,9 +22,9 @@ struct Memory {
 // a Turn; and everybody may read it once Engine::wait() says that it is over.
 struct Operation {
   enum class State { kPending, kDone, kMismatch, kFailed, kOutOfMemory };
-  // A tensor of a size that is known only when the operation runs. The memory stays this object's.
+  // A tensor of a size that is known only when the operation runs. Whoever wants it beyond the operation shares it.
   struct Output {
-    std::unique_ptr<char[]> memory;
+    std::shared_ptr<char[]> memory;
     size_t bytes = 0;
     int64_t rows = 0;
     std::vector<int64_t> received;  // alltoall: rows from each member

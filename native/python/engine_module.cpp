@@ -68,7 +68,6 @@ std::shared_ptr<void> keep(nb::handle object) {
 struct Handle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Operation> operation;
-  bool taken = false;
 
   bool done() const { return engine->wait(operation, std::chrono::milliseconds(0)); }
 
@@ -88,13 +87,15 @@ struct Handle {
     engine->check(operation);
   }
 
-  // [(memory, rows, received), ...]; once.
-  nb::list outputs() {
+  // [(memory, rows, received), ...]: arrays over memory that they share with the operation, and with those of other
+  // calls. So nothing is given away that a caller could lose, and it does not matter who comes first.
+  nb::list outputs() const {
     nb::list found;
-    if (std::exchange(taken, true)) return found;
-    for (Operation::Output& output : operation->outputs) {
-      char* const memory = output.memory.release();
-      const nb::capsule owner(memory, [](void* held) noexcept { delete[] static_cast<char*>(held); });
+    for (const Operation::Output& output : operation->outputs) {
+      auto share = std::make_unique<std::shared_ptr<char[]>>(output.memory);
+      const nb::capsule owner(share.get(),
+                              [](void* held) noexcept { delete static_cast<std::shared_ptr<char[]>*>(held); });
+      char* const memory = share.release()->get();
       nb::list received;
       for (const int64_t rows : output.received) received.append(rows);
       found.append(nb::make_tuple(bytes_array(memory, output.bytes, owner), output.rows, nb::tuple(received)));
@@ -336,6 +337,7 @@ void bind_engine(nb::module_& module) {
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)
       .def_prop_ro("carries_out", &Engine::carries_out)
+      .def_prop_ro("own_finished", &Engine::own_finished)
       .def_prop_ro("unreachable", &Engine::unreachable)
       .def(
           "start_timeline",

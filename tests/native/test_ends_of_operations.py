@@ -152,6 +152,40 @@ def test_ranks_that_have_joined_learn_that_the_others_left() -> None:
         together(made, body)
 
 
+def test_what_is_done_for_others_after_a_join_is_not_counted_as_this_ranks_own() -> None:
+    def body(engine: Any, rank: int) -> None:
+        if rank == 1:
+            join = engine.submit(Operation(Kind.JOIN))
+        for number in range(5 if rank == 0 else 0):
+            allreduce(engine, np.ones(3), name=f"{number}")
+        if rank == 0:
+            assert engine.own_finished() == 5
+            join = engine.submit(Operation(Kind.JOIN))
+        join.result()
+        assert engine.own_finished() == (6 if rank == 0 else 1)
+        assert engine.progress()[0] == 6
+
+    with engines(2) as made:
+        together(made, body)
+
+
+def test_what_waits_for_its_turn_on_a_device_is_being_carried_out() -> None:
+    def body(engine: Any, rank: int) -> None:
+        handles = [engine.submit(Operation(Kind.BARRIER, name=name, device=1)) for name in ("first", "second")]
+        turns = [engine.next_turn(20.0)]
+        barrier(engine)  # all are agreed on
+        engine.conclude(turns[0], "")
+        assert handles[0].done()
+        assert engine.own_finished() == 2
+        for _ in range(20):
+            assert engine.carries_out()
+        engine.conclude(engine.next_turn(20.0), "")
+        assert engine.own_finished() == 3
+
+    with engines(2) as made:
+        together(made, body)
+
+
 def test_a_rank_that_leaves_waits_for_its_devices() -> None:
     def body(engine: Any, rank: int) -> None:
         handle = engine.submit(Operation(Kind.BARRIER, name="on a device", device=1))

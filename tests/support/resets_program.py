@@ -16,6 +16,7 @@ from worker_program import hold, say
 
 import elastic_driver.torch as hvd
 from elastic_driver.worker.rounds.current import current
+from elastic_driver.worker.rounds.runtime import LINGER_S
 
 
 def under_way() -> None:
@@ -137,3 +138,31 @@ def planned(kind: str) -> None:
 
     loop(hvd.elastic.ObjectState(step=0))
     say(done=True)
+
+
+def shut_down() -> None:
+    """Both ranks submit what takes longer than shutdown() waits for a peer; rank 0 calls it at once.
+
+    Says how often each tensor was doubled, at least and at most.
+    """
+    hvd.init()
+    tensors = [torch.ones(1 << 21, dtype=torch.float64) for _ in range(4)]
+
+    def submit(times: int, op: Any) -> list[int]:
+        return [
+            hvd.allreduce_async_(tensor, name=f"{number} {index}", op=op)
+            for number in range(times)
+            for index, tensor in enumerate(tensors)
+        ]
+
+    began = time.monotonic()
+    for handle in submit(8, hvd.Average):
+        hvd.synchronize(handle)
+    once_s = (time.monotonic() - began) / 8
+    times = hvd.broadcast_object(min(1000, 1 + int(2 * LINGER_S / once_s)), name="times")
+    handles = submit(times, hvd.Sum)
+    if hvd.rank() == 1:
+        for handle in handles:
+            hvd.synchronize(handle)
+    hvd.shutdown()
+    say(times=times, doubled=[[float(tensor.min().log2()), float(tensor.max().log2())] for tensor in tensors])

@@ -6,14 +6,13 @@ by an exception never comes back for what it had begun. The memory of an operati
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_driver.errors import HorovodInternalError
+from elastic_driver.errors import ElasticError, HorovodInternalError
 from elastic_driver.worker.engine.protocol import Handle, Operation, Result
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.current import current, current_round
@@ -63,10 +62,20 @@ _keeper = _Keeper()
 def _deliver(context: Context) -> None:
     with _lock:
         left = [pending for pending in _pending.values() if pending.context is context]
+    failures: list[Exception] = []
     for pending in left:
-        if pending.handle.done():
-            with contextlib.suppress(Exception):  # that of the operation: who synchronizes it is told
-                pending.deliver()
+        if not pending.handle.done():
+            continue
+        try:
+            pending.handle.result()
+        except (ElasticError, MemoryError, RuntimeError):  # it has failed: who synchronizes it is told
+            continue
+        try:
+            pending.deliver()
+        except Exception as error:  # the others are delivered all the same
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 current_round().deliverers.append(_deliver)
@@ -130,6 +139,7 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks did not submit the same.
+        Exception: what a signal's handler raises meanwhile; the handle can be used again then.
     """
     with _lock:
         pending = _pending.get(handle)
@@ -140,8 +150,15 @@ def synchronize(handle: int) -> Any:
     current_round().refuse_if_forked()  # the thread that ends it is in the parent
     if pending is None:
         return None
+    is_over = False
     try:
-        return pending.deliver()
+        result = pending.deliver()
+        is_over = True
+    except Exception:
+        is_over = pending.handle.done()
+        raise
     finally:
-        with _lock:
-            _pending.pop(handle, None)
+        if is_over:  # else a signal's handler has raised, and it can be synchronized again
+            with _lock:
+                _pending.pop(handle, None)
+    return result

@@ -108,16 +108,18 @@ class NativeHandle:
 
     def result(self) -> Result:
         """See Handle."""
-        if self._result is None:
+        result = self._result
+        if result is None:
             with self._engine.failures(self._deed):
                 self._native.wait()
+            # Several threads may be here at once: each makes a result of its own, over the same memory.
             result = Result(last_joined=self._native.last_joined)
             for memory, rows, received in self._native.outputs():
                 result.arrays.append(memory)
                 result.rows.append(rows)
                 result.received.append(received)
             self._result = result
-        return self._result
+        return result
 
 
 class _Leaving:
@@ -350,6 +352,10 @@ class NativeEngine:
     def carries_out(self) -> bool:
         """See Engine."""
         return bool(self._native.carries_out)
+
+    def own_finished(self) -> int:
+        """See Engine."""
+        return int(self._native.own_finished)
 
     def unreachable(self) -> tuple[int, ...]:
         """See Engine."""

@@ -277,8 +277,9 @@ class _Runner:
                 self._engine.note_out_of_memory()
             self._engine.abort(str(error) or type(error).__name__)
             failure = error
-        self.current, self.acts = None, False
+        self.current = None
         self._engine.finished(self, work, begun, agreed)
+        self.acts = False  # only when it is counted: who looks in between must not find that nothing goes on
         work.outcome.settle(result, failure)
         failure = None  # its traceback holds this frame, and the frame would hold it
 
@@ -577,6 +578,11 @@ class PlainEngine:
         """See Engine."""
         with self._lock:
             return any(runner.acts or runner.alone.busy for runner in self._runners.values())
+
+    def own_finished(self) -> int:
+        """See Engine."""
+        with self._lock:
+            return self._finished
 
     def unreachable(self) -> tuple[int, ...]:
         """See Engine. Nobody looks: torch's Gloo owns the connections."""

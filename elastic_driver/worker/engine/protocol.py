@@ -169,7 +169,16 @@ class Engine(Protocol):
         """Operations finished so far, and whether others are under way."""
 
     def carries_out(self) -> bool:
-        """Whether this process is carrying an operation out, which all its members have submitted."""
+        """Whether this process is carrying an operation out, which all its members have submitted.
+
+        Of its own, until ``own_finished`` has counted it.
+        """
+
+    def own_finished(self) -> int:
+        """Of this process's own operations, those that are over.
+
+        Not those of others that it takes part in when it has joined.
+        """
 
     def unreachable(self) -> tuple[int, ...]:
         """Ranks that could not be reached, or of whose machines nothing was heard any more while they were waited for.

@@ -31,6 +31,7 @@ from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.protocol import Engine, Operation, Result
 from elastic_driver.worker.engine.seal import Seal
 from elastic_driver.worker.rounds.meeting import RoundClient, RoundMeeting
+from elastic_driver.worker.rounds.patience import Patience
 from elastic_driver.worker.rounds.watch import Watch
 from elastic_driver.worker.settings import worker_settings
 
@@ -47,6 +48,7 @@ _PATIENCE_S = 0.1
 # How long what is under way in a broken round may take to end. It takes milliseconds; whatever takes longer is stuck,
 # and may write at any time.
 QUIESCE_S = 5.0
+_LEFT = "this rank has left the round"
 _STUCK_EXIT_CODE = 70  # EX_SOFTWARE, as the driver's own internal errors
 
 
@@ -354,7 +356,7 @@ class Context:
             HorovodInternalError: something cannot be completed: a peer is lost, or has left without submitting it.
         """
         self.check()
-        self.wholes.shut("this rank has left the round")
+        self.wholes.shut(_LEFT)
         while not self.wholes.wait(_PATIENCE_S):
             self.check()
         self.engine.leave().result()
@@ -362,15 +364,23 @@ class Context:
     def linger(self, timeout_s: float) -> None:
         """As ``settle``, for a process that goes whatever its peers do; so that none sees a connection close under it.
 
-        A peer that does not leave is waited for until the time is up; after that only what has begun is completed.
+        What all members have submitted is completed, however long that takes. A peer that has not submitted something,
+        or does not leave, is waited for until nothing of this process's has been done for as long as ``timeout_s``.
         """
         if self._broken:
             return
-        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(Exception):  # the peers may be gone for good: that is no failure of this process
-            handle = self.engine.leave()
-            while not handle.done():
-                if time.monotonic() >= deadline and not self.engine.carries_out():
+            engine, handle = self.engine, None
+            self.wholes.shut(_LEFT)
+            patience = Patience(timeout_s, self.limits.collective_s, time.monotonic())
+            while True:
+                if handle is None and self.wholes.wait(0.0):
+                    handle = engine.leave()
+                if handle is not None and handle.done():
+                    return
+                # In this order: what is no longer carried out has been counted.
+                carries_out = engine.carries_out()
+                if patience.is_over(time.monotonic(), finished=engine.own_finished(), carries_out=carries_out):
                     return
                 time.sleep(0.0005)  # a handle has no wait with a limit
 

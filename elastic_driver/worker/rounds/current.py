@@ -148,7 +148,11 @@ class CurrentRound:
         self._context = context
 
     def deliver(self, context: Context) -> None:
-        """Has the results of a round's operations that are done written to where they were asked for."""
+        """Has the results of a round's operations that are done written to where they were asked for.
+
+        Raises:
+            Exception: what the writing of one fails with; the others are written all the same.
+        """
         for deliverer in self.deliverers:
             deliverer(context)
 

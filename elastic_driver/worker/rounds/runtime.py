@@ -287,8 +287,14 @@ class Runtime:
             return
         if not self._left_by_exception:
             context.linger(LINGER_S)
+        try:
+            if not exiting:
+                self._current.deliver(context)
+        finally:
+            self._end(context, exiting=exiting)
+
+    def _end(self, context: Context, *, exiting: bool) -> None:
         if not exiting:
-            self._current.deliver(context)
             self.break_round("the library was shut down in this process")
         self._current.leave()
         vitals.enter_round(0, -1)
@@ -340,6 +346,7 @@ class Runtime:
 
         Raises:
             HorovodInternalError: something cannot be completed.
+            Exception: a result cannot be written.
         """
         context = self._current.context
         context.settle()

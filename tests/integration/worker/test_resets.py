@@ -80,6 +80,16 @@ def test_what_is_under_way_at_a_planned_change(backend: Backend, kind: str) -> N
     assert causes == {ReadyCause.HOSTS_UPDATED if kind == "completed" else ReadyCause.INTERNAL_ERROR}
 
 
+@pytest.mark.parametrize("backend", EACH)
+def test_what_all_have_submitted_is_completed_before_a_shutdown(backend: Backend) -> None:
+    workers = workers_on(a=2)
+    with FakeJob(backend=backend) as job:
+        job.start(workers, "resets_program.shut_down")
+        for worker in workers:
+            (said,) = job.wait_end(worker).lines
+            assert said["doubled"] == [[said["times"]] * 2] * 4
+
+
 def test_a_killed_worker_has_its_samples_counted() -> None:
     """In the epoch in which it dies, by those who live on."""
     workers, samples = workers_on(a=3), 240

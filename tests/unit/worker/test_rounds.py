@@ -19,6 +19,7 @@ from elastic_driver.worker.rounds import context as context_module
 from elastic_driver.worker.rounds import devices, runtime
 from elastic_driver.worker.rounds.context import Context, MemberFacts
 from elastic_driver.worker.rounds.current import CurrentRound
+from elastic_driver.worker.rounds.patience import Patience
 from elastic_driver.worker.rounds.runtime import Runtime
 from elastic_driver.worker.settings import WorkerSettings
 
@@ -359,3 +360,36 @@ def test_an_abort_that_was_interrupted_is_finished_by_the_next() -> None:
         context.abort("a peer is gone")
     context.abort("another reason")
     assert aborted == ["a peer is gone"] * 2
+
+
+def test_who_leaves_waits_for_as_long_as_its_operations_come_to_an_end() -> None:
+    patience = Patience(2.0, 1800.0, 100.0)
+    for finished in range(1, 50):
+        # Looked at between two operations, each time; then in the middle of the next.
+        assert not patience.is_over(100.0 + 1.9 * finished, finished=finished, carries_out=False)
+        assert not patience.is_over(101.0 + 1.9 * finished, finished=finished, carries_out=True)
+    assert not patience.is_over(194.9, finished=49, carries_out=False)
+    assert patience.is_over(195.2, finished=49, carries_out=False)
+
+
+def test_who_leaves_waits_for_what_is_being_done_and_not_for_the_next_of_others() -> None:
+    patience = Patience(2.0, 1800.0, 100.0)
+    assert not patience.is_over(500.0, finished=3, carries_out=True)
+    assert not patience.is_over(501.9, finished=3, carries_out=True)
+    assert not patience.is_over(600.0, finished=3, carries_out=True)
+    assert patience.is_over(600.1, finished=3, carries_out=False)
+
+
+def test_who_leaves_waits_after_a_long_operation_as_after_a_short_one() -> None:
+    patience = Patience(2.0, 1800.0, 100.0)
+    assert not patience.is_over(160.0, finished=0, carries_out=True)
+    assert not patience.is_over(160.1, finished=1, carries_out=False)
+    assert not patience.is_over(162.0, finished=1, carries_out=False)
+    assert patience.is_over(162.1, finished=1, carries_out=False)
+
+
+def test_who_leaves_gives_up_an_operation_that_takes_longer_than_any_may() -> None:
+    patience = Patience(2.0, 30.0, 100.0)
+    assert not patience.is_over(110.0, finished=1, carries_out=True)
+    assert not patience.is_over(139.9, finished=1, carries_out=True)
+    assert patience.is_over(140.1, finished=1, carries_out=True)

@@ -1,0 +1,36 @@
+"""How long a process that leaves its round waits for the others.
+
+Owns the decision only; when it is asked for, and what is done then, is context.py's.
+"""
+
+from __future__ import annotations
+
+
+class Patience:
+    """Runs out when nothing has been done for a while.
+
+    Args:
+        limit_s: how long that is.
+        operation_s: how long one operation may take, before it is taken for stuck.
+        now: as of time.monotonic(), like all points in time here.
+    """
+
+    def __init__(self, limit_s: float, operation_s: float, now: float) -> None:
+        self._limit_s = limit_s
+        self._operation_s = max(operation_s, limit_s)
+        self._finished = 0
+        self._since = now  # when the last operation was over, as far as is known
+
+    def is_over(self, now: float, *, finished: int, carries_out: bool) -> bool:
+        """Whether to wait no longer.
+
+        Args:
+            now: the time.
+            finished: operations of this process that are over; each of them is a reason to wait for the next.
+            carries_out: whether an operation is being carried out. It is not left half done, but it is no progress: a
+                process that has joined carries out those of others for as long as they train.
+        """
+        if finished > self._finished:
+            self._finished = finished
+            self._since = now
+        return now - self._since >= (self._operation_s if carries_out else self._limit_s)
