@@ -238,7 +238,9 @@ class FSDPState(ObjectState):
         self._settle()
         if len(self._hosts) == 1:
             return
-        leaving = set(_LEAVING.findall(broadcast_object(reason, name="elastic_driver.reason")))
+        # Of all: the notice may have reached one member so far, and any of them may be that one.
+        reasons = allgather_object(reason, name="elastic_driver.reason")
+        leaving = {host for each in reasons for host in _LEAVING.findall(each)}
         version, ranks = self._versions[-1], range(len(self._hosts))
         keepers = next_hosts(self._hosts) if self._copies else list(ranks)
         staying = [rank for rank in ranks if self._hosts[rank] not in leaving]
