@@ -12,10 +12,8 @@ is announced by the driver within milliseconds anyhow. Collectives get ELASTIC_D
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -30,6 +28,7 @@ from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_
 from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.protocol import Engine, Operation, Result
 from elastic_driver.worker.engine.seal import Seal
+from elastic_driver.worker.rounds.ending import end_process
 from elastic_driver.worker.rounds.meeting import RoundClient, RoundMeeting
 from elastic_driver.worker.rounds.patience import Patience
 from elastic_driver.worker.rounds.watch import Watch
@@ -405,15 +404,11 @@ class Context:
 
     def end_process(self) -> NoReturn:
         """Ends it, because something of this round cannot be kept from its memory."""
-        print(
+        end_process(
             f"elastic_driver: an operation of round {self.assignment.round_id} did not end within {QUIESCE_S:g} s of "
             "the round's end; this process ends, as that operation could overwrite its parameters at any time",
-            file=sys.stderr,
-            flush=True,
+            _STUCK_EXIT_CODE,
         )
-        with contextlib.suppress(Exception):  # a standard error without a descriptor
-            faulthandler.dump_traceback()
-        os._exit(_STUCK_EXIT_CODE)
 
     def close(self) -> None:
         """Begins the teardown, which a thread finishes. Returns at once. Idempotent."""
