@@ -18,7 +18,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from elastic_driver.errors import UnsupportedOperationError
-from elastic_driver.torch.tensors import flat_bytes, tensor_bytes
+from elastic_driver.torch.device.math import flat_bytes
+from elastic_driver.torch.tensors import tensor_bytes
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.engine.byte_collectives import broadcast
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of

@@ -88,12 +88,12 @@ class _ModelHandler(_Handler):
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    """Whether it, or a module in it, wants to know of its values being loaded."""
+    """Whether it, or a module in it, has hooks for loading, or loads in a way of its own."""
     return any(
-        one._load_state_dict_pre_hooks
-        or one._load_state_dict_post_hooks
-        or type(one).load_state_dict is not torch.nn.Module.load_state_dict
-        for one in module.modules()
+        part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        or type(part).load_state_dict is not torch.nn.Module.load_state_dict
+        for part in module.modules()
     )
 
 

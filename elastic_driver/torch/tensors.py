@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from elastic_driver.torch.device.lane import TorchLane, torch_lane
+from elastic_driver.torch.device.math import flat_bytes
 from elastic_driver.worker.engine.collectives import Bytes
 from elastic_driver.worker.engine.protocol import WIRE_DTYPES, TensorSpec
 
@@ -27,12 +28,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name is None:
         name = _names[dtype] = str(dtype).removeprefix("torch.")
     return name
-
-
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, (nbytes,) uint8, without a copy."""
-    # Also one element may have a stride, which its view as bytes must not have.
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:

@@ -209,9 +209,10 @@ class AgentLauncher:
             raise
 
     async def _agent_for(self, worker: WorkerId) -> AgentLink:
-        """The agent that is to start a worker; one without a connection comes back in a moment, or another does.
+        """Return the agent of a worker's host, once it is connected.
 
-        An order that such a one is never told would fail with it, and the host be blamed, whoever has its name by then.
+        One without a connection is back in a moment, or lost, and another may have joined under the host's name. An
+        order to a lost agent would fail, and the host would be blamed for that.
         """
         while True:
             if self._closing:

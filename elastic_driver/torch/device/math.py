@@ -73,13 +73,13 @@ def carry_out(
         start = peers.index * share + min(peers.index, more)
         return whole[start : start + share + (peers.index < more)].clone()
     if kind is Kind.BROADCAST:
-        data = _bytes(source) if instruction.may_overwrite else _bytes(source).clone()
+        data = flat_bytes(source) if instruction.may_overwrite else flat_bytes(source).clone()
         if data.numel():
             peers.broadcast(data, instruction.root)
         return data.view(source.dtype).reshape(source.shape)
     if kind is Kind.ALLGATHER:
         rows = [sizes[member * count + place] for member in range(peers.size)]
-        joined = torch.cat(peers.allgather(_bytes(source), [extent * row for extent in rows]))
+        joined = torch.cat(peers.allgather(flat_bytes(source), [extent * row for extent in rows]))
         return joined.view(source.dtype).reshape(sum(rows), *source.shape[1:])
     table = [
         [sizes[(member * count + place) * peers.size + to] for to in range(peers.size)] for member in range(peers.size)
@@ -88,15 +88,14 @@ def carry_out(
     if not any(map(any, table)) or row == 0:
         return source.new_empty((sum(received), *source.shape[1:]))
     sent = [extent * row for extent in table[peers.index]]
-    output = peers.alltoall(_bytes(source), sent, [extent * row for extent in received])
+    output = peers.alltoall(flat_bytes(source), sent, [extent * row for extent in received])
     return output.view(source.dtype).reshape(sum(received), *source.shape[1:])
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.numel():
-        return tensor.new_empty(0, dtype=torch.uint8)
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, (nbytes,) uint8, without a copy."""
     # Also one element may have a stride, which its view as bytes must not have.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -130,7 +129,7 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
         work = work.int()
     if work.numel():
         if op is ReduceOp.ADASUM:
-            parts = peers.allgather(_bytes(work), [work.numel() * work.element_size()] * peers.size)
+            parts = peers.allgather(flat_bytes(work), [work.numel() * work.element_size()] * peers.size)
             work = _adasum([part.view(work.dtype) for part in parts])
         elif op in (ReduceOp.MIN, ReduceOp.MAX) and work.dtype.is_floating_point:
             keys = _ordered(work, op)

@@ -22,6 +22,7 @@ import torch
 
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt, ShardsLostError
 from elastic_driver.torch.collectives import alltoall_async
+from elastic_driver.torch.device.math import flat_bytes
 from elastic_driver.torch.distributed.group import process_group
 from elastic_driver.torch.distributed.shards import (
     ROW_BYTES,
@@ -41,7 +42,6 @@ from elastic_driver.torch.distributed.shards import (
     taken_out,
 )
 from elastic_driver.torch.snapshot import flatten, optimizer_tree, set_optimizer, unflatten
-from elastic_driver.torch.tensors import flat_bytes
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable.commits import durable
@@ -240,7 +240,7 @@ class FSDPState(ObjectState):
             return
         # Of all: the notice may have reached one member so far, and any of them may be that one.
         reasons = allgather_object(reason, name="elastic_driver.reason")
-        leaving = {host for each in reasons for host in _LEAVING.findall(each)}
+        leaving = {host for text in reasons for host in _LEAVING.findall(text)}
         version, ranks = self._versions[-1], range(len(self._hosts))
         keepers = next_hosts(self._hosts) if self._copies else list(ranks)
         staying = [rank for rank in ranks if self._hosts[rank] not in leaving]

@@ -68,7 +68,7 @@ def _deliver(context: Context) -> None:
             continue
         try:
             pending.handle.result()
-        except (ElasticError, MemoryError, RuntimeError):  # it has failed: who synchronizes it is told
+        except (ElasticError, MemoryError, RuntimeError):  # synchronize() raises it
             continue
         try:
             pending.deliver()
@@ -150,15 +150,16 @@ def synchronize(handle: int) -> Any:
     current_round().refuse_if_forked()  # the thread that ends it is in the parent
     if pending is None:
         return None
-    is_over = False
     try:
         result = pending.deliver()
-        is_over = True
     except Exception:
-        is_over = pending.handle.done()
+        if pending.handle.done():  # else a signal handler has raised, and the handle can be synchronized again
+            _forget(handle)
         raise
-    finally:
-        if is_over:  # else a signal's handler has raised, and it can be synchronized again
-            with _lock:
-                _pending.pop(handle, None)
+    _forget(handle)
     return result
+
+
+def _forget(handle: int) -> None:
+    with _lock:
+        _pending.pop(handle, None)

@@ -16,8 +16,8 @@ from elastic_driver.errors import HorovodInternalError
 
 T = TypeVar("T")
 
-# Between two looks at who is inside. A wait for them itself could be left by a signal's handler that raises, with what
-# it waits for in its hands.
+# Seconds between two checks for threads inside. Acquiring their locks to wait would not do: a signal handler that
+# raises right after would leave a lock held.
 _LOOK_S = 0.0005
 
 
@@ -30,10 +30,10 @@ class _Call:
 
 
 class Inside:
-    """Who is in a call, of all threads, whatever a signal's handler raises there.
+    """The calls that threads are in, whatever a signal handler raises there.
 
-    Counting them would not do: a handler may raise between the count and what undoes it. So each call holds a lock of
-    its own, which the interpreter lets go of with the call's frame.
+    A counter would not do: a handler may raise between its increment and the code that undoes it. So each call holds a
+    lock of its own, which the interpreter releases with the call's frame.
     """
 
     def __init__(self) -> None:

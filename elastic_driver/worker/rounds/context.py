@@ -42,7 +42,7 @@ _log = logging.getLogger("elastic_driver.worker")
 _WORD_S = 2.0
 # Between two looks at the connections meanwhile.
 _LOOK_S = 0.02
-# Between two looks at whether the round is broken, of who waits for other threads of this process.
+# Seconds between two checks for a broken round, while this thread waits for others of this process.
 _PATIENCE_S = 0.1
 # How long what is under way in a broken round may take to end. It takes milliseconds; whatever takes longer is stuck,
 # and may write at any time.

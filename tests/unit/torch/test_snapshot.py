@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import elastic_driver as hvd
 from elastic_driver.errors import DurableError, HorovodInternalError, UnsupportedOperationError
 
 torch = pytest.importorskip("torch")
@@ -22,15 +20,7 @@ from elastic_driver.worker.durable import format as durable_format  # noqa: E402
 from elastic_driver.worker.rounds.current import current  # noqa: E402
 from elastic_driver.worker.rounds.process_sets import Members  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("job_of_one")]
 
 
 class Versioned(torch.nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,7 @@ torch = pytest.importorskip("torch")
 
 from elastic_driver.torch.tensors import TorchAdapter  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("job_of_one")]
 
 
 class ListAdapter:

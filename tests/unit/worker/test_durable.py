@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import elastic_driver as hvd
 from elastic_driver.driver.durable_folder import FolderLock, FoundCommits, newest_commit
 from elastic_driver.elastic import ObjectState
 from elastic_driver.errors import DurableError, SettingsError
@@ -40,14 +39,6 @@ torch = pytest.importorskip("torch")
 from elastic_driver.torch.elastic import ElasticSampler, TorchState  # noqa: E402
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 @pytest.fixture

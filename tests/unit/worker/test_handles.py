@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from elastic_driver.worker.engine.protocol import Kind, Operation, Result
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.process_sets import global_process_set, members_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("job_of_one")]
 
 
 class Struck(Exception):
@@ -37,14 +37,6 @@ class Given:
             raise outcome
         self._done = True
         return Result()
-
-
-@pytest.fixture(autouse=True)
-def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 def begun(handle: Given, finish: Callable[[Result], Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,6 @@ from elastic_driver.torch.elastic import ElasticSampler, TorchState  # noqa: E40
 from elastic_driver.torch.snapshot import HostCopies, HostCopy, flatten, unflatten  # noqa: E402
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 def test_use_before_init_is_a_clear_error() -> None:
