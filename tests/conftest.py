@@ -123,5 +123,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow_torchrun"):
                 item.add_marker(pytest.mark.skip(reason="many agents of torchrun: --slow-torchrun runs this"))
+    if config.getoption("--group") not in (None, "release"):
+        put_off = [item for item in items if item.get_closest_marker("release")]
+        config.hook.pytest_deselected(items=put_off)
+        items[:] = [item for item in items if not item.get_closest_marker("release")]
     # What takes long comes first: begun last, it would run alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

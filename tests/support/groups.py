@@ -6,7 +6,8 @@
 - ``release``: also what waits in real time, takes minutes, or needs what is installed by a script of its own.
   ``scripts/check --release`` runs them.
 
-A test is in the group of its file: files of a later group are not even imported. Without ``--group`` all are collected.
+A test is in the group of its file: files of a later group are not even imported. ``@pytest.mark.release`` puts single
+ones off: what the same faults would be found without, as a rule. Without ``--group`` all are collected.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def what_is_left_out(group: str) -> str:
     """In a few words, what a group does not run; empty for the last one."""
     if group == "release":
         return ""
-    words = f"left to scripts/check --release: {', '.join(_RELEASE)}"
+    words = f"left to scripts/check --release: {', '.join(_RELEASE)}, further variants"
     return words if group == "landing" else f"left to make test: jobs of real workers, faults; {words}"
 
 
