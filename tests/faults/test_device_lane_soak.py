@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.timeout(200)
 @pytest.mark.skipif(Backend.NATIVE not in usable_backends(), reason="needs the native engine")
 def test_faults_in_the_device_lane() -> None:
     ran = subprocess.run(

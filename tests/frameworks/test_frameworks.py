@@ -18,7 +18,7 @@ from jobs import Job
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 40
 
-pytestmark = [pytest.mark.integration, pytest.mark.frameworks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.frameworks]
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])

@@ -13,7 +13,7 @@ import pytest
 from horovod_jobs import Start
 from jobs import check_agreement
 
-pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow]
 
 TWO = "localhost:2\n"
 FOUR = "localhost:2\n127.0.0.1:2\n"

@@ -8,7 +8,7 @@ import pytest
 from horovod_jobs import TENSORFLOW_PROGRAM, Start
 from jobs import check_agreement
 
-pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow]
 
 
 def test_a_host_comes_and_a_worker_dies(start: Start) -> None:

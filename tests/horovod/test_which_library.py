@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.horovod,
     pytest.mark.only_elasticrun,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 
 TWO = "localhost:2\n"

@@ -13,7 +13,7 @@ from namespaces import cannot_make_namespaces, cannot_serve_ssh
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 
 def run(script: str, *words: str) -> str:

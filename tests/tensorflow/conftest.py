@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     soak = config.getoption("--tensorflow-soak") or 0.0
     for item in items:
         if "soak_s" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(180 + 60 * soak))
+            item.add_marker(pytest.mark.timeout(600 + 60 * soak))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tensorflow_servers import Servers
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator, private
 
-pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.tensorflow]
 
 Make = Callable[[], Job]
 

@@ -17,7 +17,7 @@ from tensorflow_servers import Servers, a_closed_port, a_port_that_says_nothing
 from elastic_driver.tensorflow import WorkerInfo, WorkerState, private
 from elastic_driver.tensorflow.cluster import _LOOK_S, Cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.tensorflow]
 
 RUNNING, STOPPED = WorkerState.RUNNING, WorkerState.STOPPED
 

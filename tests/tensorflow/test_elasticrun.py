@@ -13,7 +13,6 @@ from jobs import ROOT, SUPPORT, Job
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 

@@ -17,7 +17,7 @@ from tensorflow_servers import Servers, a_closed_port
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "train_ps.py"
 
-pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.slow]
 
 
 def environment(cluster: dict[str, list[str]], job: str = "chief") -> dict[str, str]:

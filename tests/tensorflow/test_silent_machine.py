@@ -11,7 +11,7 @@ from typing import IO, Any
 import pytest
 from namespaces import Namespaces
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.machines, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.machines]
 
 PORT = 2222
 TIMEOUT_S = 4.0

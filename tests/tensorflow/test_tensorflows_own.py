@@ -22,7 +22,7 @@ from tensorflow_servers import Server, Servers, a_strategy
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator
 
-pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.slow]
 
 # Of the pauses that they make, which are for machines with much to do.
 SHORTER = 4.0

@@ -16,7 +16,7 @@ from tensorflow_servers import Servers
 
 from elastic_driver.tensorflow import WorkerInfo, WorkerState, private
 
-pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.faults, pytest.mark.tensorflow]
 
 
 def test_a_killed_workers_closure_runs_on_another(servers: Servers) -> None:

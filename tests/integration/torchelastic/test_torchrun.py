@@ -20,7 +20,6 @@ from torchrun import PATIENCE_S, Torchrun
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch"),
 ]
 
