@@ -9,6 +9,13 @@ from elastic_driver.core.moments import Moment
 
 # Hosts of which only the number of failures is known any more. Where names never come again that is worth nothing.
 MOST_REMEMBERED = 1024
+# Where there is no cooldown, a host that was lost as a whole is no host whose workers fail, and may be used again when
+# it is back: the first time soon, then after a pause that doubles.
+FIRST_LOSS_S = 1.0
+LOSS_RANGE_S = (30.0, 600.0)
+# Workers that failed so shortly before their host was down did so since it went down: a machine that is shut down ends
+# them first.
+GOING_DOWN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +27,14 @@ class BlacklistEntry:
         failures: how often it has been put out in this job.
         until: when it may be used again (the clock of ``now``, seconds); None for never.
         active: False once its time ran out, or once it left the list of hosts; the count of failures stays.
+        since: when it failed last.
     """
 
     hostname: str
     failures: int
     until: Moment | None
     active: bool
+    since: Moment = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Blacklist:
         kept = tuple(other for other in self.entries if other.hostname != entry.hostname)
         return replace(self, entries=(*kept, entry))
 
-    def fail(self, hostname: str, *, now: float, draw: float) -> Blacklist:
+    def fail(self, hostname: str, *, now: float, draw: float, lost: bool = False) -> Blacklist:
         """Counts a failure of the host and keeps it out from now on.
 
         The k-th failure keeps it out for ``low * 2**(k-1)`` seconds, at most ``high``; from the second failure on,
@@ -67,17 +76,37 @@ class Blacklist:
             hostname: the host.
             now: the present, seconds.
             draw: a random number from 0 to 1.
+            lost: whether it is lost as a whole. Without a range that keeps it out for FIRST_LOSS_S, then for
+                LOSS_RANGE_S.
         """
         old = self.entry_of(hostname)
         if old is not None and old.active:
             return self
         failures = (old.failures if old else 0) + 1
-        if self.cooldown_range_s is None:
-            return self._with(BlacklistEntry(hostname, failures, None, active=True))
-        low, high = self.cooldown_range_s
+        until = None if self.cooldown_range_s is None and not lost else now + self._pause_s(failures, draw)
+        return self._with(BlacklistEntry(hostname, failures, until, active=True, since=now))
+
+    def _pause_s(self, failures: int, draw: float) -> float:
+        before = failures - 1
+        if self.cooldown_range_s is not None:
+            low, high = self.cooldown_range_s
+        elif not before:
+            return FIRST_LOSS_S
+        else:
+            (low, high), before = LOSS_RANGE_S, before - 1
         # 2**60 seconds is beyond every upper bound; the cap keeps the power from overflowing.
-        delay = low * 2.0 ** min(failures - 1, 60) + (draw * low if failures > 1 else 0.0)
-        return self._with(BlacklistEntry(hostname, failures, now + min(delay, high), active=True))
+        delay = low * 2.0 ** min(before, 60) + (draw * low if failures > 1 else 0.0)
+        return min(delay, high)
+
+    def go_down(self, hostnames: Iterable[str], now: float) -> Blacklist:
+        """These hosts are not up any more: what failed there just now is the loss of its host."""
+        blacklist = self
+        for name in hostnames:
+            entry = self.entry_of(name)
+            if entry is not None and entry.active and entry.until is None and now - entry.since <= GOING_DOWN_S:
+                until = now + self._pause_s(entry.failures, 0.0)
+                blacklist = blacklist._with(replace(entry, until=until))
+        return blacklist
 
     def is_blacklisted(self, hostname: str) -> bool:
         """Whether the host gets no new workers, as of the last :meth:`expire`."""

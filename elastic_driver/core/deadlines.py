@@ -142,8 +142,6 @@ def next_deadline(state: State) -> float | None:
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
     times += [one.kept_until for one in state.silent if one.kept_until is not None]
-    if state.discovery.outage is not None:
-        times.append(state.discovery.outage.since + state.policy.elastic_timeout_s)
     match state.policy.on_change:
         case OnChange.IN_PLACE:
             if state.reset is not None and not state.registry.complete:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.cuts import Cuts
 from elastic_driver.core.explain import explain
-from elastic_driver.core.placement import keeps_its_places
+from elastic_driver.core.placement import keeps_its_places, usable_slots
 from elastic_driver.core.setbacks import START_S, described
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, causes, in_phase, is_on_one_host
 from elastic_driver.core.transition import Transition
@@ -80,7 +82,10 @@ def report_pause(t: Transition, until: float | None) -> None:
 
 
 def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, begun: bool) -> bool:
-    """Ends a job that has nobody to wait for it, before its start or after, when every host is out for good.
+    """Ends a job that waits for what cannot come.
+
+    That is one that has nobody to wait for it, before its start or after, when every host is out for good; and one
+    whose list of hosts is fixed, when those that are left never have slots enough.
 
     Args:
         t: the step.
@@ -90,16 +95,43 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
     state = t.state
     alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
     # Once it has started, those who live may hold its state.
-    if not state.hosts or alive >= (1 if begun else state.policy.min_num_proc):
+    if _end_if_hosts_never_suffice(t):
+        return True
+    listed = [*(host.name for host in state.hosts), *sorted(state.discovery.down)]
+    if not listed or alive >= (1 if begun else state.policy.min_num_proc):
         return False
-    if not all(state.blacklist.is_out_for_good(host.name) for host in state.hosts):
+    if not all(map(state.blacklist.is_out_for_good, listed)):
         return False
-    hosts = ", ".join(host.name for host in state.hosts)
+    hosts = ", ".join(listed)
     what = "go on" if begun else "start"
     t.end(
         ExitCode.USER_CODE_FAILED,
         f"cannot {what}: {described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
         f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed ({state.policy.least_flag})",
+    )
+    return True
+
+
+def _end_if_hosts_never_suffice(t: Transition) -> bool:
+    state, policy = t.state, t.state.policy
+    out = [host for host in state.discovery.order if state.blacklist.is_out_for_good(host.name)]
+    known = {host.name for host in state.discovery.order}
+    if not policy.fixed_hosts or not out or not known.issuperset(state.discovery.down):
+        return False
+    left = tuple(host for host in state.discovery.order if host.name in state.listed and host not in out)
+    # A drain can be undone, and what is cut off, or has a cooldown, is let in again.
+    whole = replace(state.discovery, hosts=left, down=frozenset())
+    at_best = replace(state, discovery=whole, blacklist=Blacklist(), cuts=Cuts(), drained=frozenset())
+    slots = usable_slots(at_best)
+    if not 0 < slots < policy.min_num_proc:
+        return False
+    names = ", ".join(host.name for host in out)
+    hosts = f"host {names} is" if len(out) == 1 else f"hosts {names} are"
+    t.end(
+        ExitCode.USER_CODE_FAILED,
+        f"cannot go on: {described(state.first_failure)}; {hosts} out for good, and the list of hosts is fixed: that "
+        f"leaves {slots} of {policy.min_num_proc} slots ({policy.least_flag}). {policy.least_flag} {slots} would let "
+        "it go on with those, --blacklist-cooldown-range LOW HIGH would let failed hosts be used again",
     )
     return True
 
@@ -124,7 +156,7 @@ def end_half_finished(t: Transition) -> None:
 
 
 def check_deadlines(t: Transition) -> None:
-    state, outage = t.state, t.state.discovery.outage
+    state = t.state
     if state.ended:
         return
     limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
@@ -132,8 +164,6 @@ def check_deadlines(t: Transition) -> None:
         why = explain(state, t.now, gives_up=True)
         first = f"; first failure: {described(state.first_failure)}" if state.first_failure else ""
         t.end(ExitCode.TOO_FEW_SLOTS, f"{why}; gave up after {limit}{first}")
-    elif outage is not None and t.now >= outage.since + state.policy.elastic_timeout_s:
-        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {outage.error}")
 
 
 def limit_is_used_up(t: Transition) -> bool:

@@ -26,10 +26,19 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostsDiscovered:
-    """Discovery answered: these are all hosts now, and those of them that are about to go."""
+    """These are all hosts now.
+
+    Attributes:
+        hosts: those that can be used: they are listed, and are up.
+        departures: those of them that are about to go.
+        down: names of those that are listed, and cannot be used for now: what is known of them stays.
+        answered: whether discovery has answered; else it still fails, and the list is its last one.
+    """
 
     hosts: tuple[Host, ...]
     departures: tuple[Departure, ...] = ()
+    down: frozenset[str] = frozenset()
+    answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,7 @@ class WorkerExited:
         draw: a random number from 0 to 1, for the host's cooldown.
         error: the last line that it wrote; "" for none.
         where: the line of code that it named last; "" for none.
+        host_lost: whether its whole host is lost, and it with it.
     """
 
     worker: WorkerId
@@ -118,6 +128,7 @@ class WorkerExited:
     draw: float
     error: str = ""
     where: str = ""
+    host_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,8 @@ def _slots(state: State, now: float, *, unused: bool = True) -> str:
     free = [Host(host.name, slots) for host in state.hosts if (slots := free_slots(state, host))]
     text = f"slots: {sum(host.slots for host in free)}"
     text += f" ({_listed([str(host) for host in free])})" if free else ""
-    return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ', unused=unused)}"
+    none = "" if state.hosts else ", none of the listed hosts is up" if state.listed else ", no host is listed"
+    return f"{text}{none}{_kept_out(state, now, before=', ', unused=unused)}"
 
 
 def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> str:
@@ -234,6 +235,7 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
             places.append(host.name)
         else:
             places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
+    places += [name for name in sorted(state.discovery.down) if None in drained.get(name, [])]
     going_in = {one.hostname: max(0.0, one.by - now) for one in state.departing if one.by is not None}
     going = [f"{name} ({f'{left_s:.0f} s left' if left_s else 'any moment'})" for name, left_s in going_in.items()]
     if going:
@@ -287,6 +289,8 @@ def _ready(state: State, members: int) -> tuple[str, list[str]]:
 def why_no_place(state: State, hostname: str, slot: int) -> str:
     """Why a worker that was there has no place in the job any more."""
     host = next((host for host in state.hosts if host.name == hostname), None)
+    if hostname in state.discovery.down:
+        return f"host {hostname} is not up any more"
     if host is None:
         return f"host {hostname} is not listed any more"
     if slot >= host.slots:
@@ -333,12 +337,11 @@ def _left_for(state: State, workers: Sequence[WorkerId], deadline: float | None,
 
 
 def _discovery(state: State, now: float) -> str:
-    """That discovery fails, which ends the job at some time."""
+    """That discovery fails: the job goes on with the hosts that are known."""
     outage = state.discovery.outage
     if outage is None:
         return ""
-    left_s = max(0.0, outage.since + state.policy.elastic_timeout_s - now)
-    return f"; host discovery fails ({outage.error}), and ends the job in {left_s:.0f} s unless it answers"
+    return f"; host discovery has failed for {max(0.0, now - outage.since):.0f} s: {outage.error}"
 
 
 def _standby(state: State) -> str:

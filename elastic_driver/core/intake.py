@@ -83,7 +83,7 @@ from elastic_driver.core.state import (
     leaving,
 )
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import CHIEF, Departure, Host, WorkerId
+from elastic_driver.hosts import CHIEF, Departure, WorkerId
 from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, ReadyCause
 
 
@@ -98,7 +98,7 @@ def take(t: Transition, event: Event) -> None:
         raise IllegalEventError(f"cannot take {event}: {why}")
     match event:
         case HostsDiscovered():
-            _take_hosts(t, event.hosts)
+            _take_hosts(t, event)
             _take_departures(t, event.departures)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
@@ -129,24 +129,34 @@ def take(t: Transition, event: Event) -> None:
             _take_reports(t, (event,))
 
 
-def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
+def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     discovery = t.state.discovery
     outage = discovery.outage
-    if outage is not None and (discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S):
+    if not event.answered:
+        pass  # the outage goes on
+    elif outage is not None and (discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S):
         t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
-    listed = dict.fromkeys(host.name for host in hosts)
-    # Who comes back is a new machine, even if the old one, no longer listed, has said again that it goes.
-    kept = {host.name for host in t.state.hosts if host.name in listed}
-    living = dict.fromkeys(record.worker.hostname for record in t.state.workers)
+    up = dict.fromkeys(host.name for host in event.hosts)
+    listed = event.down.union(up)
+    # Who comes back is a new machine, even if the old one, no longer listed, has said again that it goes. So is who was
+    # to go away, and has done so.
+    has_gone = {one.hostname for one in t.state.departing if not one.listed and not one.by_hand}
+    has_gone &= {host.name for host in t.state.hosts} - up.keys()
+    kept = (t.state.listed & listed) - has_gone
+    staying = event.down.union(record.worker.hostname for record in t.state.workers)
     # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
     known = () if t.state.phase is JobPhase.WAITING else discovery.order
-    order = order_hosts(known, hosts, staying=living)
+    order = order_hosts(known, event.hosts, staying=staying)
     t.state = replace(
         t.state,
         discovery=replace(
-            discovery, hosts=tuple(host for host in order if host.name in listed), order=order, outage=None
+            discovery,
+            hosts=tuple(host for host in order if host.name in up),
+            down=event.down,
+            order=order,
+            outage=None if event.answered else outage,
         ),
-        blacklist=t.state.blacklist.forgive_absent(listed),
+        blacklist=t.state.blacklist.forgive_absent(listed).go_down(sorted(event.down - t.state.discovery.down), t.now),
         cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in kept),
         departing=tuple(one for one in t.state.departing if one.hostname in kept),
@@ -178,9 +188,10 @@ def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
     for one in t.state.departing:
         if one.listed and one.hostname not in said:
             _take_drain(t, DrainRequested(one.hostname, None, f"no longer so: {one.why}", undo=True))
-    for host in t.state.hosts:
-        if (departure := said.get(host.name)) is not None:
-            _take_drain(t, DrainRequested(host.name, None, departure.why, within_s=departure.within_s), listed=True)
+    for departure in departures:
+        if departure.hostname in t.state.listed:
+            why, within_s = departure.why, departure.within_s
+            _take_drain(t, DrainRequested(departure.hostname, None, why, within_s=within_s), listed=True)
 
 
 def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -> None:
@@ -188,6 +199,8 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     name, slot = event.hostname, event.slot
     what = f"host {name}" if slot is None else f"worker {name}[{slot}]"
     inside = [r for r in t.state.workers if r.worker.hostname == name and slot in (None, r.worker.slot)]
+    if not inside and name not in t.state.listed:
+        return  # a machine that has left, and says again that it goes
     if event.undo:
         places = frozenset(place for place in t.state.drained if place[0] == name and slot in (None, place[1]))
         if places:
@@ -235,14 +248,14 @@ def _note_departure(t: Transition, event: DrainRequested, *, listed: bool) -> bo
     known = next((one for one in t.state.departing if one.hostname == name), None)
     others = tuple(one for one in t.state.departing if one is not known)
     if known is None:
-        listed = listed and (name, None) not in t.state.drained
-        is_sooner, one = by is not None, Departing(name, event.why, by, listed)
-        if not is_sooner and not listed:
+        by_hand = (name, None) in t.state.drained
+        is_sooner, one = by is not None, Departing(name, event.why, by, listed and not by_hand, by_hand)
+        if not is_sooner and not one.listed:
             return False
     else:
         is_sooner = by is not None and (known.by is None or by < known.by - LAST_MOMENT_S)
         # Once somebody else asks for it, the lister alone cannot take it back.
-        one = replace(known, listed=known.listed and listed)
+        one = replace(known, listed=known.listed and listed, by_hand=known.by_hand or (by is None and not listed))
         one = replace(one, by=by, why=event.why) if is_sooner else one
     t.state = replace(t.state, departing=(*others, one))
     return is_sooner
@@ -430,7 +443,8 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
         stays = _stays(t, record, end.fault) or _aborts_for_others(t.state, record, event.returncode)
-        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
+        lost = event.host_lost
+        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays, lost=lost)
         if not stays and wanted:
             _end_at_start(t, record, failure, end.fault)
 
@@ -583,6 +597,7 @@ def take_crash(
     told: bool = False,
     ran: bool = True,
     stays: bool = False,
+    lost: bool = False,
 ) -> None:
     """Counts a failure against the worker's host, unless discovery had already taken the place away.
 
@@ -596,15 +611,16 @@ def take_crash(
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
         ran: whether there was a process. A host on which none can be started is put out in any case.
         stays: whether its host stays in the job nevertheless.
+        lost: whether its whole host is lost.
     """
     worker, how = record.worker, failure.how
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
-        _take_loss(t, record, failure, fault, draw, wanted=wanted, told=told)
+        _take_loss(t, record, failure, fault, draw, wanted=wanted, told=told, lost=lost)
         return
     if wanted and (stays or (ran and not t.state.policy.blames_hosts)):
         fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran, lost=lost)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
@@ -627,7 +643,15 @@ def take_crash(
 
 
 def _take_loss(
-    t: Transition, record: WorkerRecord, failure: Failure, fault: Fault, draw: float, *, wanted: bool, told: bool
+    t: Transition,
+    record: WorkerRecord,
+    failure: Failure,
+    fault: Fault,
+    draw: float,
+    *,
+    wanted: bool,
+    told: bool,
+    lost: bool,
 ) -> None:
     """A worker without rounds has failed: the others, on its host too, go on."""
     worker = record.worker
@@ -649,7 +673,7 @@ def _take_loss(
     )
     if record.address and t.now - record.since >= LONG_ROUND_S:
         t.state = replace(t.state, setbacks=t.state.setbacks.ran_long())
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, lost=lost)
     _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
     if record.parameter_server is not None and t.state.chief is not None:
         _lose_server(t, t.state.chief, failure, told=told)
@@ -673,11 +697,13 @@ def _lose_server(t: Transition, chief: Chief, failure: Failure, *, told: bool) -
     t.state = replace(t.state, chief=replace(chief, lost=text, ends_by=ends_by))
 
 
-def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool, ran: bool = True) -> bool:
+def _blacklist(
+    t: Transition, hostname: str, draw: float, *, wanted: bool, ran: bool = True, lost: bool = False
+) -> bool:
     """Counts a failure against a host whose place was wanted. Returns whether it was blacklisted before."""
     known = t.state.blacklist.is_blacklisted(hostname)
     if wanted and (t.state.policy.blames_hosts or not ran):
-        t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw))
+        t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw, lost=lost))
     return known
 
 

@@ -116,7 +116,7 @@ def name_workers(
     """
     free = list(places)
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
-    listed = {host.name for host in t.state.hosts}
+    listed = t.state.listed
     attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
     records = (

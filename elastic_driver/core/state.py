@@ -64,7 +64,7 @@ class Policy:
         num_proc: slots needed before the start.
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
-        elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
+        elastic_timeout_s: how long the job may lack slots before it ends.
         start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY; and
             from when it says that it exits until it has ended.
         drain_timeout_s: how long a worker whose place is drained may go on training.
@@ -92,6 +92,7 @@ class Policy:
         num_parameter_servers: servers that have slots before the workers, and are counted beside them; 0 for a job that
             has no chief.
         restart_chief: whether the chief is started again when it has failed, or a parameter server is lost.
+        fixed_hosts: whether the list of hosts can never change, and none joins.
     """
 
     num_proc: int
@@ -120,6 +121,7 @@ class Policy:
     sizing: Sizing = Sizing.NP
     num_parameter_servers: int = 0
     restart_chief: bool = False
+    fixed_hosts: bool = False
 
     @property
     def start_flag(self) -> str:
@@ -288,13 +290,16 @@ class Discovery:
     """What is known of the hosts.
 
     Attributes:
-        hosts: the last answer, in rank order; None before the first.
-        order: all hosts that are listed or have living workers, as they were listed last, in rank order.
+        hosts: those of the last answer that are up, in rank order; None before the first.
+        down: names of those that are listed, and not up.
+        order: all hosts that are up or have living workers, and those that were and are down, as they were listed last,
+            in rank order.
         outage: None while it answers.
         told_at: when its failing was last told of; None for never.
     """
 
     hosts: tuple[Host, ...] | None = None
+    down: frozenset[str] = frozenset()
     order: tuple[Host, ...] = ()
     outage: Outage | None = None
     told_at: Moment | None = None
@@ -437,12 +442,14 @@ class Departing:
         why: in words.
         by: when its machine is gone; None when nobody has said.
         listed: whether it was the lister who said so: it may have the host stay after all.
+        by_hand: whether somebody has drained it, besides: then it stays so when its machine has gone.
     """
 
     hostname: str
     why: str
     by: Moment | None
     listed: bool
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,8 +526,13 @@ class State:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Discovery's last answer, in rank order."""
+        """Those that are listed and up, in rank order."""
         return self.discovery.hosts or ()
+
+    @property
+    def listed(self) -> frozenset[str]:
+        """Names of the hosts that are listed, up or not."""
+        return self.discovery.down.union(host.name for host in self.hosts)
 
     @property
     def round_id(self) -> int:

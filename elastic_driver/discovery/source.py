@@ -29,6 +29,16 @@ class HostDiscovery(Protocol):
         """What there is to say of it while a job waits for hosts; "" for nothing."""
 
 
+class Hosts(HostDiscovery, Protocol):
+    """Tells the hosts that the driver can use: those that it finds are up."""
+
+    def down(self) -> frozenset[str]:
+        """Names of those that are listed, too, but not up, as it has found last."""
+
+    def answers(self) -> bool:
+        """Whether what lists the hosts has answered last. If not, changes of who is up are told all the same."""
+
+
 class FixedHosts:
     """The hosts of ``-H`` or ``--hostfile``: always the same."""
 

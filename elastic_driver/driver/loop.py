@@ -67,7 +67,7 @@ from elastic_driver.core.state import (
     serving_workers,
 )
 from elastic_driver.dialects.dialect import Dialect, JobAddress
-from elastic_driver.discovery.source import HostDiscovery
+from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
@@ -171,6 +171,7 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         sizing=settings.sizing,
         num_parameter_servers=settings.num_parameter_servers,
         restart_chief=settings.restart_chief,
+        fixed_hosts=is_fixed and settings.hosts is not None,
     )
 
 
@@ -202,7 +203,7 @@ class ElasticDriver:
         self,
         settings: Settings,
         *,
-        discovery: HostDiscovery,
+        discovery: Hosts,
         launcher: Launcher,
         chronicle: Chronicle,
         dialect: Dialect,
@@ -551,34 +552,37 @@ class ElasticDriver:
         return f"it ends now; {number} worker{'' if number == 1 else 's'} get{'s' if number == 1 else ''} {grace}"
 
     async def _discover(self) -> None:
-        last: tuple[Host, ...] | None = None
+        last: tuple[tuple[Host, ...], frozenset[str]] | None = None
+        fails = False  # as the core has it
         known: dict[str, float] = {}  # hosts that are about to go, and when, as the core has heard it
         while True:
             try:
                 hosts = await self._discovery.find_hosts()
             except DiscoveryError as error:
-                last = None
+                fails = True
                 self._stepper.post(DiscoveryFailed(str(error)))
             except Exception as error:
-                last = None
                 reason = shortage(error)
                 if not reason:
                     raise
+                fails = True
                 self._stepper.post(DiscoveryFailed(f"cannot look for hosts: {reason}"))
             else:
-                departures = self._discovery.departures()
+                departures, down = self._discovery.departures(), self._discovery.down()
+                answered = not fails or self._discovery.answers()
                 now = self._clock()
                 going = {
                     each.hostname: now + (math.inf if each.within_s is None else each.within_s) for each in departures
                 }
                 # As the core has it: a countdown that is told again is no news.
                 sooner = any(by < known.get(name, math.inf) - LAST_MOMENT_S for name, by in going.items())
-                if hosts != last:
+                is_back = fails and answered
+                if last is None or hosts != last[0] or is_back:
                     self._chronicle.hosts(hosts)
-                if hosts != last or going.keys() != known.keys() or sooner:
-                    self._stepper.post(HostsDiscovered(hosts, departures))
+                if (hosts, down) != last or is_back or going.keys() != known.keys() or sooner:
+                    self._stepper.post(HostsDiscovered(hosts, departures, down, answered))
                     known = going
-                last = hosts
+                last, fails = (hosts, down), not answered
             await self._discovery.wait_change(self._settings.discovery_interval_s)
 
     @property
@@ -902,7 +906,8 @@ class ElasticDriver:
         error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)
-        self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random(), error, where))
+        draw, how = random.random(), str(status)
+        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, status.host_lost))
 
     def killed(self, order: KillWorker) -> None:
         """A process is being ended."""

@@ -115,9 +115,11 @@ class Membership(RuleBasedStateMachine):
             return data.draw(st.sampled_from(alive))
         return data.draw(st.sampled_from(sorted(self.job.started)))
 
-    @rule(hosts=host_lists)
-    def discovered(self, hosts: tuple[Host, ...]) -> None:
-        self.job.feed(HostsDiscovered(hosts))
+    @rule(hosts=host_lists, ups=st.sets(st.sampled_from(HOSTNAMES)), all_up=st.booleans(), answered=st.booleans())
+    def discovered(self, hosts: tuple[Host, ...], ups: set[str], *, all_up: bool, answered: bool) -> None:
+        up = tuple(host for host in hosts if all_up or host.name in ups)
+        down = frozenset(host.name for host in hosts if host not in up)
+        self.job.feed(HostsDiscovered(up, (), down, answered))
 
     @rule()
     def discovery_failed(self) -> None:
@@ -176,7 +178,8 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
-        self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
+        lost = returncode == -9 and draw > 0.5
+        self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw, host_lost=lost))
 
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=draws)

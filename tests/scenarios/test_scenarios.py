@@ -6,8 +6,9 @@ A line that is not indented is input:
     job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart,
                                     auto (restarted until one asks for a round), auto-in-place (the script was seen to
                                     call init()) or no-rounds for workers of these kinds; --last-call S (0);
-                                    --nnodes MIN:MAX for nodes of one worker each
+                                    --nnodes MIN:MAX for nodes of one worker each; --fixed-hosts as with -H
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
+    TIME hosts a:2 down=b,c         these are listed, too, but not up; known-hosts instead: discovery does not answer
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
     TIME serving WHO                of jobs with --parameter-servers P [--restart-chief]: their servers answer
@@ -18,6 +19,7 @@ A line that is not indented is input:
                [raised=1] [unreachable=0,2]     _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
     TIME exit WHO CODE [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal
+    TIME lost WHO                   with their hosts
     TIME dying WHO                  killed by SIGKILL, but not dead yet
     TIME exiting WHO                says that its script is over
     TIME spared WHO                 was to be killed at its exit, but its script had ended
@@ -138,6 +140,8 @@ def make_job(flags: list[str]) -> Job:
         elif flag == "--nnodes":  # of one worker each, as torchrun's flags have it
             least, most = map(int, rest.pop(0).split(":"))
             limits |= {"num_proc": least, "max_num_proc": most, "blames_hosts": False, "sizing": Sizing.NNODES}
+        elif flag == "--fixed-hosts":
+            limits["fixed_hosts"] = True
         elif flag == "--restart-chief":
             limits["restart_chief"] = True
         elif flag == "--on-change":
@@ -215,8 +219,9 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
     options = dict(word.split("=", 1) for word in words if "=" in word and verb in ("ready", "running", "exit"))
     words = [word for word in words if not ("=" in word and verb in ("ready", "running", "exit"))]
     match verb:
-        case "hosts":
-            return job.hosts(*words)
+        case "hosts" | "known-hosts":
+            down = words.pop().removeprefix("down=").split(",") if words and words[-1].startswith("down=") else []
+            return job.hosts(*words, down=down, answered=verb == "hosts")
         case "departs":
             parts = [word.partition("=") for word in words]
             departures = [Departure(name, "a notice", float(left_s) if left_s else None) for name, _, left_s in parts]
@@ -278,6 +283,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     error=options.get("error", "").replace("_", " "),
                     where=options.get("where", "").replace("_", " "),
                 )
+            case "lost":
+                commands += job.lose(who)
             case "started":
                 commands += job.feed(WorkerStarted(worker_id(who)))
             case "serving":

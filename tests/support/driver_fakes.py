@@ -151,6 +151,14 @@ class FakeHosts:
         """None."""
         return ()
 
+    def down(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    def answers(self) -> bool:
+        """It does."""
+        return True
+
     def remark(self) -> str:
         return ""
 

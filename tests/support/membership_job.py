@@ -7,7 +7,7 @@ holds the state), and compares every command with them. It is the twin that the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import count
 
@@ -185,10 +185,12 @@ class Job:
         self.audited = True
         return commands
 
-    def hosts(self, *texts: str, at: float | None = None) -> list[Command]:
-        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels)."""
+    def hosts(
+        self, *texts: str, at: float | None = None, down: Iterable[str] = (), answered: bool = True
+    ) -> list[Command]:
+        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels), and those that are down."""
         hosts = tuple(parse_host(text.replace(",", " "), default_slots=1) for text in texts)
-        return self.feed(HostsDiscovered(hosts), at=at)
+        return self.feed(HostsDiscovered(hosts, (), frozenset(down), answered), at=at)
 
     def ready(
         self,
@@ -245,6 +247,11 @@ class Job:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
         return self.feed(WorkerExited(worker_id(text), returncode, how, draw, error, where), at=at)
+
+    def lose(self, text: str, *, at: float | None = None) -> list[Command]:
+        """A worker is lost with its host."""
+        how = "lost with its host"
+        return self.feed(WorkerExited(worker_id(text), -9, how, 0.0, host_lost=True), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""

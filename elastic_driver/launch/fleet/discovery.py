@@ -2,7 +2,7 @@
 
 Where no host is dialled, only those that are listed and have joined.
 
-See :class:`~elastic_driver.discovery.source.HostDiscovery`. Owns when the source is asked again.
+See :class:`~elastic_driver.discovery.source.Hosts`. Owns when the source is asked again.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class FleetDiscovery:
         self._on_settled = on_settled
         self._listed: tuple[Host, ...] | None = None  # as it was answered last
         self._error: DiscoveryError | None = None  # which nobody was told yet
+        self._answers = True
+        self._down: frozenset[str] = frozenset()
         self._has_asked = False
         self._asking: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
@@ -88,6 +90,7 @@ class FleetDiscovery:
         others = () if self._only_listed else self._fleet.joined()
         joined = self._without_new_ones(tuple(host for host in others if host.name not in names))
         hosts = tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
+        self._down = frozenset(names.difference(host.name for host in hosts))
         return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
 
     def _without_new_ones(self, joined: tuple[Host, ...]) -> tuple[Host, ...]:
@@ -124,6 +127,14 @@ class FleetDiscovery:
         finally:
             changed.cancel()
 
+    def down(self) -> frozenset[str]:
+        """See Hosts. Who has joined, and is not up any more, has left."""
+        return self._down
+
+    def answers(self) -> bool:
+        """See Hosts."""
+        return self._answers
+
     def departures(self) -> tuple[Departure, ...]:
         """See HostDiscovery. Agents say so themselves, and are believed at once."""
         return self._source.departures()
@@ -134,11 +145,13 @@ class FleetDiscovery:
 
     async def _ask(self) -> None:
         is_first = self._listed is None
+        self._answers = False  # whatever it raises
         try:
             listed = await self._source.find_hosts()
         except DiscoveryError as error:
             self._error = error
             return
+        self._answers = True
         # On a host that is about to go no agent is started any more.
         going = {departure.hostname for departure in self._source.departures()}
         await self._fleet.want([each.name for each in listed if each.name not in going or self._fleet.is_up(each.name)])

@@ -122,7 +122,7 @@ class RemoteWorker:
     def lost(self) -> None:
         """Its agent is lost, and it is with it."""
         # Why is told once, of the host.
-        self._exit(ExitStatus(-signal.SIGKILL, reason="lost with its host"))
+        self._exit(ExitStatus(-signal.SIGKILL, reason="lost with its host", host_lost=True))
         self.has_finished()
 
     def _exit(self, status: ExitStatus) -> None:

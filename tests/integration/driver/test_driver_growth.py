@@ -56,6 +56,14 @@ class World:
         """None."""
         return ()
 
+    def down(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    def answers(self) -> bool:
+        """It does."""
+        return True
+
     def remark(self) -> str:
         return ""
 

@@ -56,6 +56,32 @@ def test_agents_are_killed_or_stand_still(tmp_path: Path) -> None:
         job.end()
 
 
+def test_a_drain_and_the_loss_of_a_host_outlast_its_agent(tmp_path: Path) -> None:
+    with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, "-np", "6", "--min-np", "1") as job:
+        _, node1, node2 = machines
+        job.wait_for_steps(6)
+        assert job.here("drain", "node1").returncode == 0
+        job.wait_for_steps(4, after=job.mark())
+        kill(job.agent(node1))
+        job.wait_for_event("host_lost", host="node1")
+        job.wait_for_event("host_ready", host="node1", count=2)
+        # Lost for the first time a host is back soon, for the second time half a minute later.
+        for size in (2, 4, 2, 4):
+            if size == 2:
+                kill(job.agent(node2))
+            job.wait_for_steps(size, after=job.mark())
+        lost = [event["time"] for event in job.events("host_lost") if event["host"] == "node2"]
+        starts = [event["time"] for event in job.events("worker_started") if event["worker"].startswith("node2[")]
+        waited = [min(at for at in starts if at > when) - when for when in lost]
+        assert waited[0] >= 0.9
+        assert waited[1] >= 29
+        assert not job.workers(node1), "it is drained still"
+        assert job.here("drain", "--undo", "node1").returncode == 0
+        job.wait_for_steps(6, after=job.mark())
+        check_agreement(job.steps())
+        job.end()
+
+
 def test_the_driver_stands_still_and_dies(tmp_path: Path) -> None:
     stop_at = tmp_path / "stop_at"
     with made_machines() as machines:

@@ -34,6 +34,28 @@ def test_without_a_range_a_host_is_out_for_good() -> None:
     assert blacklist.expire(1e12).is_blacklisted("a")
 
 
+def test_a_host_that_is_lost_comes_back_later_each_time() -> None:
+    blacklist, now, pauses = Blacklist(), 0.0, []
+    for _ in range(8):
+        blacklist = blacklist.fail("a", now=now, draw=0.0, lost=True)
+        until = blacklist.next_expiry()
+        assert until is not None
+        pauses.append(until - now)
+        blacklist, now = blacklist.expire(until), until + 1000.0
+    assert pauses == [1, 30, 60, 120, 240, 480, 600, 600]
+    assert blacklist.fail("a", now=now, draw=0.0).is_out_for_good("a"), "a failure of a worker is something else"
+    ranged = Blacklist((10.0, 1000.0))
+    assert ranged.fail("a", now=0.0, draw=0.0, lost=True) == ranged.fail("a", now=0.0, draw=0.0)
+
+
+def test_what_failed_just_before_its_host_was_down_is_a_loss_of_the_host() -> None:
+    late = Blacklist().fail("a", now=0.0, draw=0.0)
+    assert late.go_down(["a", "b"], 30.0).next_expiry() == 31.0
+    assert late.go_down(["a"], 30.1).is_out_for_good("a")
+    ranged = Blacklist((10.0, 1000.0)).fail("a", now=0.0, draw=0.0)
+    assert ranged.go_down(["a"], 1.0) == ranged
+
+
 def test_the_first_cooldown_is_the_shortest_and_each_next_is_twice_as_long() -> None:
     assert failed(Blacklist((10.0, 1000.0)), 4) == [10, 20, 40, 80]
 

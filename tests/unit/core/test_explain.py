@@ -118,6 +118,8 @@ def test_every_reason_for_which_a_listed_slot_is_not_used_is_named() -> None:
     )
     job.hosts(at=10.0)
     assert "slots: 0, no host is listed" in said(job)
+    job.hosts(at=10.0, down=["b"])
+    assert "slots: 0, none of the listed hosts is up" in said(job)
 
 
 def test_a_place_that_a_dying_worker_still_holds_is_named() -> None:
@@ -141,7 +143,7 @@ def test_a_running_job_says_who_is_out_and_that_discovery_fails() -> None:
     job.feed(DiscoveryFailed("no route"), at=10.0)
     assert said(job, at=15.0) == (
         "round 2 runs with 1 worker; blacklisted: c (15 s left); drained: b (undo: elasticrun drain --undo HOST); "
-        "host discovery fails (no route), and ends the job in 55 s unless it answers"
+        "host discovery has failed for 5 s: no route"
     )
 
 

@@ -233,7 +233,7 @@ def test_the_causes_of_all_scenarios_are_known() -> None:
     assert len(texts) > 100
     assert [text for text in sorted(texts) if cause_label(text) == "other"] == []
     labels = {cause_label(text) for text in texts}
-    assert labels == set(ROUND_CAUSES) - {"other", "host_lost"}
+    assert labels == set(ROUND_CAUSES) - {"other"}
 
 
 @pytest.mark.parametrize(

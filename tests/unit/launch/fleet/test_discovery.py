@@ -80,10 +80,12 @@ def test_a_listed_host_is_told_of_when_it_has_an_agent() -> None:
         fleet.arrives("b")
         await asyncio.sleep(5.1)  # it does not wait for the other for ever
         assert core.heard[0] == (B,)
+        assert core.discovery.down() == {"a"}
         assert core.settled == 1
         fleet.arrives("a").link.lose("a test")
         await rest()
         assert core.heard[-1] == (B,)
+        assert core.discovery.down() == {"a"}, "it is listed all the same"
         await asyncio.sleep(1)
         fleet.arrives("a")
         await rest()
@@ -134,9 +136,15 @@ def test_a_host_that_joins_is_told_of_while_the_source_fails() -> None:
         await rest()
         await asyncio.sleep(1.1)
         assert core.heard[-1] == "no answer"
-        fleet.arrives("j", ticket=False)
+        assert not core.discovery.answers()
+        joined = fleet.arrives("j", ticket=False)
         await rest()
         assert core.heard[-1] == (A, J)
+        assert not core.discovery.answers(), "a change of the fleet is no answer"
+        joined.link.lose("a test")
+        await rest()
+        assert core.heard[-1] == (A,)
+        assert not core.discovery.down(), "who has joined, and is not up any more, has left"
         await asyncio.sleep(1.1)
         assert core.heard[-1] == "no answer"
 
