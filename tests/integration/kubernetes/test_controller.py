@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 import yaml
 from controllers import running_controller
-from elastic_jobs import NAME, NAMESPACE, UID, resource
+from elastic_job_objects import NAME, NAMESPACE, UID, resource
 from kubernetes_fake import FakeKubernetes
 
 from elastic_driver.kubernetes import objects

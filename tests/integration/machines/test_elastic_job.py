@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from controllers import running_controller
-from elastic_jobs import NAME, NAMESPACE, resource
+from elastic_job_objects import NAME, NAMESPACE, resource
 from jobs import ROOT, SUPPORT, check_agreement
 from json_lines import JsonLines
 from kubectl_exec import KubectlServer

@@ -10,7 +10,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from elastic_jobs import Cluster, resource
+from elastic_job_objects import Cluster, resource
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import Object
