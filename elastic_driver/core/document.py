@@ -226,7 +226,8 @@ def _plain(data: object, kind: type, at: str) -> object:
 
 
 def _number(data: object, at: str) -> float:
-    if type(data) not in (int, float) or not math.isfinite(data):  # type: ignore[arg-type]
+    # An integer that no float holds is none that isfinite() looks at.
+    if type(data) not in (int, float) or not abs(data) < math.inf:  # type: ignore[arg-type]
         raise _refusal(at, "a finite number", data)
     return data  # type: ignore[return-value]
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
+from elastic_driver.rendezvous.messages import MOST_INTEGER
 
 PROTOCOL = 3
 """Version of what is said here and of the frames; both ends must have the same."""
@@ -206,6 +207,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value is None
     if hint is float:
         return type(value) is float and math.isfinite(value)
+    if hint is int:
+        return type(value) is int and -MOST_INTEGER <= value <= MOST_INTEGER
     return type(value) is hint
 
 

@@ -18,13 +18,19 @@ from elastic_driver.words import Backend, NoticeKind, ReadyCause
 API = "/v1"
 # What is larger goes in pieces: half of what a request to the driver may have.
 PIECE_BYTES = 8 << 20
+# Of a message, either way: Python writes and adds to longer ones, but not to those of any length.
+MOST_INTEGER = (1 << 63) - 1
 
 
 def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
     value = data.get(name)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int) or not _is_short(value):
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is missing or of the wrong type")
     return value
+
+
+def _is_short(value: Any) -> bool:
+    return not isinstance(value, int) or -MOST_INTEGER <= value <= MOST_INTEGER
 
 
 def _seconds(data: Mapping[str, Any], name: str) -> float:
@@ -37,7 +43,7 @@ def _seconds(data: Mapping[str, Any], name: str) -> float:
 
 def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
     values = _get(data, name, list)
-    if not all(type(value) is int for value in values):
+    if not all(type(value) is int and _is_short(value) for value in values):
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of integers")
     return tuple(values)
 
@@ -51,7 +57,7 @@ def _texts(data: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def _ranks(data: Mapping[str, Any]) -> tuple[int, ...]:
     ranks = _get(data, "unreachable", list)
-    if not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= MOST_INTEGER for rank in ranks):
         raise RendezvousProtocolError("cannot read message: its 'unreachable' is no list of ranks")
     return tuple(ranks)
 

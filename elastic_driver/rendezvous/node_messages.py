@@ -7,7 +7,6 @@ with a number of its own; a *generation* is a set of nodes whose workers run tog
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -17,6 +16,8 @@ from elastic_driver.errors import RendezvousProtocolError
 MOST_NODES = 100_000
 _MOST_TEXT = 1024
 _MOST_SECONDS = 1e7
+# Of generations and versions; what has more than a machine word is no number of ours.
+_MOST_NUMBER = 1 << 62
 
 
 class Saying(StrEnum):
@@ -130,7 +131,7 @@ class Formed:
     def read(cls, data: Any) -> Self:
         """The inverse of :meth:`to_data`. Raises RendezvousProtocolError."""
         match data:
-            case [int(number), str(scope), list(members)] if number > 0 and 0 < len(scope) <= _MOST_TEXT:
+            case [int(number), str(scope), list(members)] if number > 0 and _is_number(number) and _is_text(scope):
                 read = tuple(Member.read(each) for each in members)
                 if read and len({member.node for member in read}) == len(read):
                     return cls(number, scope, read)
@@ -194,7 +195,7 @@ class NodeRequest:
             raise RendezvousProtocolError(f"cannot read message: {error!r}") from None
         if not (isinstance(job, str) and 0 < len(job) <= _MOST_TEXT):
             raise RendezvousProtocolError("cannot read message: the job's id (--rdzv-id) is missing or too long")
-        if type(version) is not int or type(number) is not int or not _is_seconds(wait_s):
+        if not (_is_number(version) and _is_number(number) and _is_seconds(wait_s)):
             raise RendezvousProtocolError("cannot read message: field 'number', 'version' or 'wait_s' is wrong")
         claimed = None if formed is None else Formed.read(formed)
         who = Member.read(member)
@@ -249,9 +250,11 @@ class NodeReply:
         data = _object(body)
         try:
             standing, formed = Standing(data["standing"]), data["formed"]
-            why, version, after_loss = str(data["why"]), int(data["version"]), bool(data["after_loss"])
-        except (KeyError, ValueError, TypeError) as error:
+            why, version, after_loss = data["why"], data["version"], data["after_loss"]
+        except (KeyError, ValueError) as error:
             raise RendezvousProtocolError(f"cannot read message: {error!r}") from None
+        if not (isinstance(why, str) and _is_number(version) and isinstance(after_loss, bool)):
+            raise RendezvousProtocolError("cannot read message: field 'why', 'version' or 'after_loss' is wrong")
         return cls(standing, why, version, None if formed is None else Formed.read(formed), after_loss)
 
 
@@ -266,4 +269,12 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= _MOST_SECONDS
+    return type(value) in (int, float) and 0 <= value <= _MOST_SECONDS  # neither is what is not finite
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_NUMBER
+
+
+def _is_text(value: str) -> bool:
+    return 0 < len(value) <= _MOST_TEXT

@@ -28,6 +28,8 @@ MOST_VALUE_BYTES = 100 << 20
 """Of one value. TCPStore takes 8 MB."""
 MOST_PIECES = -(-2 * MOST_VALUE_BYTES // PIECE_BYTES)
 """Of one request or answer: compare_set sends two values."""
+MOST_PARTS = 65_536
+"""Of one request. A group of 10,000 ranks waits for as many keys."""
 
 _REQUEST = struct.Struct("<BQQQQdH")
 _REPLY = struct.Struct("<QI")
@@ -113,7 +115,8 @@ class StoreRequest:
             raise RendezvousProtocolError(f"cannot read what is asked of the store: {error}") from None
         if not (math.isfinite(wait_s) and wait_s >= 0):
             raise RendezvousProtocolError(f"cannot wait for {wait_s} s")
-        return cls(kind, scope, _unpacked(body, end), wait_s, instance, client, number, done)
+        parts = _unpacked(body, end, most=MOST_PARTS)
+        return cls(kind, scope, parts, wait_s, instance, client, number, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +175,12 @@ def _packed(parts: Sequence[bytes]) -> list[bytes]:
     return packed
 
 
-def _unpacked(body: bytes, offset: int) -> tuple[bytes, ...]:
+def _unpacked(body: bytes, offset: int, *, most: int | None = None) -> tuple[bytes, ...]:
     parts: list[bytes] = []
     try:
         (count,) = _COUNT.unpack_from(body, offset)
+        if most is not None and count > most:
+            raise RendezvousProtocolError(f"cannot read a request of {count} parts: {most} are the most")
         offset += 4
         for _ in range(count):
             (length,) = _COUNT.unpack_from(body, offset)

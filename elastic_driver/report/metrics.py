@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -265,7 +266,7 @@ class _Source:
 
 def _number(value: object) -> float | None:
     """A number that can be told; None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
 

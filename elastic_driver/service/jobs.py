@@ -18,7 +18,6 @@ from elastic_driver.service.liveness import Liveness
 from elastic_driver.service.nodes import (
     Event,
     Job,
-    Node,
     NodeClaimed,
     NodeJoined,
     NodeLeft,
@@ -28,6 +27,7 @@ from elastic_driver.service.nodes import (
     is_forgotten,
     next_deadline,
     reply_to,
+    standing_of,
     step,
 )
 from elastic_driver.system.job_clock import JobClock, Timer
@@ -54,9 +54,9 @@ class _Known:
     liveness: Liveness
     joins: dict[str, _Parked] = field(default_factory=dict)
     beats: dict[str, _Parked] = field(default_factory=dict)
-    index: dict[str, Node] = field(default_factory=dict)
     timer: Timer | None = None
     told: str = ""  # what was told last
+    written: tuple[NodeReply, bytes] | None = None  # what was answered last, and as it travels
 
 
 class Jobs:
@@ -81,7 +81,7 @@ class Jobs:
             name: {
                 "explain": explain(known.job),
                 "generation": None if known.job.formed is None else known.job.formed.number,
-                "nodes": [node.member.name for node in known.job.nodes],
+                "nodes": [node.member.name for node in known.job.nodes.values()],
             }
             for name, known in sorted(self._jobs.items())
         }
@@ -94,6 +94,10 @@ class Jobs:
         """
         request = NodeRequest.from_json(asked.body)
         now = self._clock()
+        if request.job not in self._jobs and request.saying is not Saying.JOIN and request.formed is None:
+            # Nothing is kept of a job for the sake of who may not be in it.
+            unknown = reply_to(Job(request.terms), None, request.number, joins=False)
+            return (204, b"") if request.saying is Saying.LEAVE else (200, unknown.to_json())
         known = self._known(request, now)
         node = request.member.node
         if request.saying is Saying.LEAVE:
@@ -107,12 +111,11 @@ class Jobs:
                 known.liveness.lost_s = known.job.terms.lost_s
         elif request.formed is not None:
             self._step(request.job, known, NodeClaimed(request.member, request.terms, request.formed))
-        if node in known.index:
+        if node in known.job.nodes:
             known.liveness.heard(node, now)
             self._schedule(request.job, known)
-        reply = self._reply(known, request)
-        if self._is_news(request, reply):
-            return 200, reply.to_json()
+        if self._is_news(known, request):
+            return 200, self._reply(known, request)
         return self._park(request.job, known, request)
 
     def _known(self, request: NodeRequest, now: float) -> _Known:
@@ -128,18 +131,23 @@ class Jobs:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _reply(self, known: _Known, request: NodeRequest) -> NodeReply:
-        return reply_to(
-            known.job, known.index.get(request.member.node), request.number, joins=request.saying is Saying.JOIN
-        )
+    def _reply(self, known: _Known, request: NodeRequest) -> bytes:
+        job, joins = known.job, request.saying is Saying.JOIN
+        reply = reply_to(job, job.nodes.get(request.member.node), request.number, joins=joins)
+        if known.written is None or known.written[0] != reply:
+            # All members of a generation are told the same, and all of it.
+            known.written = reply, reply.to_json()
+        return known.written[1]
 
     @staticmethod
-    def _is_news(request: NodeRequest, reply: NodeReply) -> bool:
-        if request.saying is Saying.JOIN:
-            return reply.standing in (Standing.PLACED, Standing.OVER)
-        if reply.standing is Standing.UNKNOWN:
+    def _is_news(known: _Known, request: NodeRequest) -> bool:
+        job, joins = known.job, request.saying is Saying.JOIN
+        standing = standing_of(job, job.nodes.get(request.member.node), request.number, joins=joins)
+        if joins:
+            return standing in (Standing.PLACED, Standing.OVER)
+        if standing is Standing.UNKNOWN:
             return request.formed is None
-        return reply.version != request.version
+        return job.version != request.version
 
     def _park(self, name: str, known: _Known, request: NodeRequest) -> Awaitable[Answer]:
         node, answer = request.member.node, asyncio.get_running_loop().create_future()
@@ -153,7 +161,7 @@ class Jobs:
             if not answer.done():
                 # One that joins is told what is waited for: it counts its own time only while nothing runs.
                 joins = request.saying is Saying.JOIN
-                answer.set_result((200, self._reply(known, request).to_json()) if joins else (204, b""))
+                answer.set_result((200, self._reply(known, request)) if joins else (204, b""))
 
         parked = place[node] = _Parked(request, answer, self._clock.call_later(min(request.wait_s, POLL_S), end))
 
@@ -174,20 +182,18 @@ class Jobs:
         now = self._clock()
         before, known.job = known.job, step(known.job, event, now, secrets.token_hex(8))
         job = known.job
-        if job.nodes is not before.nodes:
-            known.index = {node.member.node: node for node in job.nodes}
-            if job.formed is not before.formed:
-                for node in known.index:
-                    known.liveness.heard(node, now)  # they have as much time as anybody to be heard
+        if job.nodes is not before.nodes and job.formed is not before.formed:
+            for node in job.nodes:
+                known.liveness.heard(node, now)  # they have as much time as anybody to be heard
         if job.formed is not before.formed and before.formed is not None:
             self._forget(_scope(name, before.formed.scope))
         if job.version != before.version or job.nodes is not before.nodes:
             self._tell_people(name, known)
+        if job.version != before.version:
             for place in (known.joins, known.beats):
                 for parked in tuple(place.values()):
-                    reply = self._reply(known, parked.request)
-                    if self._is_news(parked.request, reply) and not parked.answer.done():
-                        parked.answer.set_result((200, reply.to_json()))
+                    if not parked.answer.done() and self._is_news(known, parked.request):
+                        parked.answer.set_result((200, self._reply(known, parked.request)))
         self._schedule(name, known)
 
     def _tell_people(self, name: str, known: _Known) -> None:

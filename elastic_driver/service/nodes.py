@@ -22,7 +22,10 @@ It waits for living members that have not joined again yet, for as long as torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from types import MappingProxyType
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import natural_key
@@ -51,6 +54,11 @@ class Node:
     joining: bool
     rank: int | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it was a member, and has not joined again."""
+        return self.rank is not None and not self.joining
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -58,7 +66,7 @@ class Job:
 
     Attributes:
         terms: of the job.
-        nodes: in the order in which they came.
+        nodes: by number, in the order in which they came. Never changed: each change makes another.
         formed: the last generation; None before the first.
         broken: why it is to end; "" while it runs.
         broken_at: since when.
@@ -73,10 +81,13 @@ class Job:
         last: the highest number of a generation that nodes have had, also from an earlier start of the service.
         version: grows when nodes are to be told something.
         empty_at: since when it has no nodes; None when it has.
+        joining: how many nodes are.
+        ranked: how many were members of the last generation.
+        awaited: how many of these are not joining.
     """
 
     terms: Terms
-    nodes: tuple[Node, ...] = ()
+    nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
     formed: Formed | None = None
     broken: str = ""
     broken_at: float = 0.0
@@ -90,6 +101,25 @@ class Job:
     last: int = 0
     version: int = 1
     empty_at: float | None = None
+    joining: int = 0
+    ranked: int = 0
+    awaited: int = 0
+
+    def put(self, *nodes: Node) -> Job:
+        """With these, in the places of those that they were."""
+        made, joining, ranked, awaited = dict(self.nodes), self.joining, self.ranked, self.awaited
+        for node in nodes:
+            for one, by in ((made.get(node.member.node), -1), (node, 1)):
+                if one is not None:
+                    joining += by * one.joining
+                    ranked += by * (one.rank is not None)
+                    awaited += by * one.is_awaited
+            made[node.member.node] = node
+        return replace(self, nodes=made, joining=joining, ranked=ranked, awaited=awaited)
+
+    def only(self, nodes: Iterable[Node]) -> Job:
+        """With these nodes and no others, in this order."""
+        return replace(self, nodes={}, joining=0, ranked=0, awaited=0).put(*nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +206,7 @@ def next_deadline(job: Job) -> float | None:
     times = []
     if job.enough_at is not None:
         times.append(job.enough_at + job.terms.last_call_s)
-    if job.broken and _awaited(job):
+    if job.broken and job.awaited:
         times.append(job.broken_at + STRAGGLER_S)
     if job.not_before:
         times.append(job.not_before)
@@ -199,7 +229,27 @@ def reply_to(job: Job, known: Node | None, number: int, *, joins: bool) -> NodeR
         number: of the generation that it knows; 0 for none.
         joins: whether it asks for a place.
     """
-    formed, version = job.formed, job.version
+    standing = standing_of(job, known, number, joins=joins)
+    why, formed = "", None
+    match standing:
+        case Standing.PLACED if joins:
+            formed = job.formed
+        case Standing.OVER:
+            why = "the job has ended"
+        case Standing.RESTART if job.formed is not None and number == job.formed.number and job.broken:
+            why = job.broken
+        case Standing.RESTART:
+            why = f"generation {number} has ended: {explain(job)}"
+        case Standing.FORMING | Standing.SPARE:
+            why = explain(job)
+        case _:
+            pass
+    return NodeReply(standing, why, job.version, formed, formed is not None and job.after_loss)
+
+
+def standing_of(job: Job, known: Node | None, number: int, *, joins: bool) -> Standing:
+    """What :func:`reply_to` tells a node of itself."""
+    formed = job.formed
     rank = None if known is None else known.rank
     if joins:
         if (
@@ -210,38 +260,33 @@ def reply_to(job: Job, known: Node | None, number: int, *, joins: bool) -> NodeR
             and number < formed.number
         ):
             # Also when it is broken already: the node hears of that next, and an answer that was lost is given again.
-            return NodeReply(Standing.PLACED, "", version, formed, job.after_loss)
+            return Standing.PLACED
         if job.over:
-            return NodeReply(Standing.OVER, "the job has ended", version)
-        if formed is not None and not job.broken:
-            return NodeReply(Standing.SPARE, explain(job), version)
-        return NodeReply(Standing.FORMING, explain(job), version)
+            return Standing.OVER
+        return Standing.SPARE if formed is not None and not job.broken else Standing.FORMING
     if not number:
-        return NodeReply(Standing.FORMING, explain(job), version)
+        return Standing.FORMING
     if formed is None or number > formed.number:
-        return NodeReply(Standing.UNKNOWN, "", version)
-    if number < formed.number or rank is None:
-        return NodeReply(Standing.RESTART, f"generation {number} has ended: {explain(job)}", version)
-    if job.broken:
-        return NodeReply(Standing.RESTART, job.broken, version)
-    return NodeReply(Standing.PLACED, "", version)
+        return Standing.UNKNOWN
+    is_old = number < formed.number or rank is None or job.broken
+    return Standing.RESTART if is_old else Standing.PLACED
 
 
 def explain(job: Job) -> str:
     """What the job does or waits for, in words."""
-    joining = [node.member.name for node in job.nodes if node.joining]
     if job.over:
         return "it has ended"
     if job.formed is not None and not job.broken:
-        spare = f"; {len(joining)} wait" if joining else ""
+        spare = f"; {job.joining} wait" if job.joining else ""
         return f"generation {job.formed.number} runs on {len(job.formed.members)} nodes{spare}"
-    awaited = _awaited(job)
-    if awaited:
-        return f"waiting for {len(awaited)} nodes to stop their workers ({_some([one.member.name for one in awaited])})"
-    if len(joining) < job.terms.least:
-        there = f" ({_some(joining)})" if joining else ""
-        return f"waiting for nodes: {len(joining)} of at least {job.terms.least} are there{there}"
-    return f"a last call: {len(joining)} of at most {job.terms.most} nodes are there"
+    nodes = job.nodes.values()
+    if job.awaited:
+        names = _some(node.member.name for node in nodes if node.is_awaited)
+        return f"waiting for {job.awaited} nodes to stop their workers ({names})"
+    if job.joining < job.terms.least:
+        there = f" ({_some(node.member.name for node in nodes if node.joining)})" if job.joining else ""
+        return f"waiting for nodes: {job.joining} of at least {job.terms.least} are there{there}"
+    return f"a last call: {job.joining} of at most {job.terms.most} nodes are there"
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -249,7 +294,7 @@ def explain(job: Job) -> str:
 
 def _joined(job: Job, event: NodeJoined, now: float) -> Job:
     node, formed = event.member.node, job.formed
-    known = _find(job, node)
+    known = job.nodes.get(node)
     job = replace(job, last=event.after) if event.after > job.last else job
     if job.over and known is None:
         # The id is used again.
@@ -264,10 +309,10 @@ def _joined(job: Job, event: NodeJoined, now: float) -> Job:
         )
     if known is None:
         newcomer = Node(event.member, job.came, joining=True)
-        return replace(job, nodes=(*job.nodes, newcomer), came=job.came + 1, empty_at=None)
+        return replace(job.put(newcomer), came=job.came + 1, empty_at=None)
     if formed is not None and known.rank is not None and not known.joining and event.after < formed.number:
         return job  # its answer was lost: it is placed, and is told so again
-    job = _with(job, replace(known, member=event.member, joining=True))
+    job = job.put(replace(known, member=event.member, joining=True))
     if known.rank is not None and not known.joining:
         job = _break(job, f"node {event.member.name} starts its workers again", now)
     return job
@@ -279,16 +324,15 @@ def _claimed(job: Job, event: NodeClaimed, now: float) -> Job:
     is_member = claimed.rank_of(event.member.node) is not None
     if not is_member or job.over or (job.formed is not None and claimed.number <= job.formed.number):
         return job  # a node of the past, or of a job that has ended
-    there = {node.member.node: node for node in job.nodes}
+    there = dict(job.nodes)
     members = tuple(
         replace(there.pop(member.node, Node(member, job.came + rank, joining=False)), rank=rank)
         for rank, member in enumerate(claimed.members)
     )
     others = tuple(replace(node, rank=None) for node in there.values())
     job = replace(
-        job,
+        job.only((*members, *others)),
         terms=event.terms,
-        nodes=(*members, *others),
         formed=claimed,
         broken="",
         is_losing=False,
@@ -305,11 +349,10 @@ def _claimed(job: Job, event: NodeClaimed, now: float) -> Job:
 
 
 def _lost(job: Job, nodes: tuple[str, ...], now: float) -> Job:
-    gone = set(nodes)
-    lost = [node for node in job.nodes if node.member.node in gone]
+    lost = [job.nodes[node] for node in nodes if node in job.nodes]
     if not lost:
         return job
-    job = replace(job, nodes=tuple(node for node in job.nodes if node.member.node not in gone))
+    job = _without(job, *lost)
     members = [node.member.name for node in lost if node.rank is not None]
     if not members:
         return job
@@ -319,10 +362,10 @@ def _lost(job: Job, nodes: tuple[str, ...], now: float) -> Job:
 
 
 def _left(job: Job, node: str, outcome: Outcome, now: float) -> Job:
-    known = _find(job, node)
+    known = job.nodes.get(node)
     if known is None:
         return job
-    job = replace(job, nodes=tuple(one for one in job.nodes if one is not known))
+    job = _without(job, known)
     if known.rank is None:
         return job
     if outcome is Outcome.SUCCEEDED:
@@ -337,16 +380,14 @@ def _left(job: Job, node: str, outcome: Outcome, now: float) -> Job:
 def _settled(job: Job, now: float, salt: str) -> Job:
     if job.not_before and now >= job.not_before:
         job = replace(job, not_before=0.0)
-    if job.broken and now >= job.broken_at + STRAGGLER_S and _awaited(job):
-        late = _awaited(job)
-        job = replace(job, nodes=tuple(replace(one, rank=None) if one in late else one for one in job.nodes))
+    if job.broken and now >= job.broken_at + STRAGGLER_S and job.awaited:
+        job = job.put(*(replace(node, rank=None) for node in job.nodes.values() if node.is_awaited))
     formed = job.formed
     if formed is not None and not job.over:
-        present = sum(node.rank is not None for node in job.nodes)
-        if not present and job.finished:
+        if not job.ranked and job.finished:
             job = replace(job, over=True, enough_at=None, version=job.version + 1)
-        elif not job.broken and job.terms.grow_now and not job.finished and present < job.terms.most:
-            newcomer = next((node for node in job.nodes if node.joining), None)
+        elif not job.broken and job.terms.grow_now and not job.finished and job.ranked < job.terms.most:
+            newcomer = next((node for node in job.nodes.values() if node.joining), None) if job.joining else None
             if newcomer is not None:
                 job = _break(job, f"node {newcomer.member.name} joins", now)
     if not job.over and (job.formed is None or job.broken):
@@ -357,16 +398,15 @@ def _settled(job: Job, now: float, salt: str) -> Job:
 
 
 def _formed(job: Job, now: float, salt: str) -> Job:
-    joining = [node for node in job.nodes if node.joining]
-    if job.not_before or _awaited(job) or len(joining) < job.terms.least:
+    if job.not_before or job.awaited or job.joining < job.terms.least:
         return replace(job, enough_at=None) if job.enough_at is not None else job
-    survivors = sorted((node for node in joining if node.rank is not None), key=lambda node: node.rank or 0)
     enough_at = now if job.enough_at is None else job.enough_at
-    is_due = (
-        len(joining) >= job.terms.most or len(survivors) >= job.terms.least or now >= enough_at + job.terms.last_call_s
-    )
+    # All members that are left are joining again.
+    is_due = job.joining >= job.terms.most or job.ranked >= job.terms.least or now >= enough_at + job.terms.last_call_s
     if not is_due:
         return replace(job, enough_at=enough_at)
+    joining = [node for node in job.nodes.values() if node.joining]
+    survivors = sorted((node for node in joining if node.rank is not None), key=lambda node: node.rank or 0)
     # Spares have waited longest: they are taken before those who have come since.
     newcomers = sorted((node for node in joining if node.rank is None), key=lambda node: node.came)
     newcomers = newcomers[: max(0, job.terms.most - len(survivors))]
@@ -375,13 +415,12 @@ def _formed(job: Job, now: float, salt: str) -> Job:
     number = job.last + 1
     formed = Formed(number, f"{number}-{salt}", members)
     ranks = {member.node: rank for rank, member in enumerate(members)}
-    nodes = tuple(
-        replace(node, rank=ranks.get(node.member.node), joining=node.joining and node.member.node not in ranks)
-        for node in job.nodes
+    nodes = (
+        replace(node, rank=ranks.get(name), joining=node.joining and name not in ranks)
+        for name, node in job.nodes.items()
     )
     return replace(
-        job,
-        nodes=nodes,
+        job.put(*nodes),
         formed=formed,
         broken="",
         is_losing=False,
@@ -393,27 +432,27 @@ def _formed(job: Job, now: float, salt: str) -> Job:
     )
 
 
-def _awaited(job: Job) -> list[Node]:
-    """Living members of a broken generation that have not joined again."""
-    return [node for node in job.nodes if not node.joining and node.rank is not None]
-
-
 def _break(job: Job, why: str, now: float) -> Job:
     if job.broken or job.formed is None:
         return job
     return replace(job, broken=why, broken_at=now, version=job.version + 1)
 
 
-def _find(job: Job, node: str) -> Node | None:
-    return next((one for one in job.nodes if one.member.node == node), None)
+def _without(job: Job, *gone: Node) -> Job:
+    numbers = {node.member.node for node in gone}
+    kept = {number: node for number, node in job.nodes.items() if number not in numbers}
+    return replace(
+        job,
+        nodes=kept,
+        joining=job.joining - sum(node.joining for node in gone),
+        ranked=job.ranked - sum(node.rank is not None for node in gone),
+        awaited=job.awaited - sum(node.is_awaited for node in gone),
+    )
 
 
-def _with(job: Job, node: Node) -> Job:
-    return replace(job, nodes=tuple(node if one.member.node == node.member.node else one for one in job.nodes))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+def _some(names: Iterable[str]) -> str:
+    first = list(islice(names, 11))
+    return ", ".join(first[:10]) + (", ..." if len(first) > 10 else "")
 
 
 def _terms(terms: Terms) -> str:

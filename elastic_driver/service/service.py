@@ -78,6 +78,10 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         tell(f"an error of the rendezvous' own: {error!r}")
         end(70)
 
+    def failed_with_a_request(error: BaseException) -> None:
+        # It has been answered so. What one member says ends nothing of the others'.
+        tell(f"an error of the rendezvous' own, with one request: {error!r}")
+
     loop.set_exception_handler(
         lambda _, context: failed(context.get("exception") or RuntimeError(str(context["message"])))
     )
@@ -102,7 +106,7 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         routes={},
         own=_routes(store, jobs),
         key=_Keys(place.token),
-        on_error=failed,
+        on_error=failed_with_a_request,
         on_full=tell,
         call_later=clock.call_later,
     )

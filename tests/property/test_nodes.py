@@ -76,11 +76,11 @@ class NodesMachine(RuleBasedStateMachine):
     def check_new(self, before: Job, formed: Formed) -> None:
         assert self.terms.least <= len(formed.members) <= self.terms.most
         assert formed.number > (0 if before.formed is None else before.formed.number)
-        asked = {node.member.node for node in self.job.nodes}
+        asked = set(self.job.nodes)
         assert {member.node for member in formed.members} <= asked, "one that is not there"
         if before.formed is not None:
             old = [member.node for member in before.formed.members]
-            ranks = {node.member.node: node.rank for node in before.nodes}
+            ranks = {node.member.node: node.rank for node in before.nodes.values()}
             stay = [member.node for member in formed.members if ranks.get(member.node) is not None]
             assert stay == sorted(stay, key=old.index), "those who stay keep their order"
             assert [member.node for member in formed.members][: len(stay)] == stay
@@ -102,7 +102,7 @@ class NodesMachine(RuleBasedStateMachine):
 
     def answer(self) -> None:
         """Those who wait for a place are answered."""
-        known = {node.member.node: node for node in self.job.nodes}
+        known = self.job.nodes
         for agent in list(self.agents):
             if agent.trains or agent.stopped:
                 continue
@@ -155,11 +155,11 @@ class NodesMachine(RuleBasedStateMachine):
 
     def poll(self, agent: Agent) -> None:
         assert agent.formed is not None
-        known = {node.member.node: node for node in self.job.nodes}
+        known = self.job.nodes
         reply = reply_to(self.job, known.get(agent.node), agent.number, joins=False)
         if reply.standing is Standing.UNKNOWN:
             self.happens(NodeClaimed(agent.member, self.terms, agent.formed))
-            known = {node.member.node: node for node in self.job.nodes}
+            known = self.job.nodes
             reply = reply_to(self.job, known.get(agent.node), agent.number, joins=False)
         if reply.standing is Standing.RESTART:
             self.join(agent)
@@ -199,9 +199,12 @@ class NodesMachine(RuleBasedStateMachine):
             return
         job = self.job
         assert explain(job)
-        nodes = [node.member.node for node in job.nodes]
-        assert len(set(nodes)) == len(nodes)
-        ranks = [node.rank for node in job.nodes if node.rank is not None]
+        nodes = job.nodes.values()
+        assert [node.member.node for node in nodes] == list(job.nodes)
+        joining = {node for node in nodes if node.joining}
+        ranked = {node for node in nodes if node.rank is not None}
+        assert (job.joining, job.ranked, job.awaited) == (len(joining), len(ranked), len(ranked - joining))
+        ranks = [node.rank for node in job.nodes.values() if node.rank is not None]
         assert len(set(ranks)) == len(ranks)
         due = next_deadline(job)
         assert due is None or due > self.now or job.empty_at is not None, "a time limit that is over was not seen to"
@@ -213,7 +216,7 @@ class NodesMachine(RuleBasedStateMachine):
         if not hasattr(self, "job") or self.job.formed is None:
             return
         awake = [agent for agent in self.agents if agent.trains and not agent.stopped]
-        known = {node.member.node: node for node in self.job.nodes}
+        known = self.job.nodes
         content = [
             agent.number
             for agent in awake

@@ -60,7 +60,7 @@ class History:
 
     def hear(self) -> None:
         """All that wait for a place are answered."""
-        for known in self.job.nodes:
+        for known in self.job.nodes.values():
             node = known.member.node
             reply = reply_to(self.job, known, self.numbers.get(node, 0), joins=True)
             if reply.formed is not None and not known.joining:
@@ -80,7 +80,7 @@ class History:
         self.hear()
 
     def told(self, node: str, *, joins: bool = False) -> NodeReply:
-        known = next((one for one in self.job.nodes if one.member.node == node), None)
+        known = self.job.nodes.get(node)
         return reply_to(self.job, known, self.numbers.get(node, 0), joins=joins)
 
     @property
@@ -191,7 +191,7 @@ def test_a_loss_is_no_fault_of_those_who_stay() -> None:
     history.lose("a")
     history.restart("c")
     assert history.job.after_loss
-    assert reply_to(history.job, history.job.nodes[0], 1, joins=True).after_loss
+    assert reply_to(history.job, next(iter(history.job.nodes.values())), 1, joins=True).after_loss
     history.join("b")
     history.restart("c")
     assert not history.job.after_loss, "this was a failure"
