@@ -10,6 +10,8 @@ with the real link to the driver, and each has eight simulated workers (see simu
              watch it, learn where rank 0 listens, and report
     again    the same after a death, from a worker's end: its host is lost, all others are told to leave their
              round, ask for the next one, and report
+    half     the same after the death of the workers of every second host, all at once
+    end      from the end of all that are left, with code 0, until the driver is gone
     link     what the workers then tell each other through rank 0, with the native engine as rank 0 and dialers in
              this process for the others
 
@@ -23,6 +25,7 @@ membership, no deadlines and no notices.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import hmac
 import multiprocessing
@@ -57,11 +60,15 @@ class Figures(NamedTuple):
     start_cpu_s: float
     again_s: float
     again_cpu_s: float
+    half_s: float
+    half_cpu_s: float
+    end_s: float
+    end_cpu_s: float
     bytes_of_agent: float
 
 
 async def one_run(size: int, profile_to: str | None) -> Figures:
-    """A start, and a round after a death."""
+    """A start, a round after a death, one after many, and the end."""
     async with simulation(size, profile_to=profile_to) as job:
         driver = psutil.Process(job.driver_pid)
         await job.ready()
@@ -83,8 +90,23 @@ async def one_run(size: int, profile_to: str | None) -> Figures:
         job.kill(victim)
         assert await job.until_all_train(2) == size - SLOTS_PER_HOST
         again_s, again_cpu_s = time.perf_counter() - began, cpu_s() - cpu
+        left = [agent for agent in job.agents if agent.workers]
+        cpu, began = cpu_s(), time.perf_counter()
+        for agent in left[::2]:
+            agent.end_all(-9)
+        assert await job.until_all_train(3) == SLOTS_PER_HOST * (len(left) // 2)
+        half_s, half_cpu_s = time.perf_counter() - began, cpu_s() - cpu
+        job.ends()
+        cpu, began = cpu_s(), time.perf_counter()
+        for agent in left[1::2]:
+            agent.end_all(0)
+        while driver.status() != psutil.STATUS_ZOMBIE:
+            end_cpu_s = cpu_s() - cpu
+            await asyncio.sleep(0.005)
+        end_s = time.perf_counter() - began
         return Figures(
-            agents_s, agents_cpu_s, start_s, start_cpu_s, again_s, again_cpu_s, received / (size // SLOTS_PER_HOST)
+            *(agents_s, agents_cpu_s, start_s, start_cpu_s, again_s, again_cpu_s),
+            *(half_s, half_cpu_s, end_s, end_cpu_s, received / (size // SLOTS_PER_HOST)),
         )
 
 
@@ -234,21 +256,22 @@ def main() -> None:
     parser.add_argument("--profile", help="where the driver's profile of the last run is written; spoils the figures")
     options = parser.parse_args()
     head = [f"{'workers':>7}", f"{'agents s':>9} {'(cpu)':>8}"]
-    head += [f"{name + ' s':>9} {'(cpu)':>8} {'us each':>8}" for name in ("start", "again")]
+    head += [f"{name + ' s':>9} {'(cpu)':>8} {'us each':>8}" for name in ("start", "again", "half", "end")]
     print("  ".join([*head, f"{'link s':>8}", f"{'bytes/agent':>11}", f"{'threads s':>9}"]), flush=True)
     before: tuple[int, Figures] | None = None
     for size in map(int, options.workers.split(",")):
         runs = [uvloop.run(one_run(size, options.profile)) for _ in range(options.runs)]
         now = Figures(*(statistics.median(values) for values in zip(*runs, strict=True)))
         row = [f"{size:7}", f"{now.agents_s:9.3f} {now.agents_cpu_s:8.3f}"]
-        for took_s, cpu_s in ((now.start_s, now.start_cpu_s), (now.again_s, now.again_cpu_s)):
+        for took_s, cpu_s in zip(now[2:-1:2], now[3:-1:2], strict=True):
             row.append(f"{took_s:9.3f} {cpu_s:8.3f} {took_s / size * 1e6:8.0f}")
         row += [measured(link, size, options.runs), f"{now.bytes_of_agent:11.0f}"]
         print("  ".join([*row, f"{measured(http_threads, size, options.runs):>9}"]), flush=True)
         if before is not None:
             more = size / before[0]
             growth = [new / old for new, old in zip(now, before[1], strict=True)]
-            print(f"         {more:.0f} times the workers: start {growth[2]:.1f} times, again {growth[4]:.1f} times")
+            told = zip(("start", "again", "half", "end"), growth[2:-1:2], strict=True)
+            print(f"         {more:.0f} times the workers: {', '.join(f'{what} {by:.1f} times' for what, by in told)}")
         before = size, now
 
 

@@ -340,6 +340,11 @@ class SimulatedAgent:
             self.link.send(Exited(worker.key, returncode, []))
             self.link.send(Finished(worker.key))
 
+    def end_all(self, returncode: int) -> None:
+        """All processes of its workers are dead."""
+        for worker in tuple(self.workers):
+            self.end(worker, returncode)
+
     # Processes
 
     def runs(self, worker: WorkerId) -> bool:

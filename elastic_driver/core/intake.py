@@ -52,8 +52,8 @@ from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
 from elastic_driver.core.placement import (
     all_offered,
-    has_place,
     in_target,
+    is_wanted,
     standby_places,
     usable_slots,
     wanted_places,
@@ -387,7 +387,7 @@ def _leaves_as_asked(state: State, event: WorkerReady) -> bool:
 
 def _blame_who_never_asked(t: Transition) -> None:
     """Before the first round, who has ended with code 0 has failed as soon as another asks for it."""
-    if t.state.round is not None:
+    if t.state.round is not None or not t.state.registry.successes:
         return
     for worker in t.state.registry.workers_in(WorkerState.SUCCESS):
         failure = Failure(worker, None, "exited with code 0 before it called hvd.init(), as others did")
@@ -430,9 +430,9 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
 
 
 def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
-    wanted = _is_wanted(t.state, record)
-    t.forget(event.worker)
     was_leaving = record.phase is WorkerPhase.LEAVING
+    wanted = not was_leaving and is_wanted(t.state, record)
+    t.forget(event.worker)
     t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
     if was_leaving:
         _note_lost_peer(t, record, event)
@@ -447,11 +447,6 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays, lost=lost)
         if not stays and wanted:
             _end_at_start(t, record, failure, end.fault)
-
-
-def _is_wanted(state: State, record: WorkerRecord) -> bool:
-    """Whether there is to be a worker in its place."""
-    return has_place(state, record) if state.policy.num_parameter_servers else in_target(record, wanted_places(state))
 
 
 def _take_chief_exit(t: Transition, event: ChiefExited) -> None:
@@ -486,7 +481,7 @@ def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) ->
 
 
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
-    wanted = _is_wanted(t.state, record)
+    wanted = is_wanted(t.state, record)
     end = record.killed or Kill(event.how, fault_of(event.returncode))
     t.commands.append(ReportDying(event.worker, end.how))
     # It counts as one that is being stopped: its end will be no news.
@@ -621,7 +616,7 @@ def take_crash(
         fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
     known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran, lost=lost)
-    if worker not in t.state.members:
+    if t.state.round is None or worker not in t.state.round:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
         _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
@@ -632,8 +627,8 @@ def take_crash(
     if stays:
         text = f"worker {worker} {how}"
     elif wanted and t.state.blacklist.is_blacklisted(worker.hostname):
-        for other in t.state.workers:
-            if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
+        for other in t.on_host(worker.hostname):
+            if other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")
     else:
         late = leaves_by(t.state, worker.hostname) is not None
@@ -717,7 +712,7 @@ def give_up_start(t: Transition, record: WorkerRecord) -> None:
     """A worker's process is not there in time. Whatever comes of it is no news."""
     what = "did not answer" if t.state.policy.num_parameter_servers else "was not started"
     how = f"{what} within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
-    wanted = _is_wanted(t.state, record)
+    wanted = is_wanted(t.state, record)
     t.retire(record, f"it {how}")
     take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted, ran=False)
 
@@ -726,7 +721,7 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
     record = record_unless_late(t.state, event)
     if record is None:
         return
-    wanted = _is_wanted(t.state, record)
+    wanted = is_wanted(t.state, record)
     t.forget(event.worker)
     if event.bad_command and not t.state.ever_ready:
         t.end(ExitCode.BAD_USAGE, event.message)

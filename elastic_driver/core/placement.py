@@ -103,11 +103,24 @@ def is_drained(state: State, hostname: str, slot: int) -> bool:
 
 def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
     """Whether discovery lists all these workers' places, and nobody has drained one of them."""
-    slots = {host.name: host.slots for host in state.hosts}
+    slots = state.discovery.slots
     return all(
         worker.slot < slots.get(worker.hostname, 0) and not is_drained(state, worker.hostname, worker.slot)
         for worker in workers
     )
+
+
+def is_wanted(state: State, record: WorkerRecord) -> bool:
+    """Whether there is to be a worker in the place of one that lives and is not leaving."""
+    policy, worker = state.policy, record.worker
+    if policy.num_parameter_servers:
+        return has_place(state, record)
+    limit = policy.max_num_proc
+    if policy.multiple > 1 or (limit is not None and sum(state.discovery.slots.values()) > limit):
+        return in_target(record, wanted_places(state))
+    # All places are: to make all of them for each of thousands that end would take minutes. That of one who lives on a
+    # blacklisted host is, too.
+    return worker.hostname not in state.cuts.out and all_offered(state, (worker,))
 
 
 def keeps_its_places(state: State) -> bool:

@@ -38,12 +38,16 @@ class WorkerStateRegistry:
 
     expected: tuple[WorkerId, ...]
     records: Roster[Record] = field(default_factory=Roster)
-    # Of expected. Derived, and handed on so that it is made once for each round.
+    # Of expected, and how many have ended well. Derived, and handed on: they are made once for each round.
     _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
+    _successes: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self._known is None:
             object.__setattr__(self, "_known", frozenset(self.expected))
+        if self._successes is None:
+            count = sum(1 for record in self.records if record.state is WorkerState.SUCCESS)
+            object.__setattr__(self, "_successes", count)
 
     def record(self, worker: WorkerId, state: WorkerState) -> WorkerStateRegistry:
         """Records a report. One of a worker that is not expected, or after its process has ended, changes nothing."""
@@ -51,7 +55,8 @@ class WorkerStateRegistry:
             return self
         if self.state_of(worker) in (WorkerState.SUCCESS, WorkerState.FAILURE):
             return self
-        return replace(self, records=self.records.without(worker).put(Record(worker, state)))
+        successes = self.successes + (state is WorkerState.SUCCESS)
+        return replace(self, records=self.records.without(worker).put(Record(worker, state)), _successes=successes)
 
     def expecting(self, *workers: WorkerId) -> WorkerStateRegistry:
         """Expects these workers, too."""
@@ -64,7 +69,14 @@ class WorkerStateRegistry:
             expected=tuple(other for other in self.expected if other != worker),
             records=self.records.without(worker),
             _known=None,
+            _successes=None,
         )
+
+    @property
+    def successes(self) -> int:
+        """How many have ended well."""
+        assert self._successes is not None
+        return self._successes
 
     def state_of(self, worker: WorkerId) -> WorkerState | None:
         """What the worker has reported; None for nothing yet."""

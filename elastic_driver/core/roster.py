@@ -31,20 +31,19 @@ _FEW_ITEMS = 64
 class Roster(Generic[T]):
     """Items, one for each worker; never changed. Equal to others with the same items in the same order."""
 
-    __slots__ = ("_changes", "_items", "_new")
+    __slots__ = ("_changes", "_items", "_more")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items = {item.worker: item for item in items}
-        self._changes: dict[WorkerId, T] = {}  # in the places of those in _items, or behind them
-        self._new = 0  # of these, that are not in _items
+        # In the places of those in _items, or behind them; None for those that are there no more.
+        self._changes: dict[WorkerId, T | None] = {}
+        self._more = 0  # how many more there are than in _items
 
     def __iter__(self) -> Iterator[T]:
-        if not self._changes:
-            return iter(self._items.values())
-        return self._with_changes()
+        return iter(self._put_together().values())
 
     def __len__(self) -> int:
-        return len(self._items) + self._new
+        return len(self._items) + self._more
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Roster) and tuple(self) == tuple(other)
@@ -57,38 +56,51 @@ class Roster(Generic[T]):
 
     def find(self, worker: WorkerId) -> T | None:
         """The worker's item; None when there is none."""
-        changed = self._changes.get(worker)
-        return self._items.get(worker) if changed is None else changed
+        return self._changes[worker] if worker in self._changes else self._items.get(worker)
 
     def put(self, *items: T) -> Roster[T]:
         """With these: each in the place of its worker's former item, or behind all."""
         made: Roster[T] = Roster()
-        if len(self._items) <= _FEW_ITEMS or len(self._changes) + len(items) > _MOST_CHANGES:
-            made._items = {**self._items, **self._changes, **{item.worker: item for item in items}}
+        # Who has gone and is there again comes behind all, and not where it was.
+        again = any(self._changes.get(item.worker, item) is None for item in items)
+        if again or self._costs_more_than_a_copy(len(items)):
+            made._items = {**self._put_together(), **{item.worker: item for item in items}}
             return made
-        made._items, made._new = self._items, self._new
+        made._items, made._more = self._items, self._more
         changes = made._changes = self._changes.copy()
         for item in items:
             worker = item.worker
             if worker not in changes and worker not in made._items:
-                made._new += 1
+                made._more += 1
             changes[worker] = item
         return made
 
     def without(self, *workers: WorkerId) -> Roster[T]:
         """Without the items of these workers."""
-        if all(self.find(worker) is None for worker in workers):
+        gone = dict.fromkeys(worker for worker in workers if self.find(worker) is not None)
+        if not gone:
             return self
         made: Roster[T] = Roster()
-        made._items = {**self._items, **self._changes}
-        for worker in workers:
-            made._items.pop(worker, None)
+        if self._costs_more_than_a_copy(len(gone)):
+            made._items = self._put_together().copy()
+            for worker in gone:
+                del made._items[worker]
+            return made
+        made._items, made._more = self._items, self._more - len(gone)
+        made._changes = {**self._changes, **dict.fromkeys(gone)}
         return made
 
-    def _with_changes(self) -> Iterator[T]:
-        items, changes = self._items, self._changes
-        for worker, item in items.items():
-            yield changes.get(worker, item)
-        for worker, item in changes.items():
-            if worker not in items:
-                yield item
+    def _costs_more_than_a_copy(self, more: int) -> bool:
+        return len(self._items) <= _FEW_ITEMS or len(self._changes) + more > _MOST_CHANGES
+
+    def _put_together(self) -> dict[WorkerId, T]:
+        """All items. Whoever looks at all of them pays for that once, and later ones do not again."""
+        if self._changes:
+            items = self._items.copy()
+            for worker, item in self._changes.items():
+                if item is None:
+                    items.pop(worker, None)
+                else:
+                    items[worker] = item
+            self._items, self._changes, self._more = items, {}, 0
+        return self._items

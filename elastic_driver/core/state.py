@@ -303,6 +303,11 @@ class Discovery:
     order: tuple[Host, ...] = ()
     outage: Outage | None = None
     told_at: Moment | None = None
+    # By name, of the hosts that are up; and of all of them. Derived.
+    slots: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.slots.update((host.name, host.slots) for host in self.hosts or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +352,15 @@ class Round:
     handing_over: WorkerId | None
     reset_began: Moment
     notice: NoticeKind = NoticeKind.NONE
+    # Of members. Derived, and handed on: it is made once for each round.
+    _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self._known is None:
+            object.__setattr__(self, "_known", frozenset(self.members))
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return self._known is not None and worker in self._known
 
 
 @dataclass(frozen=True, slots=True)

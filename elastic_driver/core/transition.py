@@ -36,12 +36,22 @@ class Transition:
         self.state = state if is_same else replace(state, blacklist=blacklist, cuts=cuts)
         self.now = now
         self.commands: list[Command] = []
+        self._by_host: dict[str, list[WorkerId]] | None = None
 
     def put(self, record: WorkerRecord) -> None:
         self.put_all((record,))
 
     def put_all(self, records: Iterable[WorkerRecord]) -> None:
         self.state = replace(self.state, workers=self.state.workers.put(*records))
+
+    def on_host(self, hostname: str) -> list[WorkerRecord]:
+        """The workers there, in order of start, but those that were put since this was asked for first."""
+        if self._by_host is None:
+            self._by_host = {}
+            for record in self.state.workers:
+                self._by_host.setdefault(record.worker.hostname, []).append(record.worker)
+        records = (self.state.workers.find(worker) for worker in self._by_host.get(hostname, ()))
+        return [record for record in records if record is not None]
 
     def forget(self, worker: WorkerId) -> None:
         self.state = forget_worker(self.state, worker)

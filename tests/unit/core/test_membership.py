@@ -6,10 +6,12 @@ Every step is audited by ``membership_job.Job``.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from membership_job import BOTH, Job, worker_id
 
+from elastic_driver.core import placement
 from elastic_driver.core.deadlines import JOINERS_WINDOW_S, next_deadline
 from elastic_driver.core.events import (
     DiscoveryFailed,
@@ -759,3 +761,32 @@ def test_one_that_is_spared_is_not_killed_again_for_its_exit() -> None:
     job.feed(WorkerHung(worker, "no news", silent=False))
     job.now += 1000.0
     assert job.feed(WorkerSpared(worker)) == []
+
+
+# --- what many workers cost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("returncode", [0, -9])
+def test_ends_that_come_together_have_all_places_made_so_often_however_many_they_are(
+    returncode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts what costs time with the number of workers, and no time."""
+    counts = []
+    for hosts in (8, 64):
+        job = Job(num_proc=2 * hosts, min_num_proc=1)
+        job.train(*(f"h{number}:2" for number in range(hosts)))
+        made = 0
+        offered = placement._offered_places
+
+        def counted(*args: Any, offered: Any = offered) -> Any:
+            nonlocal made
+            made += 1
+            return offered(*args)
+
+        how = "killed by SIGKILL" if returncode else "exited with code 0"
+        ends = tuple(WorkerExited(worker, returncode, how, 0.5) for worker in job.members)
+        with monkeypatch.context() as patch:
+            patch.setattr(placement, "_offered_places", counted)
+            step(job.state, WorkersReported(ends), job.now)
+        counts.append(made)
+    assert counts[0] == counts[1]
