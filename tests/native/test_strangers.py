@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import resource
 import select
@@ -207,6 +208,37 @@ def test_a_relay_to_rank_0_is_refused() -> None:
     assert relays[0].passed > 50
     for each in (*made, *relays):
         each.close()
+
+
+def test_a_stranger_who_knows_all_but_the_key_is_no_rank() -> None:
+    """It dials rank 0 before rank 1 does, says that it is rank 1, and cares for no answer."""
+    made = [make_engine(rank, 2) for rank in range(2)]
+
+    def come_first(where: bytes) -> None:
+        with socket.create_connection(("127.0.0.1", port_of(where)), timeout=PATIENCE_S) as stranger:
+            of_no_name = hashlib.sha256(b"").digest()[:8]
+            stranger.sendall(bytes.fromhex("0270a5e1") + (1).to_bytes(4, "little") + of_no_name + bytes(16))
+            answer = b""
+            while len(answer) < 16 + 32:
+                part = stranger.recv(16 + 32 - len(answer))
+                assert part, "it was not taken for rank 1 for as long as it could be"
+                answer += part
+            stranger.sendall(bytes(32))
+            assert stranger.recv(1) == b"", "it was welcomed"
+
+    meeting = Meeting()
+
+    def body(engine: Any, rank: int) -> None:
+        engine.connect(After(meeting, come_first) if rank else meeting, timeout_s=NEVER_S)
+        array = np.ones(3)
+        allreduce(engine, array)
+        assert array[0] == 2
+
+    try:
+        together(made, body)
+    finally:
+        for engine in made:
+            engine.close()
 
 
 @pytest.mark.parametrize("machines", ["", "ab"])

@@ -248,6 +248,21 @@ def test_who_holds_its_output_is_not_waited_for(transport: Transport, tmp_path: 
     run("asyncio", main)
 
 
+def test_what_it_leaves_in_its_group_is_ended_with_it(transport: Transport, tmp_path: Path) -> None:
+    if not transport.here:
+        pytest.skip("what ssh starts is on another host")
+
+    async def main() -> None:
+        async with standins(tmp_path) as standing:
+            child, _ = await standing.dial(transport, "leave one of the group")
+            _, left = await standing.came_up()
+            async with asyncio.timeout(PATIENCE_S):
+                await child.failed
+            assert await asyncio.to_thread(gone, left)
+
+    run("asyncio", main)
+
+
 def test_many_are_dialled_side_by_side(transport: Transport, tmp_path: Path) -> None:
     count = 64 if transport.here else 16  # of which each takes 0.15 s of a processor
 

@@ -167,6 +167,17 @@ os.write(1, b"no newline")
     run("uvloop", main)
 
 
+def test_last_words_are_there_with_the_death_though_output_is_not_read(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            one.launcher.pause_output()
+            process = await one.python("raise SystemExit('a bug')")
+            assert await process.exited == ExitStatus(1)
+            assert list(process.last_lines) == ["a bug"]
+
+    run(loop, main)
+
+
 def test_a_failing_sink_does_not_stop_the_worker() -> None:
     async def main() -> None:
         async with job() as one:

@@ -363,6 +363,19 @@ def test_a_strangers_session_is_left_alone() -> None:
     run("asyncio", main)
 
 
+def test_what_a_stranger_has_started_is_left_alone_too() -> None:
+    async def main() -> None:
+        async with job() as one:
+            process = await one.start(["sh", "-c", "sleep 3600 & echo up; wait"])
+            await one.sink.has("up")
+            stranger = psutil.Process(process.pid)
+            stranger._ident = (stranger.pid, stranger.create_time() - 100.0)
+            assert guard.find_processes("no-such-job", {"a": stranger}) == {}
+            assert len(guard.find_processes("no-such-job", {"a": psutil.Process(process.pid)})["a"]) == 2
+
+    run("asyncio", main)
+
+
 def test_a_wait_for_an_end_bears_that_nobody_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last free descriptor is the one that the wait has taken itself."""
 

@@ -86,7 +86,7 @@ def said(one: Job, mark: str) -> list[Any]:
     [
         ([], "script", "numpy"),
         (["-u", "-W", "ignore", "-O"], "script", "torch"),
-        (["-B"], "relative", "numpy"),
+        (["-B"], "relative", "numpy.random"),
         ([], "module", "numpy"),
     ],
 )

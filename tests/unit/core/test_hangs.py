@@ -148,6 +148,14 @@ def test_a_rank_that_others_wait_for_is_suspected_by_name_and_cleared_when_it_go
     assert world.pass_s(15, culprits=(2,), cpu=0.9) == []
 
 
+def test_a_suspicion_that_is_not_confirmed_for_two_seconds_is_cleared() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(8, culprits=(2,), cpu=0.9)) == [Suspected]
+    assert kinds(world.pass_s(1, culprits=(2,), cpu=0.9, others_wait=False)) == []
+    assert kinds(world.pass_s(1, culprits=(2,), cpu=0.9, others_wait=False)) == [Cleared]
+
+
 def test_before_the_first_steps_a_minute_is_given() -> None:
     world = World()
     assert world.pass_s(55, culprits=(1,)) == []
@@ -174,8 +182,8 @@ def test_gaps_between_collectives_stand_in_for_steps() -> None:
 
 
 def test_a_slow_step_is_forgotten_after_a_hundred_also_where_a_look_has_seen_many() -> None:
-    """A worker loads its data for 7 s; then it makes 40 steps a second."""
-    world = World(step_s=0.025)
+    """A worker loads its data for 7 s; then it makes 50 steps a second."""
+    world = World(step_s=0.02)
     world.pass_s(7.0, all_stand=True)
     world.pass_s(2.0)
     assert world.watch.limit.seconds >= 60.0, "its first step is one of the last 100"

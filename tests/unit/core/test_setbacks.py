@@ -135,6 +135,7 @@ def test_what_a_traceback_says() -> None:
     assert last_words(noisy)[0].startswith("E0000")
     assert last_words(lines[:4], of_traceback=True) == ('File "/job/data.py", line 40, in main', "data.py:40")
     assert last_words(["what a day"], of_traceback=True) == last_words(["what a day"]) == ("what a day", "")
+    assert last_words(["what a day", "and what a night"]) == ("and what a night", "")
     assert last_words([]) == ("", "")
 
 

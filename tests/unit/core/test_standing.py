@@ -9,10 +9,10 @@ import pytest
 from membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.document import read, write
-from elastic_driver.core.events import PublishRound, StopRequested, WorkerReady
+from elastic_driver.core.events import EndJob, PublishRound, StopRequested, WorkerReady
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.standing import Doing, standing_of
-from elastic_driver.core.state import record_of
+from elastic_driver.core.state import ChiefPhase, record_of
 from elastic_driver.words import OnChange, ReadyCause
 
 pytestmark = pytest.mark.unit
@@ -68,6 +68,37 @@ def test_a_loss_and_a_wait_for_slots() -> None:
     job.running("a[0]")
     job.running("c[0]")
     assert doing(job) is Doing.TRAINING
+
+
+def test_a_job_with_parameter_servers_trains_while_its_chief_runs_and_has_lost_none() -> None:
+    job = Job(num_proc=1, min_num_proc=1, num_parameter_servers=1, restart_chief=True, on_change=OnChange.NO_ROUNDS)
+    job.hosts("a:1", "b:1")
+    assert doing(job) is Doing.FORMING
+    for worker in ("a[0]", "b[0]"):
+        job.begin(worker_id(worker))
+    assert doing(job) is Doing.TRAINING
+    for changed in ({"phase": ChiefPhase.STOPPING}, {"lost": "parameter server 0 is lost"}):
+        state = replace(job.state, chief=replace(job.state.chief, **changed))
+        assert standing_of(state).doing is not Doing.TRAINING
+
+
+def test_one_restart_of_the_chief_is_told_as_one() -> None:
+    job = Job(
+        num_proc=1,
+        min_num_proc=1,
+        num_parameter_servers=1,
+        restart_chief=True,
+        reset_limit=1,
+        on_change=OnChange.NO_ROUNDS,
+    )
+    job.hosts("a:1", "b:1")
+    for worker in ("a[0]", "b[0]"):
+        job.begin(worker_id(worker))
+    job.end_chief(1)
+    job.end_chief(1)
+    end = job.last(EndJob)
+    assert isinstance(end, EndJob)
+    assert end.message.startswith("the limit of 1 unplanned restart of the chief")
 
 
 def test_a_planned_change_trains_until_the_first_has_left() -> None:

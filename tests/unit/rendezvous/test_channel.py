@@ -94,6 +94,25 @@ def test_what_is_sent_in_one_turn_is_one_frame() -> None:
     asyncio.run(play())
 
 
+def test_what_is_too_much_for_one_frame_goes_in_several() -> None:
+    async def play() -> None:
+        taken: list[int] = []
+        wire = Wire()
+        ours, theirs = Channel(lambda message: None), Channel(lambda message: taken.append(message.fields["n"]))
+        for number in range(5):
+            ours.send(Message("m", {"n": number}, bytes(600 << 10)))
+        ours.attach(wire, 0)
+        theirs.attach(Wire(), 0)
+        for frame in wire.frames:
+            theirs.received(frame)
+        assert [len(frame.messages) for frame in wire.frames] == [2, 2, 1]
+        assert taken == [0, 1, 2, 3, 4]
+        ours.detach()
+        theirs.detach()
+
+    asyncio.run(play())
+
+
 def test_what_is_not_seen_is_counted_until_it_is() -> None:
     async def play() -> None:
         seen: list[int] = []

@@ -165,6 +165,7 @@ def test_with_an_agent_its_workers_are_lost() -> None:
         agents[0].link.lose("a test")
         assert str(worker.exited.result()) == "lost with its host"
         assert worker.finished.result().returncode == -9
+        assert fleet.sink.ended == [A, WorkerId("a", 1, 0)], "who reads their output need not wait for more"
         with pytest.raises(LaunchError, match=r"cannot start worker a\[1\]: a test"):
             await starting
         assert await killing is True
