@@ -31,6 +31,7 @@ from typing import Any, TextIO
 # Of the environment: what is read once, at the start of Python or at the import of a library.
 _AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
 _LONGEST = 1 << 20
+PATIENCE_S = 150.0
 # What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
 _ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
 _WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
@@ -142,6 +143,24 @@ def start(command: Sequence[str], env: dict[str, str], *, torch: bool = True) ->
     at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
     modules = _ALWAYS + (_WITH_TORCH if torch else ())
     return _server(tuple(sorted(at_start.items())), modules).start(command, env)
+
+
+def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: bool = True) -> tuple[int, str]:
+    """Runs it to its end, with no input. Gives its exit code, and its output and errors.
+
+    Args:
+        command: what to run.
+        env: all of its environment; None for ours, without what makes a process a worker.
+        torch: as for :func:`start`.
+    """
+    if env is None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # as those of fake_job.py have it: no other server
+    process = start(command, env, torch=torch)
+    process.stdin.close()
+    with process.stdout:
+        said = process.stdout.read()
+    return process.wait(PATIENCE_S), said
 
 
 # --- in the server ---------------------------------------------------------------------------------------------------
