@@ -11,7 +11,6 @@ import ast
 import asyncio
 import functools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -250,14 +249,11 @@ class FakeJob:
         self, worker: WorkerId, program: str, *args: str, env: dict[str, str] | None = None, file: Path = PROGRAM
     ) -> Process:
         """Starts a worker process that runs one of the file's programs."""
-        full = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
-        full |= {
+        full = forked.environment() | {
             ENV_RENDEZVOUS: f"http://{self._server_address}:{self.port}",
             ENV_KEY: self.key.of_worker(worker).hex(),
             ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # beyond a test's own: nothing ends by it
         }
         full |= env or {}

@@ -91,10 +91,13 @@ class ForkServer:
         self._reader.start()
         atexit.register(self.close)
 
-    def start(self, command: Sequence[str], env: dict[str, str]) -> ForkedProcess:
+    def start(self, command: Sequence[str], env: dict[str, str], output: Path | None = None) -> ForkedProcess:
         """Runs a Python file with these arguments. Blocks until it is forked."""
         in_read, in_write = os.pipe()
         out_read, out_write = os.pipe()
+        if output is not None:
+            os.close(out_write)  # nothing is to be read from it
+            out_write = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with self._lock:
                 self._pipes = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
@@ -132,17 +135,26 @@ def _server(at_start: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> 
     return ForkServer(dict(at_start), modules)
 
 
-def start(command: Sequence[str], env: dict[str, str], *, torch: bool = True) -> ForkedProcess:
+def start(
+    command: Sequence[str], env: dict[str, str], *, torch: bool = True, output: Path | None = None
+) -> ForkedProcess:
     """Starts ``command`` (a Python file and its arguments) with this environment, its output and errors in one pipe.
 
     Args:
         command: what to run.
         env: all of its environment.
         torch: whether it needs PyTorch, and is to find that loaded.
+        output: a file for its output and errors, in place of the pipe.
     """
     at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
     modules = _ALWAYS + (_WITH_TORCH if torch else ())
-    return _server(tuple(sorted(at_start.items())), modules).start(command, env)
+    return _server(tuple(sorted(at_start.items())), modules).start(command, env, output)
+
+
+def environment() -> dict[str, str]:
+    """Ours without what makes a process a worker, and with what lets all be forked from the same processes."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: bool = True) -> tuple[int, str]:
@@ -150,13 +162,10 @@ def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: boo
 
     Args:
         command: what to run.
-        env: all of its environment; None for ours, without what makes a process a worker.
+        env: all of its environment; None for :func:`environment`.
         torch: as for :func:`start`.
     """
-    if env is None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
-        env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # as those of fake_job.py have it: no other server
-    process = start(command, env, torch=torch)
+    process = start(command, environment() if env is None else env, torch=torch)
     process.stdin.close()
     with process.stdout:
         said = process.stdout.read()
