@@ -217,7 +217,9 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
     import random
 
     import numpy as np
+    from program_exit import run_to_exit
 
+    ends_at_once = "torch" in sys.modules
     os.environ.clear()
     os.environ.update(env)
     # As Python does at its start; each other server would be another import of torch.
@@ -232,7 +234,10 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
     for name in [name for name in names if not (name.startswith("__") and name.endswith("__"))]:
         del names[name]
     names |= {"__file__": command[0], "__doc__": None, "__annotations__": {}}
-    exec(compile(source, command[0], "exec", dont_inherit=True), names)
+    program = compile(source, command[0], "exec", dont_inherit=True)
+    if ends_at_once:
+        run_to_exit(program, names)
+    exec(program, names)
 
 
 if __name__ == "__main__":

@@ -95,30 +95,29 @@ def test_elastic_script_survives_a_kill(tmp_path: Path) -> None:
     assert "rank 0 of 1 epochs 3 resets 1 commits 41" in said
 
 
-def test_names_are_the_same_objects() -> None:
-    code, said = elasticrun(
-        *("-np", "1"),
-        *python(
-            "import pickle, horovod, elastic_driver.errors as errors\n"
-            "import horovod.torch as hvd, elastic_driver.torch as own; hvd.init()\n"
-            "import horovod.torch.elastic, horovod.torch.mpi_ops as ops, horovod.common.util as util\n"
-            "from horovod.common.exceptions import HorovodInternalError\n"
-            "from horovod.torch.elastic.state import TorchState\n"
-            "from horovod.torch import *\n"
-            "assert hvd.DistributedOptimizer is own.DistributedOptimizer is DistributedOptimizer\n"
-            "assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError\n"
-            "assert TorchState is own.elastic.TorchState is horovod.torch.elastic.TorchState\n"
-            "assert ops.allreduce is own.allreduce and util.gloo_built() and horovod.run\n"
-            "assert type(pickle.loads(pickle.dumps(HorovodInternalError('x')))) is HorovodInternalError\n"
-            "assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]\n"
-            "from horovod.common.basics import HorovodBasics\n"
-            "from horovod.common.process_sets import ProcessSet, global_process_set\n"
-            "basics = HorovodBasics('horovod/torch/mpi_ops.py', 'mpi_lib_v2')\n"
-            "assert (basics.rank(), basics.size(), basics.gloo_built(), basics.Sum) == (0, 1, True, hvd.Sum)\n"
-            "choose = util.get_average_backwards_compatibility_fun(hvd)\n"
-            "assert choose(None, None) is choose(None, True) is hvd.Average and choose(None, False) is hvd.Sum\n"
-            "assert horovod.__version__ == '0.28.1' and not hasattr(hvd, 'no_such_name')\n"
-        ),
+def test_names_are_the_same_objects(tmp_path: Path) -> None:
+    code, said = run_alone(
+        tmp_path,
+        f"import sys; sys.path.append({SHIM_FOLDER!r})\n"
+        "import pickle, horovod, elastic_driver.errors as errors\n"
+        "import horovod.torch as hvd, elastic_driver.torch as own; hvd.init()\n"
+        "import horovod.torch.elastic, horovod.torch.mpi_ops as ops, horovod.common.util as util\n"
+        "from horovod.common.exceptions import HorovodInternalError\n"
+        "from horovod.torch.elastic.state import TorchState\n"
+        "from horovod.torch import *\n"
+        "assert hvd.DistributedOptimizer is own.DistributedOptimizer is DistributedOptimizer\n"
+        "assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError\n"
+        "assert TorchState is own.elastic.TorchState is horovod.torch.elastic.TorchState\n"
+        "assert ops.allreduce is own.allreduce and util.gloo_built() and horovod.run\n"
+        "assert type(pickle.loads(pickle.dumps(HorovodInternalError('x')))) is HorovodInternalError\n"
+        "assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]\n"
+        "from horovod.common.basics import HorovodBasics\n"
+        "from horovod.common.process_sets import ProcessSet, global_process_set\n"
+        "basics = HorovodBasics('horovod/torch/mpi_ops.py', 'mpi_lib_v2')\n"
+        "assert (basics.rank(), basics.size(), basics.gloo_built(), basics.Sum) == (0, 1, True, hvd.Sum)\n"
+        "choose = util.get_average_backwards_compatibility_fun(hvd)\n"
+        "assert choose(None, None) is choose(None, True) is hvd.Average and choose(None, False) is hvd.Sum\n"
+        "assert horovod.__version__ == '0.28.1' and not hasattr(hvd, 'no_such_name')\n",
     )
     assert code == 0, said
 
