@@ -7,9 +7,10 @@ the next one with the rest.
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import functools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -248,14 +249,11 @@ class FakeJob:
         self, worker: WorkerId, program: str, *args: str, env: dict[str, str] | None = None, file: Path = PROGRAM
     ) -> Process:
         """Starts a worker process that runs one of the file's programs."""
-        full = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
-        full |= {
+        full = forked.environment() | {
             ENV_RENDEZVOUS: f"http://{self._server_address}:{self.port}",
             ENV_KEY: self.key.of_worker(worker).hex(),
             ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # beyond a test's own: nothing ends by it
         }
         full |= env or {}
@@ -265,9 +263,7 @@ class FakeJob:
             full["ELASTIC_DRIVER_MACHINE"] = worker.hostname
             prefix = self._machines[worker.hostname].prefix
         popen: subprocess.Popen[str] | forked.ForkedProcess
-        if self.backend is Backend.TORCH or _imports_torch(file, program):
-            popen = forked.start([str(file), program, *args], full)
-        else:
+        if prefix:
             popen = subprocess.Popen(
                 [*prefix, sys.executable, "-X", "faulthandler", str(file), program, *args],
                 env=full,
@@ -276,6 +272,9 @@ class FakeJob:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
+        else:
+            torch = self.backend is Backend.TORCH or _imports_torch(file, program)
+            popen = forked.start([str(file), program, *args], full, torch=torch)
         process = Process(worker, popen, self.changed)
         self.processes[worker] = process
         threading.Thread(target=self._reap, args=(process,), name=f"reap-{worker}", daemon=True).start()
@@ -343,11 +342,14 @@ class FakeJob:
         return "\n".join(parts)
 
 
+@functools.cache
 def _imports_torch(file: Path, program: str) -> bool:
-    """Whether a program imports PyTorch: at the top of its file, or by its name (those of PROGRAM)."""
-    module = program.rpartition(".")[0]
-    source = file.with_name(f"{module}.py") if module else file
-    return "\nimport torch\n" in source.read_text() or "torch" in program or "gradient" in program
+    """Whether a program imports PyTorch: at the top of its file, or in its function."""
+    module, _, name = program.rpartition(".")
+    tree = ast.parse((file.with_name(f"{module}.py") if module else file).read_bytes())
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)]
+    imports = [statement for body in bodies for statement in body if isinstance(statement, ast.Import)]
+    return any(alias.name.partition(".")[0] == "torch" for statement in imports for alias in statement.names)
 
 
 def workers_on(**hosts: int) -> list[WorkerId]:

@@ -1,7 +1,7 @@
-"""Worker processes forked from one that has imported PyTorch, for tests that start hundreds of them.
+"""Worker processes forked from one that has imported what they need, for tests that start hundreds of them.
 
-Importing PyTorch takes longer than what most tests then do with it. A program that runs here cannot tell, but for the
-modules that it finds loaded: environment, arguments, streams, ``__main__``, exit code and signals are its own. What
+Importing takes longer than what most tests then do, most of all PyTorch. A program that runs here cannot tell, but for
+the modules that it finds loaded: environment, arguments, streams, ``__main__``, exit code and signals are its own. What
 Python or a library reads from the environment at its start is part of which process is forked from.
 
 Not the product's warm starts (elastic_driver/launch/warm/forks.py), which are under test elsewhere.
@@ -31,6 +31,10 @@ from typing import Any, TextIO
 # Of the environment: what is read once, at the start of Python or at the import of a library.
 _AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
 _LONGEST = 1 << 20
+PATIENCE_S = 150.0
+# What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
+_ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
+_WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
 
 
 class ForkedProcess:
@@ -70,12 +74,12 @@ class ForkedProcess:
 class ForkServer:
     """The process that programs are forked from. Any thread may call."""
 
-    def __init__(self, at_start: dict[str, str]) -> None:
+    def __init__(self, at_start: dict[str, str], modules: tuple[str, ...]) -> None:
         self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_AT_START)}
         with far:
             self._popen = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", str(Path(__file__)), str(far.fileno())],
+                [sys.executable, "-X", "faulthandler", str(Path(__file__)), str(far.fileno()), *modules],
                 env=environ | at_start,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(far.fileno(),),
@@ -87,10 +91,13 @@ class ForkServer:
         self._reader.start()
         atexit.register(self.close)
 
-    def start(self, command: Sequence[str], env: dict[str, str]) -> ForkedProcess:
+    def start(self, command: Sequence[str], env: dict[str, str], output: Path | None = None) -> ForkedProcess:
         """Runs a Python file with these arguments. Blocks until it is forked."""
         in_read, in_write = os.pipe()
         out_read, out_write = os.pipe()
+        if output is not None:
+            os.close(out_write)  # nothing is to be read from it
+            out_write = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with self._lock:
                 self._pipes = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
@@ -124,14 +131,45 @@ class ForkServer:
 
 
 @functools.cache
-def _server(at_start: tuple[tuple[str, str], ...]) -> ForkServer:
-    return ForkServer(dict(at_start))
+def _server(at_start: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> ForkServer:
+    return ForkServer(dict(at_start), modules)
 
 
-def start(command: Sequence[str], env: dict[str, str]) -> ForkedProcess:
-    """Starts ``command`` (a Python file and its arguments) with this environment, its output and errors in one pipe."""
+def start(
+    command: Sequence[str], env: dict[str, str], *, torch: bool = True, output: Path | None = None
+) -> ForkedProcess:
+    """Starts ``command`` (a Python file and its arguments) with this environment, its output and errors in one pipe.
+
+    Args:
+        command: what to run.
+        env: all of its environment.
+        torch: whether it needs PyTorch, and is to find that loaded.
+        output: a file for its output and errors, in place of the pipe.
+    """
     at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
-    return _server(tuple(sorted(at_start.items()))).start(command, env)
+    modules = _ALWAYS + (_WITH_TORCH if torch else ())
+    return _server(tuple(sorted(at_start.items())), modules).start(command, env, output)
+
+
+def environment() -> dict[str, str]:
+    """Ours without what makes a process a worker, and with what lets all be forked from the same processes."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: bool = True) -> tuple[int, str]:
+    """Runs it to its end, with no input. Gives its exit code, and its output and errors.
+
+    Args:
+        command: what to run.
+        env: all of its environment; None for :func:`environment`.
+        torch: as for :func:`start`.
+    """
+    process = start(command, environment() if env is None else env, torch=torch)
+    process.stdin.close()
+    with process.stdout:
+        said = process.stdout.read()
+    return process.wait(PATIENCE_S), said
 
 
 # --- in the server ---------------------------------------------------------------------------------------------------
@@ -179,7 +217,9 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
     import random
 
     import numpy as np
+    from program_exit import run_to_exit
 
+    ends_at_once = "torch" in sys.modules
     os.environ.clear()
     os.environ.update(env)
     # As Python does at its start; each other server would be another import of torch.
@@ -194,13 +234,15 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
     for name in [name for name in names if not (name.startswith("__") and name.endswith("__"))]:
         del names[name]
     names |= {"__file__": command[0], "__doc__": None, "__annotations__": {}}
-    exec(compile(source, command[0], "exec", dont_inherit=True), names)
+    program = compile(source, command[0], "exec", dont_inherit=True)
+    if ends_at_once:
+        run_to_exit(program, names)
+    exec(program, names)
 
 
 if __name__ == "__main__":
-    # What programs import too. Ours not: that must see its own environment.
     with warnings.catch_warnings(action="ignore"):
-        for name in ("numpy", "pytest", "torch", "torch._dynamo"):
+        for name in sys.argv[2:]:
             importlib.import_module(name)
     # Otherwise each collection in what is forked, of which exit is one, goes over all that was imported here, and so
     # copies it: a second of a processor, in programs that have nothing to do.

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import forked
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,24 +50,52 @@ def new_job() -> str:
 
 
 class Ranks:
-    """The ranks of one job, started by the test. A context manager; afterwards none of them lives."""
+    """The ranks of one job, started by the test. A context manager; afterwards none of them lives.
+
+    Args:
+        folder: for their answers.
+        size: how many there are.
+        what: they do (launched_program.py).
+        job: its name; else one that there was never before.
+        only: those that come.
+        fresh: whether each is a Python of its own, as those of mpirun are. Else they are forked from a process that has
+            imported what they need, and cannot be found by their environment.
+        torch: whether they use it.
+        more: of their environment.
+    """
 
     def __init__(
-        self, folder: Path, size: int, what: str, *, job: str = "", only: Sequence[int] = (), **more: str
+        self,
+        folder: Path,
+        size: int,
+        what: str,
+        *,
+        job: str = "",
+        only: Sequence[int] = (),
+        fresh: bool = False,
+        torch: bool = False,
+        **more: str,
     ) -> None:
         self.folder = folder
         self.folder.mkdir(exist_ok=True)
         self.job = job or new_job()
         self.errors: dict[int, Path] = {}
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[bytes] | forked.ForkedProcess] = {}
         for rank in only or range(size):
             self.errors[rank] = folder / f"{rank}.stderr"
+            place = place_in(self.job, rank, size) | more
+            if not fresh:
+                env = forked.environment() | environment(folder, **place)
+                env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # what it is forked from has found all
+                command = [str(PROGRAM), what]
+                self.processes[rank] = forked.start(command, env, torch=torch, output=self.errors[rank])
+                continue
             with self.errors[rank].open("wb") as errors:
                 self.processes[rank] = subprocess.Popen(
                     [sys.executable, str(PROGRAM), what],
                     stdin=subprocess.DEVNULL,
                     stderr=errors,
-                    env=environment(folder, **(place_in(self.job, rank, size) | more)),
+                    env=environment(folder, **place),
                 )
 
     def __enter__(self) -> Self:
@@ -78,6 +107,9 @@ class Ranks:
         for process in self.processes.values():
             process.kill()
             process.wait()
+            if isinstance(process, forked.ForkedProcess):
+                process.stdin.close()
+                process.stdout.close()
 
     def wait(self) -> list[int]:
         """Their exit codes, by rank."""

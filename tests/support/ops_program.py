@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import other_default_device
@@ -27,6 +27,28 @@ DTYPES = (
     torch.int64,
 )
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (4, 3), (3, 0, 2), (2, 3, 5))
+
+
+class Kinds(NamedTuple):
+    """Of which kinds the tensors are.
+
+    Attributes:
+        reduced: dtypes of those that are reduced.
+        moved: dtypes of those that are gathered, scattered and sent.
+        shapes: of both.
+        tails: the shapes of rows.
+    """
+
+    reduced: tuple[torch.dtype, ...]
+    moved: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    tails: tuple[tuple[int, ...], ...]
+
+
+ALL = Kinds(DTYPES, (*DTYPES, torch.bool, torch.int16, torch.complex64), SHAPES, ((), (3,), (2, 2), (0,)))
+# For where dtypes matter and shapes don't, since those are below what is tested; and where neither does.
+FLAT = ALL._replace(shapes=((), (0,), (4, 3)), tails=((), (3,)))
+FEW = FLAT._replace(reduced=(torch.bfloat16, torch.float32, torch.int64), moved=(torch.float32, torch.bool))
 OPS = {
     hvd.Sum: lambda arrays: np.sum(arrays, axis=0),
     hvd.Average: lambda arrays: np.sum(arrays, axis=0) / len(arrays),
@@ -60,12 +82,12 @@ def same(result: torch.Tensor, expected: np.ndarray[Any, Any], dtype: torch.dtyp
         assert np.array_equal(plain(result), np.trunc(expected)), (what, result, expected)
 
 
-def allreduces(process_set: Any, ranks: list[int]) -> None:
+def allreduces(process_set: Any, ranks: list[int], kinds: Kinds) -> None:
     mine = ranks.index(hvd.rank())
-    for dtype in DTYPES:
-        inputs = [[value(rank, shape, dtype) for shape in SHAPES] for rank in ranks]
+    for dtype in kinds.reduced:
+        inputs = [[value(rank, shape, dtype) for shape in kinds.shapes] for rank in ranks]
         for op, combine in OPS.items():
-            expected = [combine(np.stack([plain(one[i]) for one in inputs])) for i in range(len(SHAPES))]
+            expected = [combine(np.stack([plain(one[i]) for one in inputs])) for i in range(len(kinds.shapes))]
             own = inputs[mine]
             before = [tensor.clone() for tensor in own]
             handles = [hvd.allreduce_async(tensor, op=op, process_set=process_set) for tensor in own]
@@ -102,11 +124,11 @@ def allreduces(process_set: Any, ranks: list[int]) -> None:
         hvd.allreduce(flags, process_set=process_set)
 
 
-def moves(process_set: Any, ranks: list[int]) -> None:
+def moves(process_set: Any, ranks: list[int], kinds: Kinds) -> None:
     """Gathering, scattering, sending."""
     mine, size = ranks.index(hvd.rank()), len(ranks)
-    for dtype in (*DTYPES, torch.bool, torch.int16, torch.complex64):
-        for tail in ((), (3,), (2, 2), (0,)):
+    for dtype in kinds.moved:
+        for tail in kinds.tails:
             own = value(mine, (mine + 1, *tail), dtype)
             want = torch.cat([value(place, (place + 1, *tail), dtype) for place in range(size)])
             assert torch.equal(hvd.allgather(own, process_set=process_set), want), (dtype, tail)
@@ -128,7 +150,7 @@ def moves(process_set: Any, ranks: list[int]) -> None:
             even = hvd.alltoall(torch.full((2 * size, *tail), mine).to(dtype), process_set=process_set)
             assert torch.equal(even, torch.cat([torch.full((2, *tail), place) for place in range(size)]).to(dtype))
         for root in ranks:
-            for shape in SHAPES:
+            for shape in kinds.shapes:
                 own, want = value(hvd.rank(), shape, dtype), value(root, shape, dtype)
                 assert torch.equal(hvd.broadcast(own, root, process_set=process_set), want), (dtype, shape)
                 assert hvd.broadcast_(own, root, process_set=process_set) is own
@@ -136,7 +158,7 @@ def moves(process_set: Any, ranks: list[int]) -> None:
             column = torch.zeros(4, 3, dtype=dtype)[:, 1].copy_(value(hvd.rank(), (4,), dtype))
             hvd.synchronize(hvd.broadcast_async_(column, root, process_set=process_set))
             assert torch.equal(column, value(root, (4,), dtype))
-    for dtype in DTYPES:
+    for dtype in kinds.reduced:
         for rows in (0, 1, size, 2 * size + 1):
             for op in (hvd.Sum, hvd.Average, hvd.Max):
                 want = OPS[op](np.stack([plain(value(rank, (rows, 2), dtype)) for rank in ranks]))
@@ -370,7 +392,7 @@ def joins() -> None:
         hvd.join()
 
 
-def sets() -> None:
+def sets(kinds: Kinds) -> None:
     rank, size = hvd.rank(), hvd.size()
     assert hvd.global_process_set.ranks == list(range(size))
     assert (hvd.global_process_set.size(), hvd.global_process_set.rank()) == (size, rank)
@@ -400,8 +422,8 @@ def sets() -> None:
         hvd.allreduce(torch.ones(1), process_set=other)
     with pytest.raises(ValueError, match="the process set has ranks"):
         hvd.broadcast(torch.ones(1), other.ranks[0], process_set=mine)
-    allreduces(mine, mine.ranks)
-    moves(mine, mine.ranks)
+    allreduces(mine, mine.ranks, kinds)
+    moves(mine, mine.ranks, kinds)
     autograd(mine, mine.ranks)
     assert hvd.allgather_object(rank, process_set=mine) == mine.ranks
     assert hvd.broadcast_object(rank, mine.ranks[-1], process_set=mine) == mine.ranks[-1]
@@ -493,13 +515,14 @@ def timeline(path: str) -> None:
     hvd.stop_timeline()
 
 
-def everything(path: str) -> None:
+def everything(path: str, which: str = "ALL") -> None:
+    kinds = {"ALL": ALL, "FLAT": FLAT, "FEW": FEW}[which]
     other_default_device.begin()
     hvd.init()
     everyone = list(range(hvd.size()))
     assert len(everyone) == 3
-    allreduces(hvd.global_process_set, everyone)
-    moves(hvd.global_process_set, everyone)
+    allreduces(hvd.global_process_set, everyone, kinds)
+    moves(hvd.global_process_set, everyone, kinds)
     scalars()
     flagged()
     adasum()
@@ -508,7 +531,7 @@ def everything(path: str) -> None:
     handles()
     mismatches()
     joins()
-    sets()
+    sets(kinds._replace(moved=FEW.moved, shapes=FEW.shapes, tails=FEW.tails))
     arrays()
     queries()
     timeline(path)

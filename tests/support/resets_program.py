@@ -15,8 +15,8 @@ import torch
 from worker_program import hold, say
 
 import elastic_driver.torch as hvd
+from elastic_driver.worker.rounds import runtime
 from elastic_driver.worker.rounds.current import current
-from elastic_driver.worker.rounds.runtime import LINGER_S
 
 
 def under_way() -> None:
@@ -145,6 +145,7 @@ def shut_down() -> None:
 
     Says how often each tensor was doubled, at least and at most.
     """
+    runtime.LINGER_S = 0.5
     hvd.init()
     tensors = [torch.ones(1 << 21, dtype=torch.float64) for _ in range(4)]
 
@@ -159,7 +160,7 @@ def shut_down() -> None:
     for handle in submit(8, hvd.Average):
         hvd.synchronize(handle)
     once_s = (time.monotonic() - began) / 8
-    times = hvd.broadcast_object(min(1000, 1 + int(2 * LINGER_S / once_s)), name="times")
+    times = hvd.broadcast_object(min(1000, 1 + int(2 * runtime.LINGER_S / once_s)), name="times")
     handles = submit(times, hvd.Sum)
     if hvd.rank() == 1:
         for handle in handles:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from jobs import FORKING
 
@@ -62,7 +63,7 @@ def real(tmp_path: Path) -> dict[str, str]:
 
 
 def test_mnist_like() -> None:
-    code, said = elasticrun("-np", "2", sys.executable, str(SCRIPTS / "mnist_like.py"))
+    code, said = elasticrun("-np", "2", sys.executable, str(SCRIPTS / "mnist_like.py"), program=FORKING)
     assert code == 0, said
     assert "rank 0 of 2 accuracy" in said
     assert "rank 1 of 2 accuracy" in said
@@ -94,30 +95,29 @@ def test_elastic_script_survives_a_kill(tmp_path: Path) -> None:
     assert "rank 0 of 1 epochs 3 resets 1 commits 41" in said
 
 
-def test_names_are_the_same_objects() -> None:
-    code, said = elasticrun(
-        *("-np", "1"),
-        *python(
-            "import pickle, horovod, elastic_driver.errors as errors\n"
-            "import horovod.torch as hvd, elastic_driver.torch as own; hvd.init()\n"
-            "import horovod.torch.elastic, horovod.torch.mpi_ops as ops, horovod.common.util as util\n"
-            "from horovod.common.exceptions import HorovodInternalError\n"
-            "from horovod.torch.elastic.state import TorchState\n"
-            "from horovod.torch import *\n"
-            "assert hvd.DistributedOptimizer is own.DistributedOptimizer is DistributedOptimizer\n"
-            "assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError\n"
-            "assert TorchState is own.elastic.TorchState is horovod.torch.elastic.TorchState\n"
-            "assert ops.allreduce is own.allreduce and util.gloo_built() and horovod.run\n"
-            "assert type(pickle.loads(pickle.dumps(HorovodInternalError('x')))) is HorovodInternalError\n"
-            "assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]\n"
-            "from horovod.common.basics import HorovodBasics\n"
-            "from horovod.common.process_sets import ProcessSet, global_process_set\n"
-            "basics = HorovodBasics('horovod/torch/mpi_ops.py', 'mpi_lib_v2')\n"
-            "assert (basics.rank(), basics.size(), basics.gloo_built(), basics.Sum) == (0, 1, True, hvd.Sum)\n"
-            "choose = util.get_average_backwards_compatibility_fun(hvd)\n"
-            "assert choose(None, None) is choose(None, True) is hvd.Average and choose(None, False) is hvd.Sum\n"
-            "assert horovod.__version__ == '0.28.1' and not hasattr(hvd, 'no_such_name')\n"
-        ),
+def test_names_are_the_same_objects(tmp_path: Path) -> None:
+    code, said = run_alone(
+        tmp_path,
+        f"import sys; sys.path.append({SHIM_FOLDER!r})\n"
+        "import pickle, horovod, elastic_driver.errors as errors\n"
+        "import horovod.torch as hvd, elastic_driver.torch as own; hvd.init()\n"
+        "import horovod.torch.elastic, horovod.torch.mpi_ops as ops, horovod.common.util as util\n"
+        "from horovod.common.exceptions import HorovodInternalError\n"
+        "from horovod.torch.elastic.state import TorchState\n"
+        "from horovod.torch import *\n"
+        "assert hvd.DistributedOptimizer is own.DistributedOptimizer is DistributedOptimizer\n"
+        "assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError\n"
+        "assert TorchState is own.elastic.TorchState is horovod.torch.elastic.TorchState\n"
+        "assert ops.allreduce is own.allreduce and util.gloo_built() and horovod.run\n"
+        "assert type(pickle.loads(pickle.dumps(HorovodInternalError('x')))) is HorovodInternalError\n"
+        "assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]\n"
+        "from horovod.common.basics import HorovodBasics\n"
+        "from horovod.common.process_sets import ProcessSet, global_process_set\n"
+        "basics = HorovodBasics('horovod/torch/mpi_ops.py', 'mpi_lib_v2')\n"
+        "assert (basics.rank(), basics.size(), basics.gloo_built(), basics.Sum) == (0, 1, True, hvd.Sum)\n"
+        "choose = util.get_average_backwards_compatibility_fun(hvd)\n"
+        "assert choose(None, None) is choose(None, True) is hvd.Average and choose(None, False) is hvd.Sum\n"
+        "assert horovod.__version__ == '0.28.1' and not hasattr(hvd, 'no_such_name')\n",
     )
     assert code == 0, said
 
@@ -162,36 +162,59 @@ def test_listeners_are_told_of_host_updates() -> None:
         leave_listeners.clear()
 
 
-@pytest.mark.parametrize("module", ["horovod.tensorflow", "horovod.tensorflow.keras", "horovod.mxnet", "horovod.nope"])
-def test_missing_modules_say_so(module: str) -> None:
-    code, said = elasticrun("-np", "1", *python(f"import {module}"))
+def test_missing_modules_say_so() -> None:
+    modules = ("horovod.tensorflow", "horovod.tensorflow.keras", "horovod.mxnet", "horovod.nope")
+    code, said = elasticrun(
+        *("-np", "1"),
+        *python(
+            "import importlib, sys\n"
+            f"for name in {modules}:\n"
+            "    try:\n"
+            "        importlib.import_module(name)\n"
+            "    except ModuleNotFoundError as error:\n"
+            "        print('missing', name, error)\n"
+            "import horovod.tensorflow"
+        ),
+    )
     assert code != 0
     assert "ModuleNotFoundError: No module named" in said
-    assert "stand-in for Horovod has no" in said
+    for module in modules:
+        (line,) = [line for line in said.splitlines() if f"missing {module} " in line]
+        assert "No module named" in line
+        assert "stand-in for Horovod has no" in line
 
 
-def test_outside_of_elasticrun_there_is_none() -> None:
-    done = subprocess.run(
-        python("import elastic_driver.torch\nimport horovod"), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "No module named 'horovod'" in done.stderr
+def test_outside_of_elasticrun_there_is_none(tmp_path: Path) -> None:
+    code, said = run_alone(tmp_path, "import elastic_driver.torch\nimport horovod")
+    assert code == 1
+    assert "No module named 'horovod'" in said
 
 
-def test_install_and_uninstall() -> None:
-    code = (
+def test_install_and_uninstall(tmp_path: Path) -> None:
+    code, said = run_alone(
+        tmp_path,
         "import elastic_driver.compat as c\nassert c.install()\nimport horovod.torch as hvd\nhvd.init()\n"
         "assert hvd.size() == 1\nc.uninstall()\ntry:\n import horovod\n"
-        "except ImportError: pass\nelse: raise SystemExit(1)"
+        "except ImportError: pass\nelse: raise SystemExit(1)",
     )
-    assert subprocess.run(python(code), check=False).returncode == 0
+    assert code == 0, said
+
+
+def run_alone(folder: Path, text: str) -> tuple[int, str]:
+    """Without elasticrun."""
+    program = folder / "program.py"
+    program.write_text(text)
+    return forked.run([str(program)])
 
 
 @pytest.mark.parametrize(("mode", "version"), [("auto", "real"), ("always", "0.28.1"), ("never", "real")])
 def test_installed_horovod_is_hidden_only_when_asked_for(real: dict[str, str], mode: str, version: str) -> None:
-    program = python("import horovod, horovod.torch; print('found', horovod.__version__, horovod.torch.__name__)")
+    program = python(
+        "import horovod, importlib.util; print('found', horovod.__version__, importlib.util.find_spec('horovod.torch'))"
+    )
     code, said = elasticrun("-np", "1", "--horovod-shim", mode, *program, env=real)
-    assert f"found {version} horovod.torch" in said, (code, said)
+    assert f"found {version} ModuleSpec(name='horovod.torch'" in said, (code, said)
+    assert (f"{real['PYTHONPATH']}/horovod/torch" in said) == (version == "real"), said
 
 
 def test_installed_horovod_behind_the_folder_wins(real: dict[str, str]) -> None:

@@ -59,7 +59,7 @@ def nobody_is_blamed(one: Job) -> None:
 # --- the start, the end, what a worker may ask ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("worker", [TRUSTS, ASKS])
+@pytest.mark.parametrize("worker", [TRUSTS, pytest.param(*ASKS.values, id=ASKS.id, marks=pytest.mark.release)])
 def test_a_job_from_start_to_end(tmp_path: Path, worker: tuple[str, ...]) -> None:
     with job(tmp_path, FIVE, "--steps", "20", "--step-s", "0.01", *worker) as one:
         assert one.wait() == 0
@@ -77,15 +77,11 @@ def test_what_no_worker_asks_is_refused_and_harms_nobody(tmp_path: Path) -> None
 
 
 def test_a_static_job(tmp_path: Path) -> None:
-    with job(tmp_path, None, "--static", "--steps", "5", flags=("-np", "3")) as one:
-        assert one.wait() == 0
-        assert sorted(line["rank"] for line in told(one, "end", size=3, reset=0)) == [0, 1, 2]
-
-
-def test_flags_that_do_nothing_here_are_told_of(tmp_path: Path) -> None:
-    flags = ("-np", "2", "--hang-timeout", "50", "--port-range", "20000-40000")
-    with job(tmp_path, None, "--static", "--steps", "2", flags=flags) as one:
+    """Flags that do nothing here are told of."""
+    flags = ("-np", "3", "--hang-timeout", "50", "--port-range", "20000-40000")
+    with job(tmp_path, None, "--static", "--steps", "5", flags=flags) as one:
         assert one.wait() == 0, one.said()
+        assert sorted(line["rank"] for line in told(one, "end", size=3, reset=0)) == [0, 1, 2]
         for flag in ("--hang-timeout", "--port-range"):
             assert one.said().count(f"{flag} does nothing here: the workers run Horovod's own library") == 1
 
@@ -111,7 +107,7 @@ def test_a_rank_that_leaves_early_is_no_success(tmp_path: Path) -> None:
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["kill:4:5", "exit:4:5:3"])
+@pytest.mark.parametrize("fault", ["kill:4:5", pytest.param("exit:4:5:3", marks=pytest.mark.release)])
 def test_who_is_no_neighbour_of_the_dead_resumes_at_once(tmp_path: Path, fault: str) -> None:
     flags = ("--min-np", "1", "--gloo-timeout-seconds", "1000")  # longer than this test waits
     with job(tmp_path, FIVE, "--steps", "20", "--fault", fault, "--late-put", flags=flags) as one:

@@ -30,8 +30,8 @@ def name_of(job: str, size: int) -> str:
 
 def test_ranks_of_one_machine_meet_and_two_jobs_do_not_mix(tmp_path: Path) -> None:
     with (
-        Ranks(tmp_path / "one", 3, "meet", TOKEN="one") as one,
-        Ranks(tmp_path / "two", 2, "meet", TOKEN="two") as two,
+        Ranks(tmp_path / "one", 3, "meet", fresh=True, TOKEN="one") as one,
+        Ranks(tmp_path / "two", 2, "meet", fresh=True, TOKEN="two") as two,
     ):
         for job, size, token in ((one, 3, "one"), (two, 2, "two")):
             assert job.wait() == [0] * size, job.said(0)
@@ -80,7 +80,7 @@ def test_a_rank_that_dies_ends_the_job_at_once(tmp_path: Path, dies: int) -> Non
 @pytest.mark.slow
 def test_a_script_for_horovod_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with Ranks(tmp_path, 2, "horovod") as job:
+    with Ranks(tmp_path, 2, "horovod", torch=True) as job:
         assert job.wait() == [0, 0], job.said(0)
         assert job.answers("place") == {0: [[0, 2, 0]], 1: [[1, 2, 1]]}
         weights = job.answers("weights")
@@ -90,7 +90,7 @@ def test_a_script_for_horovod_runs_as_it_stands(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_what_waits_in_torchs_group(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with Ranks(tmp_path, 4, "group", DIES="1") as job:
+    with Ranks(tmp_path, 4, "group", torch=True, DIES="1") as job:
         job.processes[1].wait(100)
         began = time.monotonic()
         codes = job.wait()
@@ -108,7 +108,7 @@ def test_ranks_of_a_job_end_when_each_is_done(tmp_path: Path) -> None:
 
 
 def test_a_process_that_rank_0_has_forked_does_not_hide_its_end(tmp_path: Path) -> None:
-    with nothing_left(tmp_path), Ranks(tmp_path, 2, "forked") as job:
+    with nothing_left(tmp_path), Ranks(tmp_path, 2, "forked", fresh=True) as job:
         try:
             assert job.wait() == [-signal.SIGKILL, 0]
             assert "1" in map(str, job.answers("error"))
@@ -118,7 +118,7 @@ def test_a_process_that_rank_0_has_forked_does_not_hide_its_end(tmp_path: Path) 
 
 
 def test_a_process_that_a_rank_has_started_is_no_rank(tmp_path: Path) -> None:
-    with Ranks(tmp_path, 2, "child") as job:
+    with Ranks(tmp_path, 2, "child", fresh=True) as job:
         assert job.wait() == [0, 0], job.said(1)
         assert job.answers("code") == {1: [1]}
         assert "rank 1 is process" in job.answers("said")[1][0]
@@ -278,7 +278,7 @@ def test_under_a_driver_there_is_no_choice_of_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["meet", "train"])
 def test_without_the_native_extension_torchs_gloo_carries_them(tmp_path: Path, what: str) -> None:
     pytest.importorskip("torch")
-    with Ranks(tmp_path, 3, what, DIES="1", ELASTIC_DRIVER_BACKEND="torch") as job:
+    with Ranks(tmp_path, 3, what, torch=True, DIES="1", ELASTIC_DRIVER_BACKEND="torch") as job:
         codes = job.wait()
         if what == "meet":
             assert codes == [0, 0, 0], job.said(0)

@@ -45,7 +45,7 @@ def run(
 
 
 def test_every_collective(tmp_path: Path) -> None:
-    assert all(lines[-1] == {"ok": True} for lines in run("ops_program.everything", str(tmp_path)))
+    assert all(lines[-1] == {"ok": True} for lines in run("ops_program.everything", str(tmp_path), "FLAT"))
 
 
 def test_collectives_of_a_device() -> None:

@@ -31,7 +31,8 @@ def test_every_collective(backend: Backend, sharing: str, tmp_path: Path) -> Non
     with FakeJob(backend=backend, auto=False) as job:
         for worker in workers:
             env = {"ELASTIC_DRIVER_SHARED_MEMORY": sharing, "PYTHONWARNINGS": "error"}
-            job.spawn(worker, "ops_program.everything", str(tmp_path), env=env)
+            which = "ALL" if sharing == "on" and backend is Backend.NATIVE else "FEW"
+            job.spawn(worker, "ops_program.everything", str(tmp_path), which, env=env)
         job.plan(workers)
         for worker in workers:
             assert job.wait_end(worker).lines[-1] == {"ok": True}

@@ -42,6 +42,7 @@ def test_sparse_gradients_on_some_ranks_only() -> None:
 def test_every_collective(tmp_path: Path) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=Backend.TORCH) as job:
-        job.start(workers, "ops_program.everything", str(tmp_path), env={OTHER: "1", "PYTHONWARNINGS": "error"})
+        env = {OTHER: "1", "PYTHONWARNINGS": "error"}
+        job.start(workers, "ops_program.everything", str(tmp_path), "FEW", env=env)
         for worker in workers:
             assert job.wait_end(worker).lines[-1] == {"ok": True}

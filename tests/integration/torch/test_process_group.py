@@ -1,25 +1,37 @@
-"""DDP and FSDP2 in place, in real jobs: over the round's process group, through losses, growth and shrinking."""
+"""DDP and FSDP2 in place: over the round's process group, through losses, growth and shrinking.
+
+In jobs whose driver is the test, where the workers alone matter; in real ones, where it matters what the driver says
+and when.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 import torch
+from backends import FIRST
 from distributed_program import expected_losses
+from fake_job import FakeJob, workers_on
 from jobs import FORKING, SUPPORT, Job
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import NoticeKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PROGRAM = SUPPORT / "distributed_program.py"
 BOTH = "localhost:2\n127.0.0.1:2\n"
 ONE = "localhost:2\n"
+FOUR = workers_on(a=2, b=2)
+STAYING, LOST = FOUR[:2], FOUR[2:]
 
 
 @contextlib.contextmanager
@@ -33,9 +45,8 @@ def pid_of(running: Job, rank: int, size: int) -> int:
     return int([line["pid"] for line in running.steps() if (line["rank"], line["size"]) == (rank, size)][-1])
 
 
-def check_losses(running: Job) -> None:
+def check_losses(lines: Sequence[dict[str, Any]]) -> None:
     """Each step was what it would have been in one process, whatever became of the ranks."""
-    lines = running.steps()
     expected = expected_losses(max(line["step"] for line in lines) + 1)
     for line in lines:
         assert line["loss"] == pytest.approx(expected[line["step"]], rel=1e-3, abs=1e-6), line
@@ -45,19 +56,54 @@ def survivors(running: Job, size: int) -> set[int]:
     return {line["pid"] for line in running.steps() if line["size"] == size}
 
 
+@contextlib.contextmanager
+def training(kind: str, workers: Sequence[WorkerId] = FOUR) -> Iterator[FakeJob]:
+    """Workers that train together until the test has seen enough."""
+    with FakeJob(backend=FIRST[0], auto=False) as running:
+        spawn(running, kind, workers)
+        running.plan(workers)
+        yield running
+
+
+def spawn(running: FakeJob, kind: str, workers: Sequence[WorkerId]) -> None:
+    for worker in workers:
+        env = {"STEP_LOG": "/dev/stdout", "HOROVOD_HOSTNAME": worker.hostname}
+        running.spawn(worker, kind, env=env, file=PROGRAM)
+
+
+def wait_for_steps(running: FakeJob, workers: Sequence[WorkerId]) -> None:
+    """Until they all have done some in a round of their own."""
+
+    def has_some(worker: WorkerId) -> bool:
+        lines = running.processes[worker].lines
+        return sum(line["size"] == len(workers) for line in lines) >= 5
+
+    running.wait_for(lambda: all(map(has_some, workers)), f"steps at size {len(workers)}")
+
+
+def steps_of(running: FakeJob) -> list[dict[str, Any]]:
+    return [line for process in running.processes.values() for line in process.lines]
+
+
+def lose_host(running: FakeJob, number: signal.Signals = signal.SIGKILL) -> None:
+    """One of its workers by this signal, and the other as its host is not used any more."""
+    running.processes[LOST[1]].popen.send_signal(number)
+    running.plan(STAYING, removed=LOST)
+    running.notify(NoticeKind.ABORT, "host b lost")
+
+
 @pytest.mark.parametrize("kind", ["ddp", "ddp-plain", "fsdp"])
-def test_a_lost_host(tmp_path: Path, kind: str) -> None:
-    with job(tmp_path, kind, BOTH) as running:
-        running.wait_for_steps(4)
-        before = survivors(running, 4)
-        os.kill(pid_of(running, 3, 4), signal.SIGKILL)
-        running.wait_for_steps(2)
-        assert survivors(running, 2) <= before, "the processes live through it"
-        check_losses(running)
+def test_a_lost_host(kind: str) -> None:
+    with training(kind) as running:
+        wait_for_steps(running, FOUR)
+        lose_host(running)
+        wait_for_steps(running, STAYING)
+        check_losses(steps_of(running))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.release), "fsdp-bare"])
 def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
+    """Of sharded states without copies, who leaves hands over what only he has."""
     with job(tmp_path, kind, ONE) as running:
         running.wait_for_steps(2)
         first = survivors(running, 2)
@@ -66,7 +112,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
         assert first <= survivors(running, 4)
         running.set_hosts(ONE)
         running.wait_for_steps(2, after=max(line["time"] for line in lines))
-        check_losses(running)
+        check_losses(running.steps())
         steps: dict[int, list[int]] = {}
         for line in running.steps():
             steps.setdefault(line["pid"], []).append(line["step"])
@@ -74,61 +120,94 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
             assert steps[pid] == list(range(len(steps[pid]))), "no step is lost, and none is done twice"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_stopped_rank(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare"])
+def test_planned_changes(kind: str) -> None:
+    """Copies of sharded states are made anew; without them, what only those have who leave is handed over."""
+    with training(kind, STAYING) as running:
+        wait_for_steps(running, STAYING)
+        spawn(running, kind, LOST)
+        running.plan(FOUR)
+        running.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        wait_for_steps(running, FOUR)
+        running.plan(STAYING, removed=LOST)
+        running.notify(NoticeKind.HOSTS_UPDATED, "host b removed or reduced")
+        for worker in LOST:
+            running.wait_end(worker)
+        done = len(steps_of(running))
+        running.wait_for(lambda: len(steps_of(running)) > done + 10, "more steps")
+        check_losses(steps_of(running))
+        for worker in STAYING:
+            steps = [line["step"] for line in running.processes[worker].lines]
+            assert steps == list(range(len(steps))), "no step is lost, and none is done twice"
+
+
+def test_a_stopped_rank() -> None:
+    """Nothing is heard of it on any connection, and the others are freed."""
+    with training("ddp") as running:
+        wait_for_steps(running, FOUR)
+        lose_host(running, signal.SIGSTOP)
+        wait_for_steps(running, STAYING)
+        check_losses(steps_of(running))
+
+
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.release)])
+def test_a_stopped_rank_of_a_real_job(tmp_path: Path, kind: str) -> None:
     """Nothing is heard of it on any connection; the driver misses its heartbeats, and the others are freed."""
     with job(tmp_path, kind, BOTH, "--heartbeat-timeout", "5", "--min-np", "2") as running:
         running.wait_for_steps(4)
+        before = survivors(running, 4)
         os.kill(pid_of(running, 3, 4), signal.SIGSTOP)
         running.wait_for_steps(2)
-        check_losses(running)
+        assert survivors(running, 2) <= before, "the processes live through it"
+        check_losses(running.steps())
 
 
-def test_pieces_that_are_lost_with_all_copies_end_the_job(tmp_path: Path) -> None:
-    with job(tmp_path, "fsdp-bare", BOTH) as running:
-        running.wait_for_steps(4)
-        os.kill(pid_of(running, 3, 4), signal.SIGKILL)
-        assert running.wait() != 0
-        assert "pieces of the sharded state are lost, and no copy of them is left" in running.said()
+def test_pieces_that_are_lost_with_all_copies_end_the_job() -> None:
+    with training("fsdp-bare") as running:
+        wait_for_steps(running, FOUR)
+        lose_host(running)
+        for worker in STAYING:
+            process = running.wait_end(worker, 1)
+            said = "pieces of the sharded state are lost, and no copy of them is left"
+            assert any(said in text for text in process.noise), running.story()
 
 
-def test_pieces_that_are_lost_are_loaded_where_the_program_can(tmp_path: Path) -> None:
-    with job(tmp_path, "fsdp-load", BOTH) as running:
-        running.wait_for_steps(4)
-        os.kill(pid_of(running, 3, 4), signal.SIGKILL)
-        lines = running.wait_for_steps(2)
-        assert min(line["step"] for line in lines) == 0
-        check_losses(running)
+def test_pieces_that_are_lost_are_loaded_where_the_program_can() -> None:
+    with training("fsdp-load") as running:
+        wait_for_steps(running, FOUR)
+        lose_host(running)
+        wait_for_steps(running, STAYING)
+        for worker in STAYING:
+            steps = [line["step"] for line in running.processes[worker].lines if line["size"] == 2]
+            assert steps[0] == 0
+        check_losses(steps_of(running))
 
 
-def test_planned_shrinking_needs_no_copies(tmp_path: Path) -> None:
-    """Who leaves hands over what only he has."""
-    with job(tmp_path, "fsdp-bare", BOTH) as running:
-        running.wait_for_steps(4)
-        running.set_hosts(ONE)
-        running.wait_for_steps(2)
-        check_losses(running)
-
-
-def test_an_error_of_the_users_own_is_no_lost_peer(tmp_path: Path) -> None:
-    with job(tmp_path, "ddp-error", BOTH, "--reset-limit", "1", "--min-np", "2") as running:
-        running.wait_for("the failure", lambda: running.events("worker_exited"))
-        assert running.wait() != 0
-        assert "RuntimeError: an error of the user's own" in running.stderr.read_text() + running.stdout.read_text()
+def test_an_error_of_the_users_own_is_no_lost_peer() -> None:
+    with training("ddp-error") as running:
+        process = running.wait_end(FOUR[1], 1)
+        assert any("RuntimeError: an error of the user's own" in text for text in process.noise), running.story()
+        assert [request.worker for request in running.requests].count(FOUR[1]) == 1, "it asks for no other round"
 
 
 def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
-    done = subprocess.run([sys.executable, SUPPORT / "two_groups_program.py"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "well"), done.stderr
+    code, said = forked.run([str(SUPPORT / "two_groups_program.py")])
+    assert (code, said.strip()) == (0, "well")
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_nothing_is_left_of_fifty_rounds(tmp_path: Path, kind: str) -> None:
-    with job(tmp_path, f"{kind}-resets", ONE) as running:
-        assert running.wait() == 0, running.said()
-        lines = running.steps()
-    for rank in range(2):
-        mine = [line for line in lines if line["rank"] == rank]
+def test_nothing_is_left_of_fifty_rounds(kind: str) -> None:
+    with training(f"{kind}-resets", STAYING) as running:
+
+        def have_ended() -> bool:
+            return all(running.processes[worker].popen.poll() is not None for worker in STAYING)
+
+        while not have_ended():
+            count = len(running.rounds)
+            running.plan(STAYING)
+            running.wait_for(lambda count=count: len(running.rounds) > count or have_ended(), "another round")
+        ends = [running.wait_end(worker).lines for worker in STAYING]
+    for mine in ends:
         rounds = [line for line in mine if "fds" in line]
         # A rank may learn of the other's error before it comes to its own: which of them does so more often is chance.
         assert len(rounds) > 12
@@ -147,4 +226,4 @@ def test_a_lost_rank_over_nccl(tmp_path: Path) -> None:
         running.wait_for_steps(2)
         os.kill(pid_of(running, 1, 2), signal.SIGKILL)
         running.wait_for_steps(1)
-        check_losses(running)
+        check_losses(running.steps())

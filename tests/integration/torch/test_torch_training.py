@@ -71,7 +71,7 @@ def _used(job: FakeJob, epoch: int) -> list[int]:
 def test_each_sample_once_across_planned_changes_with_a_loader_that_fetches_ahead() -> None:
     """4 -> 2 -> 4 workers within one epoch."""
     workers, late = workers_on(a=4), [WorkerId("b", 0, 0), WorkerId("b", 1, 0)]
-    samples = 960
+    samples = 400
     with FakeJob(backend=Backend.TORCH) as job:
         args = ("100000", str(samples), "1", "sgd", "1")
         for worker in late:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import forked
 import pytest
 from backends import EACH
 from fake_job import PROGRAM, FakeJob, workers_on
@@ -29,8 +25,4 @@ def test_a_workers_child_has_its_numbers_and_cannot_act_for_it(backend: Backend,
 
 
 def test_a_child_of_a_process_without_a_driver_may_be_a_job_of_one() -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
-    env["PYTHONPATH"] = str(Path(PROGRAM).parent)
-    command = [sys.executable, str(PROGRAM), "forked_child_program.refusals"]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, '{"total": 1}\n', "")
+    assert forked.run([str(PROGRAM), "forked_child_program.refusals"]) == (0, '{"total": 1}\n')
