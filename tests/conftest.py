@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,22 @@ _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.S
 for number, handler in _HANDLERS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _variables_stay() -> Iterator[None]:
+    """What a test leaves in the environment, all that its process runs later would have: other tests, and jobs."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    for variables in (before, after):
+        for name in ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"):  # of pytest's own, and of torch's
+            variables.pop(name, None)
+    if after != before:
+        os.environ.clear()
+        os.environ.update(before)
+        changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+        pytest.fail(f"the test has changed the environment: {', '.join(sorted(changed))}")
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ def test_a_group_that_the_program_destroyed_is_left_alone(monkeypatch: pytest.Mo
 def test_gloo_listens_where_the_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = ["lo 127.0.0.1/8", "eth0 10.0.0.2/24", "eth0 fe80::1%eth0/64", "eth1 10.1.0.2/24"]
     monkeypatch.setattr(round_groups, "host_addresses", lambda: addresses)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # at the end it is put back as it was, whatever that was
     for address, interface in (("10.1.0.2", "eth1"), ("fe80::1%eth0", "eth0"), ("127.0.0.1", "lo")):
         monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
         name_interface(address)
@@ -126,4 +127,3 @@ def test_gloo_listens_where_the_worker_does(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     name_interface("10.9.9.9")
     assert "GLOO_SOCKET_IFNAME" not in round_groups.os.environ
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # put back as it was, whatever that was
