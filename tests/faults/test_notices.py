@@ -20,6 +20,7 @@ import pytest
 import requests
 from fake_clouds import Asked, FakeCloud, Says, fake_cloud
 from jobs import PATIENCE_S, Job, check_agreement
+from subcommands import elasticrun
 
 from elastic_driver.launch.agent.clouds import ENV_AZURE, ENV_GCP
 from elastic_driver.launch.agent.machine import addresses
@@ -89,13 +90,8 @@ def test_programs_drain_with_a_deadline(tmp_path: Path, runtime: Path) -> None:
     with Job(tmp_path, FOUR, *FLAGS) as job:
         job.wait_for_steps(4)
         token = tmp_path / "token"
-        written = subprocess.run(
-            [sys.executable, "-m", "elastic_driver", "jobs", "--write-token", str(token)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        )
+        written = elasticrun("jobs", "--write-token", str(token))
+        assert written.returncode == 0
         url = written.stdout.partition("--driver ")[2].split()[0]
         at = time.time()
         body = {"hostname": "127.0.0.1", "undo": False, "within_s": LONG_S}

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from jobs import Job, check_agreement
+from subcommands import elasticrun
 
 from elastic_driver.launch.agent.machine import addresses
 
@@ -29,22 +30,30 @@ HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 TOKEN = "a token of the test's own"
 
 
-def elasticrun(*words: str) -> list[str]:
-    return [sys.executable, "-m", "elastic_driver", *words]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(elasticrun(*words), capture_output=True, text=True, timeout=150, check=False)
-
-
 @contextmanager
 def joined(folder: Path, host: str, driver: str, *, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
     """An agent that joins by itself; its secret comes on standard input."""
-    words = elasticrun(
-        "join", "--driver", driver, "--slots", "2", "--host", host, "--join-token-file", "-", "--agent-timeout", "20"
+    words = (
+        "join",
+        "--driver",
+        driver,
+        "--slots",
+        "2",
+        "--host",
+        host,
+        "--join-token-file",
+        "-",
+        "--agent-timeout",
+        "20",
     )
     with (folder / f"{host}.txt").open("w") as said:
-        agent = subprocess.Popen([*HOST, *words], stdin=subprocess.PIPE, stdout=said, stderr=said, text=True)
+        agent = subprocess.Popen(
+            [*HOST, sys.executable, "-m", "elastic_driver", *words],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
     try:
         assert agent.stdin is not None
         with agent.stdin:
@@ -71,23 +80,23 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
         driver = where_to_join(job)
         assert driver.startswith("https://")
         assert "#sha256:" in driver
-        nobody = run("leave")
+        nobody = elasticrun("leave")
         assert (nobody.returncode, nobody.stdout, nobody.stderr.count("\n")) == (2, "", 1)
         first = agents.enter_context(joined(tmp_path, "node-x", driver))
         second = agents.enter_context(joined(tmp_path, "node-y", driver))
         job.wait_for_steps(4)
-        shown = run("status").stdout
+        shown = elasticrun("status").stdout
         assert [shown.count(f"node-{name}[") for name in "xy"] == [2, 2]
         at = time.time()
-        several = run("leave", "--timeout", "60")
+        several = elasticrun("leave", "--timeout", "60")
         assert several.returncode == 2, "two of one user's, only here: which?"
-        left = run("leave", "--host", "node-y", "--timeout", "60")
+        left = elasticrun("leave", "--host", "node-y", "--timeout", "60")
         assert (left.returncode, left.stderr) == (0, "")
         assert second.wait(150) == 0
         lines = job.wait_for_steps(2, after=at)
         check_agreement(job.steps())
         assert {line["worker"].partition("[")[0] for line in lines} >= {"node-x"}
-        assert "node-y[" not in run("status").stdout
+        assert "node-y[" not in elasticrun("status").stdout
         third = agents.enter_context(joined(tmp_path, "node-z", driver))
         at = time.time()
         job.wait_for_steps(4, after=at)
@@ -95,7 +104,7 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
         psutil.Process(third.pid).children()[0].send_signal(signal.SIGTERM)
         job.wait_for_steps(2, after=at)
         assert third.wait(150) == 0
-        assert run("end", job.events("job_started")[0]["job_id"]).returncode == 0
+        assert elasticrun("end", job.events("job_started")[0]["job_id"]).returncode == 0
         assert job.wait() == 128 + signal.SIGTERM
         assert first.wait(150) == 0
         assert TOKEN not in job.said() + "".join(path.read_text() for path in tmp_path.glob("node-*.txt"))
@@ -108,7 +117,7 @@ def test_a_wrong_token_joins_nothing(tmp_path: Path, runtime: Path) -> None:
         driver = where_to_join(job)
         stranger = agents.enter_context(joined(tmp_path, "node-x", driver, token="another token of sixteen"))
         token = tmp_path / "token"
-        written = run("jobs", "--write-join-token", str(token))
+        written = elasticrun("jobs", "--write-join-token", str(token))
         assert written.stdout.startswith(f"elasticrun join --slots N --driver {driver} --join-token-file ")
         right = agents.enter_context(joined(tmp_path, "node-y", driver, token=token.read_text()))
         job.wait_for_steps(2)

@@ -15,16 +15,12 @@ from typing import Any
 
 import pytest
 from jobs import ROOT, SUPPORT, Job
+from subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
 
 TWO = "localhost:2\n"
 FOUR = "localhost:2\n127.0.0.1:2\n"
-
-
-def elasticrun(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elastic_driver", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=150)
 
 
 def check(job: Job) -> dict[str, float]:

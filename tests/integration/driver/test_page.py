@@ -14,14 +14,14 @@ import pytest
 import requests
 import urllib3
 from jobs import FORKING, PROGRAM, ROOT, Job
+from subcommands import Ran, elasticrun
 
 pytestmark = pytest.mark.integration
 
 
-def elasticrun_page(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
+def elasticrun_page(job: Job, *flags: str) -> Ran:
     job_id = job.wait_for("the job's start", lambda: job.events("job_started"))[0]["job_id"]
-    command = [sys.executable, "-m", "elastic_driver", "page", job_id, *flags]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=ROOT)
+    return elasticrun("page", job_id, *flags)
 
 
 def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import subcommands
 from jobs import PATIENCE_S, ROOT, SUPPORT, Job
 
 from elastic_driver.errors import RendezvousError
@@ -102,8 +102,9 @@ def ask(url: str, credential: Credential, request: ServersRequest, *, patience_s
 
 def elasticrun(*words: str) -> str:
     """What a subcommand says."""
-    command = [sys.executable, "-m", "elastic_driver", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=True).stdout
+    ran = subcommands.elasticrun(*words)
+    assert ran.returncode == 0, ran
+    return ran.stdout
 
 
 def answers(address: str) -> bool:
@@ -163,6 +164,7 @@ def test_servers_come_and_go(tmp_path: Path) -> None:
 def test_a_drained_worker_that_the_chief_keeps_is_stopped_in_the_end(tmp_path: Path) -> None:
     with ChiefJob(tmp_path, f"{A}:2\n{B}:1\n", "-np", "2", "--min-np", "1", "--drain-timeout", "1") as job:
         job.clusters()
+        job.servers("both workers", lambda s: len(s["workers"]) == 2)
         assert "its workers end when the chief has taken them out" in elasticrun("drain", B)
         job.servers("it has left", lambda s: len(s["workers"]) == 1)
         (stopped,) = job.events("worker_stopped")

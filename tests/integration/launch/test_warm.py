@@ -84,8 +84,8 @@ def said(one: Job, mark: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("options", "how", "libraries"),
     [
-        ([], "script", "numpy"),
-        (["-u", "-W", "ignore", "-O"], "script", "torch"),
+        (["-u", "-W", "ignore", "-O"], "script", "numpy"),
+        pytest.param([], "script", "torch", marks=pytest.mark.release),
         (["-B"], "relative", "numpy"),
         ([], "module", "numpy"),
     ],
