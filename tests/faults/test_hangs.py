@@ -20,7 +20,7 @@ THREE = "localhost:2\n127.0.0.1:1\n"
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path, victim: int) -> None:
-    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--heartbeat-timeout", "6") as job:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--heartbeat-timeout", "4") as job:
         before = job.wait_for_steps(2)
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == victim), signal.SIGSTOP)
@@ -92,7 +92,7 @@ def test_who_computes_on_after_an_abort_is_not_frozen(tmp_path: Path) -> None:
     program.write_text(
         "import os, time\nimport numpy as np\nimport elastic_driver as hvd\nhvd.init()\n"
         "@hvd.elastic.run\ndef train(state):\n    hvd.allreduce(np.ones(1), name='x')\n    state.commit()\n"
-        "    if hvd.size() == 2:\n        if hvd.rank() == 1:\n            os._exit(3)\n        time.sleep(8)\n"
+        "    if hvd.size() == 2:\n        if hvd.rank() == 1:\n            os._exit(3)\n        time.sleep(6)\n"
         "        hvd.allreduce(np.ones(1), name='x')\n"
         "train(hvd.elastic.ObjectState())\n"
     )

@@ -117,13 +117,20 @@ def test_a_standby_that_froze_is_found_when_another_was_taken(tmp_path: Path) ->
         assert [line["size"] for line in job.events("round_formed")] == [2, 2]
 
 
-@pytest.mark.slow
 def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
-    with Job(tmp_path, THREE, *FLAGS, env={"STEPS": "400", "STEP_S": "0.02"}) as job:
+    program, done = tmp_path / "program.py", tmp_path / "done"
+    program.write_text(
+        "import os, time\nimport elastic_driver as hvd\nhvd.init()\n"
+        f"def train(state):\n    while not os.path.exists({str(done)!r}):\n        time.sleep(0.02)\n"
+        "    print('trained', flush=True)\n"
+        "hvd.elastic.run(train)(hvd.elastic.ObjectState())\n"
+    )
+    with Job(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
         stands_by(job, "127.0.0.2[0]")
+        done.touch()
         assert job.wait() == 0
         assert job.leftovers() == []
-        assert {line["worker"] for line in job.steps()} == {"localhost[0]#0", "127.0.0.1[0]#0"}
+        assert job.stdout.read_text().count("trained") == 2
 
 
 def test_a_process_that_has_shut_down_is_not_frozen(tmp_path: Path) -> None:
