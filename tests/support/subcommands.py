@@ -1,4 +1,4 @@
-"""A subcommand of elasticrun in the test's own process: a third of a second of a processor less than one of its own."""
+"""elasticrun in the test's own process, for subcommands and what is refused: it takes next to nothing there."""
 
 from __future__ import annotations
 

@@ -316,6 +316,7 @@ def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     assert last.endswith("exited with code 3 (exit code 1)")
 
 
+@pytest.mark.release  # as any that fails before init()
 def test_a_script_that_does_not_exist(run: Run) -> None:
     ran = run("-np", "2", PYTHON, "absent.py")
     assert ran.code == 1

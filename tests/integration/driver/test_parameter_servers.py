@@ -361,7 +361,8 @@ def test_how_long_the_chief_may_wait_is_not_believed(tmp_path: Path) -> None:
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("restart", [False, True])
+# Without another try it is as with one that is lost.
+@pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.release), True])
 def test_two_parameter_servers_are_lost_at_once(tmp_path: Path, restart: bool) -> None:
     flags = ["-np", "1", "--parameter-servers", "2", "--blacklist-cooldown-range", "1", "1"]
     with ChiefJob(tmp_path, f"{A}:3\n", *flags, *["--restart-chief"] * restart) as job:
@@ -429,7 +430,9 @@ def test_without_tensorflow_it_is_said_what_is_missing(tmp_path: Path) -> None:
         assert "has no TensorFlow" in last
 
 
-@pytest.mark.parametrize("words", [["nosuch.py"], ["-u", "nosuch.py", "--epochs", "3"]])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["nosuch.py"], marks=pytest.mark.release), ["-u", "nosuch.py", "--epochs", "3"]]
+)
 def test_a_script_that_is_not_there_starts_nothing(tmp_path: Path, words: list[str]) -> None:
     command = [sys.executable, *words]
     with Job(tmp_path, f"{A}:2\n", "--parameter-servers", "1", "-np", "1", command=command) as job:
