@@ -167,7 +167,7 @@ def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     with start(
         tmp_path, TWO_HOSTS, "-np", "2", "--min-np", "1", "--durable-dir", str(folder), "--heartbeat-timeout", "4",
-        BALLAST=32 * MIB, STEPS=100,
+        BALLAST=32 * MIB, STEPS=60, STEP_S=0.05,
     ) as job:  # fmt: skip
         beyond(job, folder, 1)
         writer, _ = stop_while_writing(job, folder)
@@ -175,7 +175,7 @@ def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
         beyond(job, folder, before)
         assert not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE
         assert job.wait() == 0, job.said()
-    assert newest(folder) == 100
+    assert newest(folder) == 60
     for path in folder.glob("commit-*"):
         durable_format.read(path)
 
