@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from jobs import PATIENCE_S, Job, check_agreement
+from jobs import Job, check_agreement
+from subcommands import Ran, elasticrun
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs
@@ -18,8 +17,8 @@ from elastic_driver.rendezvous.messages import DrainHostRequest
 
 pytestmark = pytest.mark.faults
 
-FOUR = "localhost:2\n127.0.0.1:2\n"
-FLAGS = ("-np", "4", "--min-np", "1", "--reset-limit", "0")
+TWO = "localhost:1\n127.0.0.1:1\n"
+FLAGS = ("-np", "2", "--min-np", "1", "--reset-limit", "0")
 
 
 def no_step_is_repeated(job: Job) -> None:
@@ -30,21 +29,25 @@ def no_step_is_repeated(job: Job) -> None:
     check_agreement(lines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path, number: signal.Signals) -> None:
-    with Job(tmp_path, FOUR, *FLAGS, env={"COMMIT_EVERY": "3"}) as job:
-        before = job.wait_for_steps(4)
-        at = time.time()
-        pid = next(line["pid"] for line in before if line["rank"] == 2)
-        os.kill(pid, number)
-        job.wait_for_steps(3, count=20, after=at)
-        no_step_is_repeated(job)
-        ended = job.wait_for("its end", lambda: job.events("worker_exited"))
-        assert [(event["pid"], event["returncode"]) for event in ended] == [(pid, 0)]
-        assert f"worker 127.0.0.1[0] leaves at the next commit: it was sent {number.name}" in job.said()
-        assert "4 -> 3 workers" in job.said()
+def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path) -> None:
+    hosts, flags = "localhost:1\n127.0.0.1:2\n", ("-np", "3", *FLAGS[2:])
+    with Job(tmp_path, hosts, *flags, env={"COMMIT_EVERY": "3"}) as job:
+        pids = {line["rank"]: line["pid"] for line in job.wait_for_steps(3)}
+        left = []
+        for rank, number in ((1, signal.SIGTERM), (2, signal.SIGUSR1)):
+            at = time.time()
+            os.kill(pids[rank], number)
+            left.append((pids[rank], 0))
+            job.wait_for_steps(3 - len(left), count=20, after=at)
+            no_step_is_repeated(job)
+            job.wait_for("its end", lambda: len(job.events("worker_exited")) == len(left))
+            assert [(event["pid"], event["returncode"]) for event in job.events("worker_exited")] == left
+            worker = f"127.0.0.1[{rank - 1}]"
+            assert f"worker {worker} leaves at the next commit: it was sent {number.name}" in job.said()
+        assert "3 -> 2 workers" in job.said()
+        assert "2 -> 1 worker" in job.said()
         assert "blacklisted" not in job.said()
-        assert len(job.events("worker_started")) == 4, "its place stays free"
+        assert len(job.events("worker_started")) == 3, "its place stays free"
 
 
 def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
@@ -52,13 +55,12 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
     runtime.mkdir(mode=0o700)
     env = {"XDG_RUNTIME_DIR": str(runtime)}
 
-    def drain(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "elastic_driver", "drain", *words]
-        return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=PATIENCE_S)
+    def drain(*words: str) -> Ran:
+        return elasticrun("drain", *words, **env)
 
     assert drain("localhost").returncode == 2
-    with Job(tmp_path, FOUR, *FLAGS, env=env) as job:
-        job.wait_for_steps(4)
+    with Job(tmp_path, TWO, *FLAGS, env=env) as job:
+        job.wait_for_steps(2)
         wrong = drain("elsewhere")
         assert (wrong.returncode, wrong.stdout) == (
             2,
@@ -69,13 +71,14 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         assert (said.returncode, said.stderr) == (0, "")
         assert said.stdout.startswith("host 127.0.0.1 is drained: its workers leave at their next commit (job ")
         assert "step_program.py" in said.stdout
-        job.wait_for_steps(2, after=at)
-        assert "4 -> 2 workers, host 127.0.0.1 drained" in job.said()
+        job.wait_for_steps(1, after=at)
+        job.wait_for("its worker's end", lambda: job.events("worker_exited"))
+        assert "2 -> 1 worker, host 127.0.0.1 drained" in job.said()
         assert drain("127.0.0.1").stdout.startswith("host 127.0.0.1 is already drained (job ")
         assert drain("--undo", "localhost").stdout.startswith("host localhost was not drained (job ")
         at = time.time()
         assert drain("--undo", "127.0.0.1").stdout.startswith("host 127.0.0.1 may be used again (job ")
-        job.wait_for_steps(4, after=at)
+        job.wait_for_steps(2, after=at)
         no_step_is_repeated(job)
         files = list((runtime / "elasticrun").glob("*.json"))
         assert len(files) == 1
@@ -87,14 +90,11 @@ def test_who_drains_the_last_host_is_told_what_comes_of_it(tmp_path: Path) -> No
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     env = {"XDG_RUNTIME_DIR": str(runtime)}
-    with Job(tmp_path, "localhost:2\n", "-np", "2", "--elastic-timeout", "77", env=env) as job:
-        job.wait_for_steps(2)
-        command = [sys.executable, "-m", "elastic_driver", "drain", "localhost"]
-        said = subprocess.run(
-            command, env={**os.environ, **env}, capture_output=True, text=True, timeout=PATIENCE_S
-        ).stdout
+    with Job(tmp_path, "localhost:1\n", "-np", "1", "--elastic-timeout", "77", env=env) as job:
+        job.wait_for_steps(1)
+        said = elasticrun("drain", "localhost", **env).stdout
         assert said.startswith(
-            "host localhost is drained: its workers leave at their next commit; that leaves 0 slots of the 2 that the "
+            "host localhost is drained: its workers leave at their next commit; that leaves 0 slots of the 1 that the "
             "job needs (--min-np): it waits for others, and ends after 77 s (--elastic-timeout) (job "
         )
         job.wait_for(
@@ -105,40 +105,40 @@ def test_who_drains_the_last_host_is_told_what_comes_of_it(tmp_path: Path) -> No
 
 def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) -> None:
     env = {"COMMIT_EVERY": "1000000"}
-    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "1", "--drain-timeout", "0.5", env=env) as job:
-        before = job.wait_for_steps(4)
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--drain-timeout", "0.5", env=env) as job:
+        before = job.wait_for_steps(2)
         at = time.time()
-        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGUSR1)
-        job.wait_for_steps(3, after=at)
+        os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGUSR1)
+        job.wait_for_steps(1, after=at)
         assert "did not leave within 0.5 s (--drain-timeout)" in job.said()
         assert "blacklisted" not in job.said()
 
 
 def test_resets_long_ago_do_not_count(tmp_path: Path) -> None:
     env = {"COMMIT_EVERY": "1"}
-    flags = ("-np", "4", "--min-np", "1", "--reset-limit", "1", "--reset-window", "0.5")
-    with Job(tmp_path, FOUR, *flags, env=env) as job:
-        before = job.wait_for_steps(4)
+    flags = ("-np", "2", "--min-np", "1", "--reset-limit", "1", "--reset-window", "0.5")
+    with Job(tmp_path, TWO, *flags, env=env) as job:
+        before = job.wait_for_steps(2)
         at = time.time()
-        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
-        before = job.wait_for_steps(2, count=40, after=at)  # 0.8 s and more
-        job.set_hosts("localhost:2\n")
+        os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
+        before = job.wait_for_steps(1, count=40, after=at)  # 0.8 s and more
+        job.set_hosts("localhost:1\n")
         job.wait_for("the list", lambda: len(job.events("hosts_discovered")) > 1)
-        job.set_hosts(FOUR)
+        job.set_hosts(TWO)
         at = time.time()
-        before = job.wait_for_steps(4, after=at)
+        before = job.wait_for_steps(2, after=at)
         at = time.time()
-        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
-        job.wait_for_steps(2, after=at)
+        os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
+        job.wait_for_steps(1, after=at)
 
 
 def test_a_drain_that_was_undone_sets_no_limit_to_the_next(tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    flags = (*FLAGS, "--drain-timeout", "6")
+    flags = (*FLAGS, "--drain-timeout", "4")
     env = {"XDG_RUNTIME_DIR": str(runtime), "COMMIT_EVERY": "1000000"}
-    with Job(tmp_path, FOUR, *flags, env=env) as job:
-        job.wait_for_steps(4)
+    with Job(tmp_path, TWO, *flags, env=env) as job:
+        job.wait_for_steps(2)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_RUNTIME_DIR", str(runtime))
             [running] = running_jobs()
@@ -146,10 +146,10 @@ def test_a_drain_that_was_undone_sets_no_limit_to_the_next(tmp_path: Path) -> No
         client.drain(DrainHostRequest("127.0.0.1", undo=False))
         first = time.time()
         client.drain(DrainHostRequest("127.0.0.1", undo=True))
-        job.wait_for("a while", lambda: time.time() > first + 2)
+        job.wait_for("a while", lambda: time.time() > first + 1.5)
         second = time.time()
         client.drain(DrainHostRequest("127.0.0.1", undo=False))
         client.close()
         stopped = job.wait_for("its end", lambda: job.events("worker_stopped"))
-        assert "did not leave within 6 s (--drain-timeout)" in stopped[0]["reason"]
-        assert stopped[0]["time"] >= second + 5.9
+        assert "did not leave within 4 s (--drain-timeout)" in stopped[0]["reason"]
+        assert stopped[0]["time"] >= second + 3.9

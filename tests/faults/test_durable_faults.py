@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import PATIENCE_S, SUPPORT, Job, check_agreement
+from jobs import FORKING, PATIENCE_S, SUPPORT, Job, check_agreement
 
 from elastic_driver.worker.durable import format as durable_format
 
@@ -26,9 +26,10 @@ TWO_HOSTS = "localhost:1\n127.0.0.1:1\n"
 MIB = 1 << 20
 
 
-def start(folder: Path, hosts: str, *flags: str, **env: object) -> Job:
+def start(folder: Path, hosts: str, *flags: str, elasticrun: tuple[str, ...] = (), **env: object) -> Job:
     folder.mkdir(exist_ok=True)
-    return Job(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()})
+    more = {"elasticrun": elasticrun} if elasticrun else {}
+    return Job(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()}, **more)
 
 
 def until(job: Job, what: str, found: Callable[[], Any]) -> Any:
@@ -80,8 +81,9 @@ def kill_all(job: Job) -> None:
 def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_path: Path) -> None:
     """Also every sample of the epoch is used once, but for the steps after the commit that the job goes back to."""
     folder = tmp_path / "commits"
-    flags = ("--min-np", "1", "--durable-dir", str(folder), "--durable-keep", "3")
-    with start(tmp_path / "1", "localhost:2\n", "-np", "2", *flags, SAMPLES=480, BALLAST=16 * MIB, STEP_S=0.1) as job:
+    flags = ("--min-np", "1", "--durable-dir", str(folder), "--durable-keep", "3", "--preload", "elastic_driver.torch")
+    env = {"SAMPLES": 480, "BALLAST": 16 * MIB}
+    with start(tmp_path / "1", "localhost:2\n", "-np", "2", *flags, elasticrun=FORKING, **env, STEP_S=0.1) as job:
         job.wait_for_steps(2, 4)
         beyond(job, folder, 1)
         _, torn = stop_while_writing(job, folder)
@@ -95,7 +97,7 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
     assert torn.exists()
     kept = newest(folder)
     assert kept >= 2
-    with start(tmp_path / "2", "localhost:3\n", "-np", "3", *flags, SAMPLES=480, BALLAST=16 * MIB, STEP_S=0) as job:
+    with start(tmp_path / "2", "localhost:3\n", "-np", "3", *flags, elasticrun=FORKING, **env, STEP_S=0) as job:
         assert job.wait() == 0, job.said()
         second = job.steps()
         assert f"going on from commit {kept} in" in job.said()
@@ -165,7 +167,7 @@ def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     with start(
         tmp_path, TWO_HOSTS, "-np", "2", "--min-np", "1", "--durable-dir", str(folder), "--heartbeat-timeout", "4",
-        BALLAST=32 * MIB, STEPS=100,
+        BALLAST=32 * MIB, STEPS=60, STEP_S=0.05,
     ) as job:  # fmt: skip
         beyond(job, folder, 1)
         writer, _ = stop_while_writing(job, folder)
@@ -173,7 +175,7 @@ def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
         beyond(job, folder, before)
         assert not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE
         assert job.wait() == 0, job.said()
-    assert newest(folder) == 100
+    assert newest(folder) == 60
     for path in folder.glob("commit-*"):
         durable_format.read(path)
 

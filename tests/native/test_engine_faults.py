@@ -420,7 +420,8 @@ def left_behind() -> tuple[int, int, int]:
     return me.num_fds(), me.num_threads(), maps
 
 
-def test_five_hundred_resets_leave_nothing() -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.release)])
+def test_hundreds_of_resets_leave_nothing(count: int) -> None:
     def world(*, kill: bool) -> None:
         with engines(2) as made:
 
@@ -436,7 +437,7 @@ def test_five_hundred_resets_leave_nothing() -> None:
     for i in range(20):
         world(kill=i % 2 == 0)
     before, memory = left_behind(), psutil.Process().memory_info().rss
-    for i in range(500):
+    for i in range(count):
         world(kill=i % 3 == 0)
     # A thread that was joined takes a moment to go.
     until(lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)))
@@ -482,19 +483,23 @@ def test_a_forked_child_leaves_the_engine_alone() -> None:
         together(made, lambda engine, rank: barrier(engine))
 
 
+def holds_only(memory: Any, value: int) -> bool:
+    return bool((memory == value).all())
+
+
 def overwrite(memory: Any) -> None:
     """What a data loader's process may do to gradients, and a process of its own to what that sees."""
-    assert set(memory) == {1}
+    assert holds_only(memory, 1)
     pid = os.fork()
     if pid == 0:
         memory[:] = 3
-        os._exit(0 if set(memory) == {3} else 1)
+        os._exit(0 if holds_only(memory, 3) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert set(memory) == {1}
+    assert holds_only(memory, 1)
     memory[::2] = 0
     gc.collect()
-    assert set(memory[::2]) == {0}
-    assert set(memory[1::2]) == {1}
+    assert holds_only(memory[::2], 0)
+    assert holds_only(memory[1::2], 1)
     # Where the parent's neighbours are, there is nothing; and no core dump has any of it.
     maps = Path("/proc/self/smaps").read_text().split("memfd:elastic_driver")[1:]
     assert all("dd" in one.split("VmFlags:", 1)[1].splitlines()[0].split() for one in maps)
@@ -522,9 +527,9 @@ def test_a_forked_child_has_a_copy_of_shared_memory(way: str) -> None:
             child.start()
             child.join()
             assert child.exitcode == 0
-        assert all(set(one) == {1} for one in memory)
+        assert all(holds_only(one, 1) for one in memory)
         together(made, lambda engine, rank: allreduce(engine, memory[rank]))
-        assert all(set(one) == {2} for one in memory)
+        assert all(holds_only(one, 2) for one in memory)
 
 
 def test_a_child_that_writes_all_the_while_disturbs_no_collective() -> None:
@@ -544,7 +549,7 @@ def test_a_child_that_writes_all_the_while_disturbs_no_collective() -> None:
                 for one in memory:
                     one[:] = 1
                 together(made, lambda engine, rank: allreduce(engine, memory[rank]))
-                assert all(set(one) == {2} for one in memory)
+                assert all(holds_only(one, 2) for one in memory)
         finally:
             child.kill()
             child.join()
@@ -598,7 +603,7 @@ with engines(2) as made:
     assert ran.stdout == "interrupted\n", ran.stderr
 
 
-LARGE = 1 << 26  # float32 elements: a pass over them takes tens of milliseconds
+LARGE = 1 << 25  # float32 elements: a pass over them takes tens of milliseconds
 
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.BROADCAST], ids=lambda kind: kind.name)

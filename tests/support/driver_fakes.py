@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -236,13 +237,16 @@ class Job:
         return code
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Blocks until it holds; looked at whenever the loop has worked."""
+        """Blocks until it holds; looked at whenever the loop has worked, and less often when that takes real time."""
         end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+        takes_time = not isinstance(self._running.get_loop(), VirtualLoop)
+        for looks in itertools.count():
             if condition():
                 return
             assert not self._running.done(), f"{what}; but the job has ended: {self.text()}"
-            await asyncio.sleep(0)
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(0.002 if takes_time and looks > 1000 else 0)
         raise AssertionError(f"not seen: {what}; {self.text()}")
 
     async def started(self, count: int) -> list[WorkerId]:

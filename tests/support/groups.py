@@ -27,6 +27,7 @@ _RELEASE = {
     "the wheel": ("native/test_wheel.py",),
     "examples": ("integration/test_examples.py",),
     "machines with sshd": ("integration/machines",),
+    "the fake of Kubernetes": ("integration/kubernetes/test_fake.py",),
     "agents of torchrun": ("integration/torchelastic/test_torchrun.py",),
     "MPI": ("integration/mpi/test_mpirun.py", "integration/mpi/test_srun.py"),
     "frameworks": ("frameworks",),

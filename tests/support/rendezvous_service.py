@@ -173,10 +173,11 @@ class Service:
         return self.wait(inside())
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Blocks until the condition holds in the server's loop; looked at whenever the loop has worked."""
+        """Blocks until the condition holds in the server's loop."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.call(condition):
             assert time.monotonic() < deadline, f"not in time: {what}"
+            time.sleep(0.002)
 
     def until_parked(self, number: int) -> None:
         self.until(lambda: self.server.parked == number, f"{number} parked requests")

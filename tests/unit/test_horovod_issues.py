@@ -39,7 +39,9 @@ def missing(proof: str) -> str:
     if path.endswith(".txt"):
         return "" if not name else f"{path} has no parts"
     tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
-    tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    within, _, name = name.rpartition("::")
+    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == within), tree.body)
+    tests = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return "" if name.startswith("test_") and name in tests else f"no test {name} in tests/{path}"
 
 

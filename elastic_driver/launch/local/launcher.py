@@ -26,6 +26,7 @@ from elastic_driver.launch.launcher import ExitStatus, OutputSink
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.binding import bind
 from elastic_driver.launch.processes.death import (
+    PIDFD_THREAD,
     dying,
     exit_status,
     is_alive,
@@ -104,6 +105,23 @@ class _JobScanner:
         self._running, self._next = self._next, None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, find_processes, self._mark, dict(self._leaders))
+
+
+def _abort(pid: int) -> None:
+    """SIGABRT to the main thread of a process, where one can be named (Linux 6.9), else to whichever takes it.
+
+    Of a process that was stopped that may be any. It would read the main thread's frames while that runs on, over which
+    faulthandler may crash: what it has printed ends in the middle.
+    """
+    try:
+        descriptor = os.pidfd_open(pid, PIDFD_THREAD)
+    except OSError:
+        os.kill(pid, signal.SIGABRT)
+        return
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGABRT)
+    finally:
+        os.close(descriptor)
 
 
 class LocalWorker:
@@ -211,7 +229,7 @@ class LocalWorker:
         # stopped process takes it when it goes on.
         with contextlib.suppress(OSError):
             if os.getsid(pid) == self.pid:
-                os.kill(pid, signal.SIGABRT)
+                _abort(pid)
                 os.kill(pid, signal.SIGCONT)
                 await asyncio.wait([self.exited], timeout=limit_s)
 

@@ -18,6 +18,8 @@ import psutil
 import pytest
 from jobs import ROOT, Job
 
+from elastic_driver.cli.main import main
+
 pytestmark = [pytest.mark.integration]
 
 PYTHON = sys.executable
@@ -48,6 +50,14 @@ def left_running(mark: str) -> list[str]:
     return found
 
 
+def none_is_left_running(mark: str) -> None:
+    """The guard is no child that the driver waits for: it may see the end a moment later."""
+    end = time.monotonic() + 150
+    while left_running(mark):
+        assert time.monotonic() < end, left_running(mark)
+        time.sleep(0.02)
+
+
 Run = Callable[..., Ran]
 
 
@@ -69,14 +79,28 @@ def run(tmp_path: Path) -> Run:
         )
         assert "Traceback" not in done.stderr, done.stderr
         assert "\x1b" not in done.stderr + done.stdout, "control characters on what is no terminal"
-        # The guard is no child that the driver waits for: it may see the end a moment later.
-        end = time.monotonic() + 150
-        while left_running(mark):
-            assert time.monotonic() < end, left_running(mark)
-            time.sleep(0.02)
+        none_is_left_running(mark)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run_it
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As ``run``, but in this process: for what is refused before a worker is started."""
+
+    def call_it(*words: str, env: dict[str, str] | None = None) -> Ran:
+        mark = str(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        for name, value in {MARK: mark, **(env or {})}.items():
+            monkeypatch.setenv(name, value)
+        code = main(words)
+        out, err = capfd.readouterr()
+        assert "\x1b" not in err + out, "control characters on what is no terminal"
+        none_is_left_running(mark)
+        return Ran(code, out, err)
+
+    return call_it
 
 
 def test_control_characters_in_what_is_quoted(run: Run) -> None:
@@ -159,8 +183,8 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
         ("status --driver http://a:1", "--driver and --token-file go together"),
     ],
 )
-def test_bad_flags(run: Run, words: str, complaint: str) -> None:
-    ran = run(*words.split())
+def test_bad_flags(called: Run, words: str, complaint: str) -> None:
+    ran = called(*words.split())
     assert ran.code == 2, ran.err
     assert ran.only_line().startswith(("elasticrun: error: ", "elasticrun: job failed: "))
     assert complaint in ran.err
@@ -168,8 +192,8 @@ def test_bad_flags(run: Run, words: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"])
-def test_bad_variables(run: Run, name: str) -> None:
-    ran = run("-np", "1", "true", env={name: "soon"})
+def test_bad_variables(called: Run, name: str) -> None:
+    ran = called("-np", "1", "true", env={name: "soon"})
     assert (ran.code, ran.only_line()) == (
         2,
         f"elasticrun: error: the variable {name} is 'soon', not a number of seconds",
@@ -190,18 +214,18 @@ def test_bad_variables(run: Run, name: str) -> None:
         ("{", "it is not YAML"),
     ],
 )
-def test_bad_config_files(run: Run, tmp_path: Path, text: str, complaint: str) -> None:
+def test_bad_config_files(called: Run, tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
-    ran = run("-np", "1", "--config-file", "c.yaml", "true")
+    ran = called("-np", "1", "--config-file", "c.yaml", "true")
     assert ran.code == 2
     assert ran.only_line().startswith("elasticrun: error: ")
     assert complaint in ran.err
 
 
-def test_a_port_that_is_in_use_or_not_allowed(run: Run) -> None:
+def test_a_port_that_is_in_use_or_not_allowed(called: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ran = run("-np", "1", "--rendezvous-port", str(port), "true")
+        ran = called("-np", "1", "--rendezvous-port", str(port), "true")
     assert ran.code == 2
     assert ran.only_line() == (
         f"elasticrun: error: cannot listen on 127.0.0.1 port {port} for the rendezvous: the port is in use; choose "
@@ -218,8 +242,8 @@ def test_a_port_that_is_in_use_or_not_allowed(run: Run) -> None:
         ("", 0o755, "it is neither a program nor a script that begins with #!"),
     ],
 )
-def test_commands_that_cannot_run(run: Run, tmp_path: Path, text: str, mode: int, complaint: str) -> None:
-    ran = run("-np", "2", program(tmp_path, "train", text, mode))
+def test_commands_that_cannot_run(called: Run, tmp_path: Path, text: str, mode: int, complaint: str) -> None:
+    ran = called("-np", "2", program(tmp_path, "train", text, mode))
     assert ran.code == 2
     assert complaint in ran.only_line()
 
@@ -244,19 +268,19 @@ def test_commands_that_cannot_run(run: Run, tmp_path: Path, text: str, mode: int
         ("no-such-program", "not found"),
     ],
 )
-def test_bad_discovery_scripts(run: Run, tmp_path: Path, body: str, complaint: str) -> None:
+def test_bad_discovery_scripts(called: Run, tmp_path: Path, body: str, complaint: str) -> None:
     timeout = "0.5" if body == "sleep 1000" else "3" if "sleep" in body else "150"
     script = program(tmp_path, "discover.sh", f"#!/bin/sh\n{body}\n")
-    ran = run("-np", "2", "--host-discovery-script", script, "--discovery-timeout", timeout, "true")
+    ran = called("-np", "2", "--host-discovery-script", script, "--discovery-timeout", timeout, "true")
     assert ran.code == 2
     assert ran.only_line().startswith("elasticrun: job failed: ")
     assert ran.only_line().endswith(" (exit code 2)")
     assert complaint in ran.err
 
 
-def test_a_discovery_script_that_is_not_executable(run: Run, tmp_path: Path) -> None:
+def test_a_discovery_script_that_is_not_executable(called: Run, tmp_path: Path) -> None:
     script = program(tmp_path, "discover.sh", "#!/bin/sh\necho localhost:2\n", 0o644)
-    ran = run("-np", "2", "--host-discovery-script", script, "true")
+    ran = called("-np", "2", "--host-discovery-script", script, "true")
     assert (ran.code, ran.only_line()) == (
         2,
         "elasticrun: error: cannot run the host discovery script './discover.sh': it is not executable; chmod +x it",
@@ -292,6 +316,7 @@ def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     assert last.endswith("exited with code 3 (exit code 1)")
 
 
+@pytest.mark.release  # as any that fails before init()
 def test_a_script_that_does_not_exist(run: Run) -> None:
     ran = run("-np", "2", PYTHON, "absent.py")
     assert ran.code == 1

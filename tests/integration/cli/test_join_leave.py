@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from jobs import Job, check_agreement
+from subcommands import elasticrun
 
 from elastic_driver.launch.agent.machine import addresses
 
@@ -29,22 +30,25 @@ HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 TOKEN = "a token of the test's own"
 
 
-def elasticrun(*words: str) -> list[str]:
-    return [sys.executable, "-m", "elastic_driver", *words]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(elasticrun(*words), capture_output=True, text=True, timeout=150, check=False)
-
-
 @contextmanager
 def joined(folder: Path, host: str, driver: str, *, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
     """An agent that joins by itself; its secret comes on standard input."""
-    words = elasticrun(
-        "join", "--driver", driver, "--slots", "2", "--host", host, "--join-token-file", "-", "--agent-timeout", "20"
+    words = (
+        "join",
+        "--driver",
+        driver,
+        "--slots",
+        "1",
+        "--host",
+        host,
+        "--join-token-file",
+        "-",
+        "--agent-timeout",
+        "20",
     )
+    command = [*HOST, sys.executable, "-m", "elastic_driver", *words]
     with (folder / f"{host}.txt").open("w") as said:
-        agent = subprocess.Popen([*HOST, *words], stdin=subprocess.PIPE, stdout=said, stderr=said, text=True)
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True)
     try:
         assert agent.stdin is not None
         with agent.stdin:
@@ -66,36 +70,36 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
-    flags = ("-np", "4", "--min-np", "2", "--accept-agents", "--tls", "--join-token-file", str(token))
+    flags = ("-np", "2", "--min-np", "1", "--accept-agents", "--tls", "--join-token-file", str(token))
     with Job(tmp_path, None, *flags) as job, ExitStack() as agents:
         driver = where_to_join(job)
         assert driver.startswith("https://")
         assert "#sha256:" in driver
-        nobody = run("leave")
+        nobody = elasticrun("leave")
         assert (nobody.returncode, nobody.stdout, nobody.stderr.count("\n")) == (2, "", 1)
         first = agents.enter_context(joined(tmp_path, "node-x", driver))
         second = agents.enter_context(joined(tmp_path, "node-y", driver))
-        job.wait_for_steps(4)
-        shown = run("status").stdout
-        assert [shown.count(f"node-{name}[") for name in "xy"] == [2, 2]
+        job.wait_for_steps(2)
+        shown = elasticrun("status").stdout
+        assert [shown.count(f"node-{name}[") for name in "xy"] == [1, 1]
         at = time.time()
-        several = run("leave", "--timeout", "60")
+        several = elasticrun("leave", "--timeout", "60")
         assert several.returncode == 2, "two of one user's, only here: which?"
-        left = run("leave", "--host", "node-y", "--timeout", "60")
+        left = elasticrun("leave", "--host", "node-y", "--timeout", "60")
         assert (left.returncode, left.stderr) == (0, "")
         assert second.wait(150) == 0
-        lines = job.wait_for_steps(2, after=at)
+        lines = job.wait_for_steps(1, after=at)
         check_agreement(job.steps())
         assert {line["worker"].partition("[")[0] for line in lines} >= {"node-x"}
-        assert "node-y[" not in run("status").stdout
+        assert "node-y[" not in elasticrun("status").stdout
         third = agents.enter_context(joined(tmp_path, "node-z", driver))
         at = time.time()
-        job.wait_for_steps(4, after=at)
+        job.wait_for_steps(2, after=at)
         at = time.time()
         psutil.Process(third.pid).children()[0].send_signal(signal.SIGTERM)
-        job.wait_for_steps(2, after=at)
+        job.wait_for_steps(1, after=at)
         assert third.wait(150) == 0
-        assert run("end", job.events("job_started")[0]["job_id"]).returncode == 0
+        assert elasticrun("end", job.events("job_started")[0]["job_id"]).returncode == 0
         assert job.wait() == 128 + signal.SIGTERM
         assert first.wait(150) == 0
         assert TOKEN not in job.said() + "".join(path.read_text() for path in tmp_path.glob("node-*.txt"))
@@ -103,17 +107,17 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
 
 
 def test_a_wrong_token_joins_nothing(tmp_path: Path, runtime: Path) -> None:
-    flags = ("-np", "2", "--accept-agents")
+    flags = ("-np", "1", "--accept-agents")
     with Job(tmp_path, None, *flags) as job, ExitStack() as agents:
         driver = where_to_join(job)
         stranger = agents.enter_context(joined(tmp_path, "node-x", driver, token="another token of sixteen"))
         token = tmp_path / "token"
-        written = run("jobs", "--write-join-token", str(token))
+        written = elasticrun("jobs", "--write-join-token", str(token))
         assert written.stdout.startswith(f"elasticrun join --slots N --driver {driver} --join-token-file ")
         right = agents.enter_context(joined(tmp_path, "node-y", driver, token=token.read_text()))
-        job.wait_for_steps(2)
+        job.wait_for_steps(1)
         assert stranger.wait(150) != 0
         assert (tmp_path / "node-x.txt").read_text().strip(), "it says why"
         assert "node-x" not in job.said()
         os.kill(right.pid, signal.SIGKILL)
-        job.wait_for("the loss", lambda: "node-y" in job.said().partition("round 1: 2 workers")[2])
+        job.wait_for("the loss", lambda: "node-y" in job.said().partition("round 1: 1 worker")[2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import Job
 from rendezvous_service import KEY, serving
+from subcommands import elasticrun
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.end import end
@@ -27,19 +27,12 @@ from elastic_driver.rendezvous.job_files import Posting
 
 pytestmark = [pytest.mark.integration]
 
-Ran = subprocess.CompletedProcess[str]
-
 
 @pytest.fixture
 def job(tmp_path: Path, runtime: Path) -> Iterator[Job]:
     with Job(tmp_path, "localhost:2\n", "-np", "2", "--grace-time", "20") as running:
         running.wait_for_steps(2)
         yield running
-
-
-def elasticrun(*words: str, **more: str) -> Ran:
-    command = [sys.executable, "-m", "elastic_driver", *words]
-    return subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: Path) -> None:

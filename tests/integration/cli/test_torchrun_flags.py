@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +57,43 @@ def told(job: Job) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: int(each["RANK"]))
 
 
-def test_a_command_line_of_torchrun(tmp_path: Path) -> None:
-    path = script(tmp_path, TELL)
-    words = [
-        "--standalone",
-        "--nproc_per_node=2",
-        "--max-restarts=3",
-        "--rdzv-id=mine",
-        "--role=trainer",
-        "--rdzv-backend=c10d",
-    ]
-    with start(tmp_path, *words, path, "--local", "x") as job:
-        workers = told(job)
-    assert [worker["argv"] for worker in workers] == [[path, "--local", "x"]] * 2
-    for rank, worker in enumerate(workers):
-        assert {name: worker[name] for name in ("RANK", "LOCAL_RANK")} == {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        assert (worker["WORLD_SIZE"], worker["LOCAL_WORLD_SIZE"], worker["ROLE_NAME"]) == ("2", "2", "trainer")
-        assert (worker["TORCHELASTIC_RESTART_COUNT"], worker["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "3")
+@dataclass
+class Told:
+    """What the workers of a job were told, what the command said, and the script's path."""
+
+    workers: list[dict[str, Any]]
+    said: str
+    path: str
+
+
+@pytest.fixture(scope="class")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("command-line")
+    path = script(folder, TELL)
+    words = "--standalone --nproc_per_node=2 --max-restarts=3 --rdzv-id=mine --role=trainer --rdzv-backend=c10d"
+    more = "--rdzv-conf read_timeout=3,join_timeout=30 --numa-binding node"
+    with start(folder, *words.split(), *more.split(), path, "--local", "x") as running:
+        return Told(told(running), running.said(), path)
+
+
+class TestACommandLine:
+    """One of torchrun, with much of what can be given."""
+
+    def test_a_command_line_of_torchrun(self, job: Told) -> None:
+        assert [worker["argv"] for worker in job.workers] == [[job.path, "--local", "x"]] * 2
+        for rank, worker in enumerate(job.workers):
+            assert (worker["RANK"], worker["LOCAL_RANK"]) == (str(rank), str(rank))
+            assert (worker["WORLD_SIZE"], worker["LOCAL_WORLD_SIZE"], worker["ROLE_NAME"]) == ("2", "2", "trainer")
+            assert (worker["TORCHELASTIC_RESTART_COUNT"], worker["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "3")
+
+    def test_keys_without_effect_are_told(self, job: Told) -> None:
+        assert job.said.count("of --rdzv-conf is without effect here") == 1
+
+    @pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").exists(), reason="a machine without GPUs is asked for")
+    def test_workers_that_cannot_be_bound_run_all_the_same(self, job: Told) -> None:
+        assert len(job.workers) == 2
+        complaint = "cannot bind workers to processors (--numa-binding node): there is no GPU of NVIDIA's here"
+        assert job.said.count(complaint) == 1, job.said
 
 
 def test_variables_alone(tmp_path: Path) -> None:
@@ -170,15 +191,6 @@ def test_another_signal_ends_the_job(tmp_path: Path) -> None:
         assert {event["returncode"] for event in job.events("worker_exited")} == {-signal.SIGTERM}
 
 
-@pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").exists(), reason="a machine without GPUs is asked for")
-def test_workers_that_cannot_be_bound_run_all_the_same(tmp_path: Path) -> None:
-    words = ("--nproc-per-node", "2", "--numa-binding", "node", script(tmp_path, TELL))
-    with start(tmp_path, *words) as job:
-        assert len(told(job)) == 2
-        complaint = "cannot bind workers to processors (--numa-binding node): there is no GPU of NVIDIA's here"
-        assert job.said().count(complaint) == 1, job.said()
-
-
 def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with start(tmp_path, "--standalone", "-t", "3", "--log-dir", str(tmp_path / "file" / "logs"), "true") as job:
@@ -186,12 +198,6 @@ def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
         said = f"cannot use the folder {tmp_path}/file/logs (--log-dir): Not a directory"
         assert said in job.said() or said.replace("use", "make") in job.said(), job.said()
         assert job.said().count("\n") == 1
-
-
-def test_keys_without_effect_are_told(tmp_path: Path) -> None:
-    with start(tmp_path, "--rdzv-conf", "read_timeout=3,join_timeout=30", "true") as job:
-        assert job.wait() == 0
-        assert job.said().count("of --rdzv-conf is without effect here") == 1
 
 
 def test_a_script_that_fails_at_its_start_ends_a_job_of_one_node(tmp_path: Path) -> None:

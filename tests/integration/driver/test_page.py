@@ -14,14 +14,14 @@ import pytest
 import requests
 import urllib3
 from jobs import FORKING, PROGRAM, ROOT, Job
+from subcommands import Ran, elasticrun
 
 pytestmark = pytest.mark.integration
 
 
-def elasticrun_page(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
+def elasticrun_page(job: Job, *flags: str) -> Ran:
     job_id = job.wait_for("the job's start", lambda: job.events("job_started"))[0]["job_id"]
-    command = [sys.executable, "-m", "elastic_driver", "page", job_id, *flags]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=ROOT)
+    return elasticrun("page", job_id, *flags)
 
 
 def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_without_a_page_there_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "[::1", ":80", "192.0.2.1:80"])
-def test_an_address_that_cannot_be_had_is_bad_usage(tmp_path: Path, address: str) -> None:
-    with Job(tmp_path, None, "-np", "1", "--page-address", address) as job:
-        assert job.process.wait(150) == 2
-        assert "cannot" in job.said()
+def test_an_address_that_cannot_be_had_is_bad_usage(address: str) -> None:
+    ran = elasticrun("-np", "1", "--page-address", address, "true")
+    assert ran.returncode == 2
+    assert "cannot" in ran.stderr
 
 
 def test_a_terminal_gets_a_link(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import Job, check_agreement
+from subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
 
@@ -61,12 +60,11 @@ def test_hosts_of_a_rack_are_neighbours_and_have_whole_groups_of_ranks(tmp_path:
         labels = {"localhost": ["rack=a"], "127.0.0.1": ["rack=b"], "127.0.0.2": ["rack=a", "spot"]}
         assert job.events("hosts_discovered")[-1]["labels"] == labels
         job_id = job.events("job_started")[0]["job_id"]
-        status = [sys.executable, "-m", "elastic_driver", "status", job_id]
-        answer = json.loads(subprocess.check_output([*status, "--json"], timeout=150))
+        answer = json.loads(elasticrun("status", job_id, "--json").stdout)
         assert {host["name"]: host["labels"] for host in answer["hosts"]} == labels
         assert answer["unused"] == "1 slot of host 127.0.0.1 is not used: --ranks-per-host-multiple 2"
         assert answer["unused"] in answer["explain"]
-        assert "rack=a, spot" in subprocess.check_output(status, timeout=150, text=True)
+        assert "rack=a, spot" in elasticrun("status", job_id).stdout
 
         # Labels that change move nobody, and count from the next round on.
         formed = len(job.events("round_formed"))

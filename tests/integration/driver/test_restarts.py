@@ -76,6 +76,7 @@ def test_a_command_that_is_no_training_script_ends_well(tmp_path: Path) -> None:
     assert ended["message"] == "all workers of round 1 ended with code 0"
 
 
+@pytest.mark.release  # cli/test_bad_usage.py has it, too
 def test_in_place_is_taken_at_its_word(tmp_path: Path) -> None:
     with Job(tmp_path, None, "-np", "2", "--on-change", "in-place", command=["true"]) as job:
         assert job.wait() == 2

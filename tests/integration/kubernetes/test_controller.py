@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from kubernetes_fake import FakeKubernetes
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import Api
-from elastic_driver.kubernetes.controller import Controller
+from elastic_driver.kubernetes.controller import Controller, main
 from elastic_driver.kubernetes.plan import DriverSays
 from elastic_driver.kubernetes.spec import PLURAL
 
@@ -415,15 +414,19 @@ def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
         ("kind: Config", "cannot use {file}: "),
     ],
 )
-def test_without_a_cluster_it_says_so(tmp_path: Path, text: str | None, said: str) -> None:
+def test_without_a_cluster_it_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    said: str,
+) -> None:
     file = tmp_path / "kubeconfig"
     if text is not None:
         file.write_text(text)
-    env = {**os.environ, "KUBECONFIG": str(file)}
-    command = [sys.executable, "-m", "elastic_driver.kubernetes"]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
-    assert ran.returncode == 2
-    (line,) = ran.stderr.splitlines()
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    assert main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"elastic-driver-controller: error: cannot reach Kubernetes: {said.format(file=file)}")
 
 

@@ -258,13 +258,13 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing_and_doubles_noth
         async with scene(tmp_path) as one:
             driver = one.driver
             await one.ready()
-            driver.python(COUNT, "3000")
-            for wanted in range(300, 2700, 300):
+            driver.python(COUNT, "1800")
+            for wanted in range(300, 1500, 300):
                 await driver.until(lambda wanted=wanted: len(numbers(driver)) > wanted, "more output")
                 driver.cut(driver.link)
                 await driver.until(lambda: driver.link.connected, "the agent dials in again")
             await driver.hears(Finished, A)
-            assert numbers(driver) == list(range(3000))
+            assert numbers(driver) == list(range(1800))
             assert (driver.lost, len(driver.links)) == ([], 1)
             assert len(driver.of(Started)) == 1
 

@@ -150,10 +150,10 @@ def test_the_time_of_our_own_threads_is_not_the_scripts() -> None:
     with worker(spin) as one:
         first = looks(one, lambda seen: True)
         end = time.monotonic() + LIMIT_S
-        while sum(map(int, proc.stat(one.process.pid)[11:13])) < 2 * TICKS:
+        while sum(map(int, proc.stat(one.process.pid)[11:13])) < TICKS:
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert looks(one, lambda seen: True).cpu_s - first.cpu_s < 1.0
+        assert looks(one, lambda seen: True).cpu_s - first.cpu_s < 0.5
 
 
 SPIN = "import itertools\nfor _ in itertools.count(): pass"

@@ -348,22 +348,23 @@ def test_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 GLOO = """
-    import os, sys
+    import itertools, os, sys
     import torch, torch.distributed as dist
     from elastic_driver.torch import HTTPStore
 
-    # One import of torch for all ranks.
+    # One import of torch for all ranks, of those that connect at once and of those that do so lazily.
     size = int(sys.argv[2])
     children = []
-    for rank in range(size):
+    for lazily, rank in itertools.product("01", range(size)):
         pid = os.fork()
         if pid == 0:
+            os.environ["TORCH_GLOO_LAZY_INIT"] = lazily
             break
         children.append(pid)
     else:
         sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in children))
     for generation in range(3):
-        store = HTTPStore(sys.argv[1], scope=f"gloo-{generation}")
+        store = HTTPStore(sys.argv[1], scope=f"gloo-{lazily}-{generation}")
         if generation == 2:
             store = dist.PrefixStore("prefix", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
@@ -382,18 +383,16 @@ GLOO = """
 """
 
 
-@pytest.mark.parametrize("lazily", ["0", "1"])
-def test_gloo_meets_over_it(rendezvous: RendezvousProcess, lazily: str) -> None:
-    with a_rendezvous() as rendezvous:  # one each: scopes are used anew
-        env = {**os.environ, "TORCH_GLOO_LAZY_INIT": lazily}
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(GLOO), rendezvous.endpoint, "3"]
-        with subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        ) as ranks:
-            try:
-                output, _ = ranks.communicate(timeout=2 * PATIENCE_S)
-            except BaseException:
-                os.killpg(ranks.pid, signal.SIGKILL)
-                raise
-        assert ranks.returncode == 0, output
-        assert output.count("trained") == 3, output
+def test_gloo_meets_over_it(rendezvous: RendezvousProcess) -> None:
+    """At once, and lazily."""
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(GLOO), rendezvous.endpoint, "3"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as ranks:
+        try:
+            output, _ = ranks.communicate(timeout=2 * PATIENCE_S)
+        except BaseException:
+            os.killpg(ranks.pid, signal.SIGKILL)
+            raise
+    assert ranks.returncode == 0, output
+    assert output.count("trained") == 6, output

@@ -8,6 +8,7 @@ import random
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -211,6 +212,7 @@ def test_a_request_that_trickles_in_is_cut() -> None:
         with contextlib.suppress(ConnectionError):
             while service.call(lambda: not any(one._deaf for one in service.server._connections)):
                 peer.send(b"\r\n")
+                time.sleep(0.002)
         assert peer.read().status == 408
 
 
@@ -288,7 +290,7 @@ def test_rubbish_behind_a_parked_request_cuts_it(service: Service, peer: Peer) -
 
 def test_thousands_of_idle_strangers_do_not_shut_workers_out() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    number = 2500
+    number = 1500  # half as many again as are let in
     if hard != resource.RLIM_INFINITY and hard < 2 * number + 500:
         number = (hard - 500) // 2
     # Nobody is answered for the reason that others were cut because they idled.
