@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hang_jobs import FrozenDisc, HangJob, debugged, is_gone
-from jobs import SUPPORT
+from jobs import PROGRAMS
 
 from elastic_driver.worker.engine import native_loader
 
@@ -57,7 +57,7 @@ class Jobs:
         self.idle = job("idle", f"idle -1 {AT}", LASTS_S=LASTS_S)
         self.polls = job("polls", f"poll 1 {AT}", LASTS_S=LASTS_S)
         self.c_call = job("c-call", f"c_call 1 {AT}", LASTS_S=C_CALL_S)
-        self.torch = job("torch", "torch", command=[sys.executable, str(SUPPORT / "stuck_loader_program.py")])
+        self.torch = job("torch", "torch", command=[sys.executable, str(PROGRAMS / "stuck_loader_program.py")])
         self.debugged = None if self.debugger_lacks else job("debugged", "nothing -1")
         self.on_disc = None
         if self.disc is not None:
