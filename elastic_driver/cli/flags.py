@@ -177,7 +177,7 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         "hang_action",
         choices=tuple(HangAction),
         help="what comes of a worker that is proven to hang: it is stopped by a signal, or for the whole deadline "
-        "neither computes, reads, writes nor moves while others wait for it (default {default}; docs/hangs.md)",
+        "neither computes, reads, writes nor wakes while others wait for it (default {default}; docs/hangs.md)",
     )
     add(
         "straggler_action",

@@ -98,6 +98,7 @@ from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Lau
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
+    DiscReport,
     Notice,
 )
 from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Route, RouteRequest
@@ -260,7 +261,7 @@ class ElasticDriver:
             clock=self._clock,
             report=self._stepper.report,
             works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
-            debugged=self.board.is_debugged,
+            debugged=lambda worker: self.board.is_debugged(worker) or self.health.may_not_end(worker),
         )
         self.health = Health(
             self._stepper,
@@ -269,6 +270,7 @@ class ElasticDriver:
             tasks=self._tasks,
             hang_action=settings.hang_action,
             straggler_action=settings.straggler_action,
+            is_of_the_job=(lambda address: False) if agents is None else agents.fleet.has_address,
         )
         self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(
@@ -276,7 +278,7 @@ class ElasticDriver:
             processes=self._workers,
             heartbeats=self._supervisor,
             clock=self._clock,
-            on_disc=chronicle.on_disc,
+            on_disc=self._take_disc_report,
             on_notice=self._notify,
             end=self._end_for_operator,
             about=self._about,
@@ -528,6 +530,11 @@ class ElasticDriver:
         if found is not None:
             self._chronicle.found_on_disc(str(folder), found.newest, found.damaged)
         self._chronicle.ended(end.exit_code, end.message)
+
+    def _take_disc_report(self, report: DiscReport) -> None:
+        if report.drivers and report.written >= 0:
+            self.health.is_on_disc = True
+        self._chronicle.on_disc(report)
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -176,6 +176,7 @@ def _of_suspicion(one: WorkerSuspected) -> Record:
         limit=one.limit,
         ends_s=None if one.ends_s is None else round(one.ends_s, 4),
         more=one.more,
+        spared=one.spared,
     )
 
 

@@ -301,6 +301,14 @@ class Fleet:
         link = self.link_of(hostname)
         return math.inf if link is None else link.works_for_s
 
+    def has_address(self, address: str) -> bool:
+        """Whether one of the job's hosts has this address. Its other names are not looked up."""
+        for link in self._agents.values():
+            known = (line.rpartition(" ")[2].partition("/")[0] for line in link.facts.hello.addresses)
+            if address in (link.facts.hello.address, link.facts.peer) or address in known:
+                return True
+        return False
+
     def give_up(self, hostname: str, why: str) -> None:
         """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""
         link = self.link_of(hostname)

@@ -105,6 +105,17 @@ def test_a_lost_agent_is_not_known_any_more() -> None:
     on_fleet(main)
 
 
+def test_which_addresses_are_of_the_jobs_hosts() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a"])
+        await rest()
+        fleet.arrives("a", addresses=["eth0 10.1.2.3/24", "eth1 fd00::7/64"], peer="192.168.0.9")
+        asked = ("10.1.2.3", "fd00::7", "192.168.0.9", "10.1.2.4", "")
+        assert [fleet.fleet.has_address(one) for one in asked] == [True, True, True, False, False]
+
+    on_fleet(main)
+
+
 def test_the_end_waits_for_the_agents_of_hosts_that_have_been_lost_before() -> None:
     """That there was a moment without any agent says nothing of those that have come since."""
 
