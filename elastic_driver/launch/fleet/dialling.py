@@ -77,6 +77,7 @@ class Calls:
         self._soon = asyncio.Event()
         self._dialled: Dialled | None = None
         self._turned_away: str = ""
+        self._barred: DialFailure | None = None
         self.failure: DialFailure | None = None
         self.tries = 0
 
@@ -101,13 +102,21 @@ class Calls:
         """It has none any more: dials again."""
         self._came.clear()
         self._gone.set()
-        if self._task is None:
+        if self._barred is not None:
+            self.failure, self.tries = self._barred, 1
+        elif self._task is None:
             self.begin()
 
     def turned_away(self, why: str) -> None:
         """The agent that was started cannot be taken."""
         self._turned_away = why
         self._soon.set()
+
+    def bar(self, failure: DialFailure) -> None:
+        """Dials no more, for good, and ends the command that has started an agent: none that comes can be trusted."""
+        self._barred = self.failure = failure
+        self.tries = max(1, self.tries)
+        self._tasks.start(self.close())
 
     async def close(self) -> None:
         """Dials no more, and ends the command that has started the agent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from machines import MachinesJob, made_machines, marks
@@ -51,21 +52,35 @@ def test_no_host_can_be_used(tmp_path: Path) -> None:
             assert "Traceback" not in job.said()
 
 
-def test_a_ticket_is_good_once(tmp_path: Path) -> None:
+def test_a_ticket_that_two_use_is_good_for_none(tmp_path: Path) -> None:
     launch = tmp_path / "launch.sh"
-    launch.write_text(f'printf %s "$2" > {tmp_path}/line-$1\nexec ssh "$1" "$2"\n')
+    # On node2 a stranger has read the command and runs it first; the agent is started when he is in the job.
+    launch.write_text(
+        f"""if [ "$1" = node2 ]; then
+    setsid ssh "$1" "$2" &
+    read go < {tmp_path}/go
+fi
+exec ssh "$1" "$2"
+"""
+    )
+    os.mkfifo(tmp_path / "go")
     flags = ("--launcher-command", f"sh {launch} {{host}} {{command}}", "--launcher-bootstrap", "command")
+    hosts = "node0:2\nnode1:2\nnode2:2\n"
     with (
         made_machines() as machines,
-        MachinesJob(machines, tmp_path, "node0:2\nnode1:2\n", "-np", "4", *flags) as job,
+        MachinesJob(machines, tmp_path, hosts, "-np", "4", "--min-np", "2", *flags) as job,
     ):
-        job.wait_for_steps(4)
-        line = (tmp_path / "line-node1").read_text()
-        again = machines[1].run(["sh", "-c", line])
-        assert again.returncode == 2
-        assert again.stderr.count("\n") == 1, again.stderr
+        job.wait_for_event("host_ready", host="node2")
+        (tmp_path / "go").write_text("\n")
+        told = job.wait_for_event("host_unready", host="node2")
+        assert told["permanent"]
+        assert told["reason"].count(f" at {machines[2].ipv4}") == 2, told
+        job.wait_for("that neither runs", lambda: not job.agents(machines[2]))
         job.wait_for_steps(4, after=job.mark())
-        assert len(job.events("round_formed")) == 1
+        assert "the host is kept out of the job" in job.said()
+        assert len(job.events("host_ready")) == 3
+        # The host of a ticket that nobody else has used is none the worse.
+        assert job.workers(machines[1])
         job.end()
 
 

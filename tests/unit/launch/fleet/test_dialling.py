@@ -11,6 +11,7 @@ from fleet_fakes import FakeFleet, on_fleet, rest
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet import dialling
+from elastic_driver.launch.fleet.door import Ticket, User
 from elastic_driver.launch.launcher import CommandNotFoundError
 from elastic_driver.rendezvous.credentials import Identity
 
@@ -110,8 +111,9 @@ def test_a_ticket_that_others_can_read_is_good_from_the_hosts_addresses_only(mon
         fleet.remote.shows_bootstrap = True
         await fleet.fleet.want(["a"])
         await rest()
-        ticket = fleet.door.take(Identity.parse(fleet.remote.dials[0][1].identity), "10.0.0.1")
-        assert ticket is not None
+        user = User("1", "", "10.0.0.1", 1)
+        ticket = fleet.door.take(Identity.parse(fleet.remote.dials[0][1].identity), user)
+        assert isinstance(ticket, Ticket)
         assert ticket.addresses == {"10.0.0.1"}
 
     on_fleet(main)
