@@ -262,7 +262,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "rsh_agent",
         metavar="COMMAND",
-        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if it is set)",
+        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if that is set and "
+        "is not ssh)",
     )
     setting(
         "launcher_command",
@@ -273,8 +274,9 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "launcher_bootstrap",
         choices=BOOTSTRAPS,
-        help="how what that starts gets its secret: on standard input, or, where that does not get there, as a ticket "
-        "in its command that is good once (default: {default})",
+        help="how an agent started by one of these gets its secret: on standard input, or, where that does not get "
+        "there, as a ticket in its command that is good once, and every user of the hosts can read (default: stdin; an "
+        "rsh agent's hosts get a ticket where nothing arrives)",
     )
     setting("remote_python", metavar="PATH", help="Python of other hosts (default: the same path as here)")
     setting(

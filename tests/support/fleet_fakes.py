@@ -203,12 +203,16 @@ class FakeDialler:
     Attributes:
         dials: host and what its agent was given, in order.
         error: raised by the next dials.
+        shows: whether others can read what agents are given.
     """
 
-    shows_bootstrap: bool = False
+    shows: bool = False
     dials: list[tuple[str, Bootstrap]] = field(default_factory=list)
     dialled: list[FakeDialled] = field(default_factory=list)
     error: Exception | None = None
+
+    def shows_bootstrap(self, host: str) -> bool:
+        return self.shows
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> FakeDialled:
         await asyncio.sleep(0)

@@ -35,7 +35,7 @@ elif do == "chatter":
 elif do == "leave":  # somebody who holds the standard error for as long as the input lasts
     subprocess.Popen(["cat"], stdout=subprocess.DEVNULL, start_new_session=True)
     sys.exit("gone before its child")
-elif sys.argv[1:]:  # there may be no input
+elif sys.argv[1:2] == ["--bootstrap"]:  # there may be no input
     signal.pause()
 else:
     sys.stdin.read()

@@ -183,6 +183,7 @@ class Fleet:
         self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
         self._leaving = Leavers(addresses_of, tasks, self._change)  # names whose agent wants to leave, or has left
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
+        self._said_of_tickets = False
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
         self._over = Close()  # what agents that are to end are told
@@ -545,6 +546,15 @@ class Fleet:
         if not self._agents and all(failure is not None and failure.permanent for failure in failures):
             reasons = "; ".join(f"{name}: {call.failure.reason}" for name, call in self._calls.items() if call.failure)
             self._listener.no_host_can_be_used(reasons)
+
+    def shows_ticket(self, host: str) -> None:
+        """See CallListener. It is the same for most hosts of a job, and said once."""
+        if not self._said_of_tickets:
+            self._said_of_tickets = True
+            self._listener.warn(
+                f"host {host}: the rsh agent forwards no standard input, so its agent has a ticket on its command "
+                "line, and every user of the job's machines is trusted (docs/clusters.md, --launcher-bootstrap)"
+            )
 
     def ended(self, host: str) -> None:
         """See CallListener. Of this machine's own agent it is known that it is dead; its connection tells of others."""
