@@ -36,6 +36,7 @@ subcommands (each has --help):
   end JOB               end a job
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
+  token [FILE]          make a secret for hosts that join, or for a rendezvous
   rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
   completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
@@ -309,8 +310,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "join_token_file",
         metavar="FILE",
-        help="with the secret that hosts join with, 16 characters or more (default: one is made; elasticrun jobs "
-        "--write-join-token FILE JOB)",
+        help="with the secret that hosts join with, a random text of 16 characters or more, as elasticrun token makes "
+        "it (default: one is made; elasticrun jobs --write-join-token FILE JOB)",
     )
     setting(
         "operator_token_file",
