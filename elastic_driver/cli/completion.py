@@ -22,6 +22,7 @@ from elastic_driver.cli.rendezvous import parser_of_rendezvous
 from elastic_driver.cli.report import parser_of_report
 from elastic_driver.cli.stacks import parser_of_stacks
 from elastic_driver.cli.status import parser_of_status
+from elastic_driver.cli.token import parser_of_token
 from elastic_driver.errors import SettingsError
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -59,6 +60,7 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "report": parser_of_report,
     "stacks": parser_of_stacks,
     "status": parser_of_status,
+    "token": parser_of_token,
 }
 """What the flags of each subcommand are."""
 

@@ -36,6 +36,7 @@ subcommands (each has --help):
   end JOB               end a job
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
+  token [FILE]          make a secret for hosts that join, or for a rendezvous
   rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
   completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
@@ -262,7 +263,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "rsh_agent",
         metavar="COMMAND",
-        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if it is set)",
+        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if that is set and "
+        "is not ssh)",
     )
     setting(
         "launcher_command",
@@ -273,8 +275,9 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "launcher_bootstrap",
         choices=BOOTSTRAPS,
-        help="how what that starts gets its secret: on standard input, or, where that does not get there, as a ticket "
-        "in its command that is good once (default: {default})",
+        help="how an agent started by one of these gets its secret: on standard input, or, where that does not get "
+        "there, as a ticket in its command that is good once, and every user of the hosts can read (default: stdin; an "
+        "rsh agent's hosts get a ticket where nothing arrives)",
     )
     setting("remote_python", metavar="PATH", help="Python of other hosts (default: the same path as here)")
     setting(
@@ -307,8 +310,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "join_token_file",
         metavar="FILE",
-        help="with the secret that hosts join with, 16 characters or more (default: one is made; elasticrun jobs "
-        "--write-join-token FILE JOB)",
+        help="with the secret that hosts join with, a random text of 16 characters or more, as elasticrun token makes "
+        "it (default: one is made; elasticrun jobs --write-join-token FILE JOB)",
     )
     setting(
         "operator_token_file",

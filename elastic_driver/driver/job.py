@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
@@ -66,7 +67,7 @@ from elastic_driver.report.page.tails import Tails
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
-from elastic_driver.settings.machines import NO_LAUNCHER, STDIN, node_environment, remote_environment
+from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
 from elastic_driver.settings.preflight import preflight
@@ -482,11 +483,11 @@ def _remote_dialler(settings: Settings) -> Dialler | None:
     if settings.launcher == NO_LAUNCHER:
         return None
     python = settings.remote_python or ""
+    bootstrap_on = cast("BootstrapOn | None", settings.launcher_bootstrap)
     if settings.rsh_agent is not None:
-        return RshDialler(shlex.join(settings.rsh_agent), python=python)
+        return RshDialler(shlex.join(settings.rsh_agent), python=python, bootstrap_on=bootstrap_on)
     if settings.launcher_command is not None:
-        bootstrap_on: BootstrapOn = "stdin" if settings.launcher_bootstrap == STDIN else "command"
-        return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on)
+        return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on or "stdin")
     return SshDialler(
         port=settings.ssh_port,
         identity_file=settings.ssh_identity_file or "",

@@ -814,6 +814,10 @@ class ElasticDriver:
         """A host that is wanted has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
 
+    def warn(self, text: str) -> None:
+        """Something that the user has to know of a host."""
+        self._chronicle.warning(text)
+
     def node_refused(self, why: str) -> None:
         """A node has come that cannot be one of the job's."""
         self._chronicle.warning(f"a node is refused: {why}")

@@ -27,6 +27,12 @@ PROTOCOL = 3
 JOB_IS_OVER = "the job is over"
 """Stands in the reason of a refusal where that is the reason."""
 
+NOTHING_GIVEN = 66
+"""Exit code of an agent that was given nothing on its standard input: EX_NOINPUT of sysexits.h."""
+
+NOTHING_GIVEN_WHY = "nothing has arrived on its standard input"
+"""What it says then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:

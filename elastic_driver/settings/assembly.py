@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from elastic_driver.dialects.horovod_shim import ENV_SHIM
@@ -117,11 +117,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     # What the environment has, the workers inherit: only the rest is exported.
     values = {**_from_variables(environ, but=chosen), **{name: _typed(name, value) for name, value in chosen.items()}}
     values["passed_env"] = read_passed(values.get("passed_env", ()), environ)
-    if values.get("rsh_agent") is not None and "launcher_bootstrap" in values:
-        # mpi-operator's kubexec.sh hands no standard input on; a ticket in the command comes through any of them.
-        raise SettingsError(
-            "--launcher-bootstrap is for --launcher-command: an rsh agent's command has a ticket always"
-        )
+    if mpi is None and values.get("rsh_agent") is None:
+        values["remarks"] = (*(values.get("remarks") or ()), *_of_ssh_in_variable(environ, but=chosen))
     if not flags_of_nodes and (mounted := _mounted_hostfile(values, environ)) is not None:
         values["hostfile"], remark = mounted
         values["remarks"] = (*(values.get("remarks") or ()), remark)
@@ -186,7 +183,7 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
             check_seconds(f"the variable {variable}:", values[name])
         else:
             try:
-                values[name] = integer(text) if _FIELDS[name] is integer else _rsh_agent(text)
+                values[name] = integer(text) if _FIELDS[name] is integer else _rsh_agent(text, environ)
             except ValueError as error:
                 raise SettingsError(f"cannot read the variable {variable}: {error}") from None
     return values
@@ -209,10 +206,35 @@ def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> 
     )
 
 
-def _rsh_agent(text: str) -> tuple[str, ...] | None:
-    """The command in Open MPI's variable, which may list several behind colons; None where it is ssh anyway."""
+def _rsh_agent(text: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The command in Open MPI's variable, which may list several behind colons; None where it is ssh anyway.
+
+    A site or a user's profile has named ssh for mpirun, and this job's own ssh is configured by flags. In a pod the
+    variable was set for the job.
+    """
     words = tuple(shlex.split(text.partition(":")[0]))
-    return words if words and words != ("ssh",) else None
+    if not words or words == ("ssh",) or (_names_ssh(words) and not _is_pod(environ)):
+        return None
+    return words
+
+
+def _names_ssh(words: Sequence[str]) -> bool:
+    return bool(words) and PurePath(words[0]).name == "ssh"
+
+
+def _is_pod(environ: Mapping[str, str]) -> bool:
+    return "KUBERNETES_SERVICE_HOST" in environ or is_launcher_pod(environ)
+
+
+def _of_ssh_in_variable(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> list[str]:
+    """What is said where the variable has arguments for ssh that are not taken from there."""
+    text = environ.get(VARIABLES["rsh_agent"], "").partition(":")[0]
+    if but.keys() & _OTHER_THAN_RSH or not _names_ssh(words := shlex.split(text)) or len(words) == 1:
+        return []
+    return [
+        f"OMPI_MCA_plm_rsh_agent is {text.strip()!r}: hosts are dialled with ssh, and its arguments are not taken from "
+        "there, but from ~/.ssh/config and flags (--ssh-port, --ssh-identity-file)"
+    ]
 
 
 def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:

@@ -45,6 +45,9 @@ class FleetListener(Protocol):
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet; told once for each reason."""
 
+    def warn(self, text: str) -> None:
+        """Something that the user has to know."""
+
     def node_refused(self, why: str) -> None:
         """A node of a job of nodes has come, and cannot be one of them."""
 
@@ -177,8 +180,10 @@ class Fleet:
         self._former_calls: set[Calls] = set()  # of hosts that are not wanted any more, until they have ended
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
+        self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
         self._leaving = Leavers(addresses_of, tasks, self._change)  # names whose agent wants to leave, or has left
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
+        self._said_of_tickets = False
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
         self._over = Close()  # what agents that are to end are told
@@ -404,6 +409,8 @@ class Fleet:
         if facts.hello.alike:
             facts = replace(facts, host=self._free_name(facts.host))
         name = facts.host
+        if not facts.joined and self._call_of(name) not in self._calls:
+            raise RefusedError(f"host {name} is not wanted any more")
         for older in (self._hosts.get(self._call_of(name)), self._waiting.get(name)):
             if older is not None and (not facts.joined or (older.connected and older.agent not in self._ending)):
                 raise RefusedError(
@@ -456,6 +463,25 @@ class Fleet:
         call = self._calls.get(self._call_of(host))
         if call is not None:
             call.turned_away(why)
+
+    def revoked(self, host: str, why: str) -> None:
+        """See Host."""
+        name = self._call_of(host)
+        failure = self._revoked[name] = DialFailure(why, permanent=True)
+        call = self._calls.get(name)
+        if call is not None:
+            call.bar(failure)
+        for link in self.links():
+            if not link.facts.joined and self._call_of(link.facts.host) == name:
+                link.give_up(why)
+        if call is not None:
+            self.unready(name, failure)
+        else:
+            self._listener.warn(why)
+
+    def warn(self, text: str) -> None:
+        """See Host."""
+        self._listener.warn(text)
 
     def node_refused(self, why: str) -> None:
         """See Host. Who waits for the node looks at the driver's terminal."""
@@ -529,6 +555,15 @@ class Fleet:
             reasons = "; ".join(f"{name}: {call.failure.reason}" for name, call in self._calls.items() if call.failure)
             self._listener.no_host_can_be_used(reasons)
 
+    def shows_ticket(self, host: str) -> None:
+        """See CallListener. It is the same for most hosts of a job, and said once."""
+        if not self._said_of_tickets:
+            self._said_of_tickets = True
+            self._listener.warn(
+                f"host {host}: the rsh agent forwards no standard input, so its agent has a ticket on its command "
+                "line, and every user of the job's machines is trusted (docs/clusters.md, --launcher-bootstrap)"
+            )
+
     def ended(self, host: str) -> None:
         """See CallListener. Of this machine's own agent it is known that it is dead; its connection tells of others."""
         link = self._hosts.get(host)
@@ -556,8 +591,11 @@ class Fleet:
             side_by_side=self._side_by_side,
         )
         self._calls[name] = call
-        link = self._hosts.get(name)
-        if link is None:
+        revoked = self._revoked.get(name)
+        if revoked is not None:
+            call.bar(revoked)
+            self.unready(name, revoked)
+        elif name not in self._hosts:
             call.begin()
 
     async def _bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
