@@ -62,7 +62,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Welcome,
     worker_named,
 )
-from elastic_driver.rendezvous.channel import FrameConnection
+from elastic_driver.rendezvous.channel import Channel, FrameConnection
+from elastic_driver.rendezvous.frames import Frame, FrameWriter
 from elastic_driver.rendezvous.messages import (
     NextRoundRequest,
     Notice,
@@ -561,18 +562,28 @@ class Simulation:
 
 @contextlib.contextmanager
 def _counting(job: Simulation) -> Iterator[None]:
-    """Counts what comes on all connections of frames in this process."""
-    received = FrameConnection.data_received
+    """Counts what comes on all connections of frames in this process.
+
+    But for frames without messages: how many of them there are is a matter of time.
+    """
+    received, taken = FrameConnection.data_received, Channel.received
+    beat_bytes = len(FrameWriter(bytes(32)).frame(0, 0, []))
 
     def count(connection: FrameConnection, data: bytes) -> None:
         job.received_bytes += len(data)
         received(connection, data)
 
+    def take(channel: Channel, frame: Frame) -> None:
+        job.received_bytes -= 0 if frame.messages else beat_bytes
+        taken(channel, frame)
+
     FrameConnection.data_received = count  # type: ignore[method-assign]
+    Channel.received = take  # type: ignore[method-assign]
     try:
         yield
     finally:
         FrameConnection.data_received = received  # type: ignore[method-assign]
+        Channel.received = taken  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

@@ -66,6 +66,7 @@ class FleetDiscovery:
         self._waiting: asyncio.Task[None] | None = None
         self._seen = 0  # changes of the fleet
         self._agents: dict[str, str] = {}  # of hosts that have joined, as they were answered last
+        self._addresses: dict[str, frozenset[str]] = {}  # of listed hosts, as they came up last
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """See HostDiscovery. A source that takes its time, or fails, hides no change of the fleet."""
@@ -89,9 +90,29 @@ class FleetDiscovery:
         names = {host.name for host in listed}
         others = () if self._only_listed else self._fleet.joined()
         joined = self._without_new_ones(tuple(host for host in others if host.name not in names))
-        hosts = tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
-        self._down = frozenset(names.difference(host.name for host in hosts))
+        up = tuple(host for host in listed if self._fleet.is_up(host.name))
+        renewed = self._other_machines(up)
+        hosts = tuple(host for host in up if host.name not in renewed) + joined
+        self._down = frozenset(names.difference(renewed, (host.name for host in hosts)))
         return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
+
+    def _other_machines(self, up: tuple[Host, ...]) -> set[str]:
+        """The listed hosts that are other machines than those that had their names: each once, and then it is known.
+
+        One that has rebooted has an address that it had: what is known of it (a drain, a failure) still holds. A pod
+        that takes another's place has none of its addresses, and is not to be kept out for what was said of that one.
+        """
+        listed, others = {host.name for host in self._listed or ()}, set[str]()
+        self._addresses = {name: known for name, known in self._addresses.items() if name in listed}
+        for host in up:
+            link = self._fleet.link_of(host.name)
+            now = frozenset[str]() if link is None else link.facts.addresses
+            before = self._addresses.get(host.name)
+            if now and before and now.isdisjoint(before):
+                others.add(host.name)
+                self._seen = -1  # it is to be asked again at once
+            self._addresses[host.name] = now
+        return others
 
     def _without_new_ones(self, joined: tuple[Host, ...]) -> tuple[Host, ...]:
         """Those that have the agent that they had. One that has another is missing once.

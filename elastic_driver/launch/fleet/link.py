@@ -79,6 +79,11 @@ class AgentFacts:
     local: bool
     joined: bool
 
+    @property
+    def addresses(self) -> frozenset[str]:
+        """That of its end, as it has it and as the driver sees it; none for one that is reached without a network."""
+        return frozenset(address.partition("%")[0] for address in (self.peer, self.hello.address) if address)
+
 
 class _Limit:
     """A call after some time. One that is due late waits anew: this process was stopped, and has not read what came."""

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.integration
 
 
 def elasticrun_page(job: Job, *flags: str) -> Ran:
-    job_id = job.wait_for("the job's start", lambda: job.events("job_started"))[0]["job_id"]
+    job.wait_for_steps(1)  # it can be found by then
+    job_id = job.events("job_started")[0]["job_id"]
     return elasticrun("page", job_id, *flags)
 
 

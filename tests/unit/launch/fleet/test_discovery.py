@@ -94,6 +94,34 @@ def test_a_listed_host_is_told_of_when_it_has_an_agent() -> None:
     on_fleet(main)
 
 
+def test_a_listed_host_that_is_another_machine_is_missing_once() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        core = Core(fleet, Source((A, B)))
+        await rest()
+        await asyncio.sleep(5.1)
+        fleet.arrives("b")
+        again = fleet.arrives("a", peer="10.0.0.1", address="10.0.0.1")
+        await rest()
+        assert core.heard[-1] == (A, B)
+        again.link.lose("a reboot")
+        await rest()
+        await asyncio.sleep(1)
+        before = len(core.heard)
+        another = fleet.arrives("a", peer="10.0.0.1", address="10.0.0.1")
+        await rest()
+        assert core.heard[before:] == [(A, B)], "it is the same"
+        another.link.lose("it is deleted")
+        await rest()
+        await asyncio.sleep(1)
+        before = len(core.heard)
+        fleet.arrives("a", peer="10.0.0.7", address="10.0.0.7")
+        await rest()
+        assert core.heard[before:] == [(B,), (A, B)]
+        assert not core.discovery.down()
+
+    on_fleet(main)
+
+
 def test_the_first_answer_comes_at_once_when_no_host_can_have_an_agent_now() -> None:
     async def main(fleet: FakeFleet) -> None:
         core = Core(fleet, Source((A,)))
