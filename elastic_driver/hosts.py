@@ -15,6 +15,8 @@ from elastic_driver.errors import SettingsError
 # A host name, an IPv4 address, or (in brackets in the text form) an IPv6 address with an optional zone.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+# A name of the DNS has 253 characters at most. It stands in the environment of each worker, and in all that is logged.
+_MAX_NAME = 255
 # More than any machine has cores for. A list with a slip in it must not start workers until the machine is down.
 MAX_SLOTS_PER_HOST = 4096
 _INTEGER = re.compile(r"(?P<sign>-?)0*(?P<number>[0-9]+)")
@@ -121,7 +123,7 @@ class SlotInfo:
 
 def is_host_name(text: str) -> bool:
     """Whether this can name a host: a name, an IPv4 or an IPv6 address (without brackets)."""
-    return bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
+    return len(text) <= _MAX_NAME and bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
 
 
 def _parts(label: str) -> tuple[str, str, str]:
@@ -196,6 +198,8 @@ def _parse_place(text: str, default_slots: int | None) -> Host:
             raise SettingsError(f"cannot read {text!r} as a host: write an IPv6 address in brackets, as [::1]:2")
         if not _NAME.fullmatch(name):
             raise SettingsError(f"cannot read {text!r} as a host: expected host or host:slots")
+    if len(name) > _MAX_NAME:
+        raise SettingsError(f"cannot use host {name[:40]}...: a host's name has at most {_MAX_NAME} characters")
     if not has_slots:
         if default_slots is None:
             raise SettingsError(
