@@ -24,6 +24,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 
 _log = logging.getLogger("elastic_driver")
+_PAGE = ".html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,28 @@ def private_folder(*, make: bool = False) -> Path:
     return folder
 
 
+def put_page(name: str, text: str) -> Path:
+    """Writes an HTML document that only this user can read, in place of the one before of that name.
+
+    Args:
+        name: a job's id, with whose file it goes; or another, and then it stays.
+        text: the document.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        OSError: it cannot be written.
+        SettingsError: the folder is another's, or open to others.
+    """
+    path = private_folder(make=True) / f"{name}{_PAGE}"
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)
+    return path
+
+
 def _folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
@@ -200,4 +223,5 @@ def _read(path: Path) -> JobFile | None:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
+        path.with_suffix(_PAGE).unlink(missing_ok=True)
         path.parent.rmdir()

@@ -18,10 +18,11 @@ from jobs import FORKING, PROGRAM, ROOT, Job
 pytestmark = pytest.mark.integration
 
 
-def elasticrun_page(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
+def elasticrun_page(job: Job, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     job_id = job.wait_for("the job's start", lambda: job.events("job_started"))[0]["job_id"]
     command = [sys.executable, "-m", "elastic_driver", "page", job_id, *flags]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=ROOT)
+    env = os.environ | environment
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=ROOT, env=env)
 
 
 def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
@@ -55,6 +56,30 @@ def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
         job.process.wait(150)
         for code in (here[-32:], link[-32:], token):
             assert code not in job.event_log.read_text() + job.said()
+
+
+def test_a_browser_is_given_a_file_and_no_link(tmp_path: Path) -> None:
+    browser, given = tmp_path / "browser", tmp_path / "given"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {given}\n')
+    browser.chmod(0o755)
+    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+        told = elasticrun_page(job, "--open", BROWSER=str(browser))
+        assert told.returncode == 0, told.stderr
+        # Any user of the machine can read a command line.
+        url = given.read_text().strip()
+        assert url.startswith("file:///")
+        assert told.stdout.strip()[-32:] not in url
+        file = Path(url.removeprefix("file://"))
+        assert (file.stat().st_mode & 0o777, file.stat().st_uid) == (0o600, os.getuid())
+        link = told.stdout.strip()
+        assert f'content="0; url={link}"' in file.read_text()
+        arrived = requests.get(link, timeout=150, allow_redirects=False, headers={"Sec-Fetch-Site": "cross-site"})
+        assert (arrived.status_code, "Set-Cookie" in arrived.headers) == (200, True)
+        elasticrun_page(job, "--open", BROWSER=str(browser))
+        assert link not in file.read_text()
+        job.process.terminate()
+        job.process.wait(150)
+        assert not file.exists()
 
 
 def test_without_a_page_there_is_none(tmp_path: Path) -> None:
