@@ -522,10 +522,12 @@ class Close(Said, name="close"):
     Attributes:
         exit_code: of the job, which is over; -1 where it goes on without this host.
         why: the job is over, in words.
+        preempted: whether the driver was sent SIGTERM, and may be started again elsewhere.
     """
 
     exit_code: int = -1
     why: str = ""
+    preempted: bool = False
 
 
 # --- agent to driver ------------------------------------------------------------------------------------------------

@@ -69,6 +69,9 @@ _WORKERS = 64
 REFUSED = 2
 """Exit code of an agent that was never taken in."""
 
+PREEMPTED = 75
+"""Exit code of a joiner whose driver was preempted (sysexits.h EX_TEMPFAIL): it may join the one that comes again."""
+
 
 class How(StrEnum):
     """What an agent's end means for its host's part in the job."""
@@ -124,7 +127,8 @@ def run_agent(bootstrap: Bootstrap) -> int:
         bootstrap: what it needs; a joiner's key has been made already.
 
     Returns:
-        The exit code: 0 when the driver has ended it, 2 when it never took it in, else 1.
+        The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when it never took it in,
+        else 1.
     """
     with _logging_to_stderr():
         while True:
@@ -353,7 +357,7 @@ class Agent:
             self._end(End(How.OVER, min(order.exit_code, 1), order.why))
             return
         joined = "this host has left the job" if self._leaving else "the driver has ended this host's part in the job"
-        code = 0 if order.exit_code >= 0 else self._bootstrap.leave_code
+        code = self._bootstrap.leave_code if order.exit_code < 0 else PREEMPTED if order.preempted else 0
         if self._home is not None and self._signal:
             code = 128 + self._signal
         self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))

@@ -330,9 +330,9 @@ class Fleet:
             self._end(link)
         self._change()
 
-    def job_over(self, exit_code: int, why: str) -> None:
-        """Agents that are told to end from now on hear of it."""
-        self._over = Close(exit_code, why)
+    def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
+        """Agents that are told to end from now on hear of it. See Close."""
+        self._over = Close(exit_code, why, preempted)
 
     async def close(self) -> None:
         """See Agents."""
