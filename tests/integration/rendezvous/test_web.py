@@ -41,6 +41,10 @@ class Site:
                 return WebStreaming(self.streams.append, self.ended.append, headers=(("X-A", "b"),))
             case "/wrong":
                 raise ZeroDivisionError
+            case "/metrics":
+                return WebAnswer(501, b"not here")
+            case "/teapot":
+                return WebAnswer(418, b"no name of ours")
             case "/login":
                 return WebAnswer(303, headers=(("Location", "/"), ("Set-Cookie", "a=b; HttpOnly")))
         return WebAnswer(200, b"<p>hello", "text/html; charset=utf-8")
@@ -70,6 +74,13 @@ def test_a_request_comes_whole_and_is_answered(service: Service, site: Site) -> 
     assert (first.headers["cookie"], first.headers["x-more"], first.encrypted) == ("x=1; y=2", "z", False)
     moved = requests.get(f"{service.url}/login", allow_redirects=False, timeout=PATIENCE_S)
     assert (moved.status_code, moved.headers["Location"], moved.headers["Set-Cookie"]) == (303, "/", "a=b; HttpOnly")
+
+
+def test_any_status_can_be_answered(service: Service) -> None:
+    for path, status, body in (("/metrics", 501, b"not here"), ("/teapot", 418, b"no name of ours")):
+        answer = requests.get(f"{service.url}{path}", timeout=PATIENCE_S)
+        assert (answer.status_code, answer.content) == (status, body)
+    assert requests.get(f"{service.url}/metrics", timeout=PATIENCE_S).reason == "Not Implemented"
 
 
 def test_what_is_under_v1_is_asked_with_a_proof_as_ever(service: Service, site: Site) -> None:
