@@ -73,7 +73,7 @@ class Posting:
         job = JobFile(job_id, url, operator, reader, os.getpid(), tuple(command), join_token)
         for attempt in range(3):
             try:
-                return cls(*_write(job))
+                posting = cls(*_write(job))
             except FileNotFoundError as error:
                 # The last of the other jobs has ended at this moment, and taken the folder along.
                 if attempt == 2:
@@ -81,6 +81,10 @@ class Posting:
             except (OSError, SettingsError) as error:
                 _log.warning("elasticrun status, drain and end will not find this job: %s", error)
                 break
+            else:
+                with contextlib.suppress(SettingsError):
+                    running_jobs()  # removes what drivers have left that were killed
+                return posting
         return None
 
     def remove(self) -> None:
