@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from elastic_driver.errors import RendezvousProtocolError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
@@ -48,6 +46,7 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, place_of_processes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Cloud
@@ -155,8 +154,14 @@ def attend(bootstrap: Bootstrap, home: Home) -> End:
 
 
 def _one_life(bootstrap: Bootstrap, home: Home | None) -> End:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(bootstrap, home))
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(_run(bootstrap, home))
+    except (MemoryError, RuntimeError) as error:
+        reason = shortage(error)
+        if not reason:
+            raise
+        return End(How.FAILED, 1, f"cannot start this agent: {reason}")
 
 
 async def _run(bootstrap: Bootstrap, home: Home | None) -> End:
