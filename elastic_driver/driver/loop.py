@@ -104,6 +104,7 @@ from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Ro
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
+from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.report.metrics import PATH, MetricsPage
@@ -331,6 +332,7 @@ class ElasticDriver:
                 self._server.web = metrics
             else:
                 self._page.site.more[PATH] = metrics.answer
+        self._server.web = Probed(self._server.web)
         self._spokesman: Spokesman | None = None
         if agents is not None:
             fleet = agents.fleet

@@ -89,6 +89,7 @@ def test_without_a_page_there_is_none(tmp_path: Path) -> None:
         assert "no page" in refused.stderr
         url = job.events("job_started")[0]["rendezvous"]
         assert requests.get(f"{url}/", timeout=150).status_code == 404
+        assert requests.get(f"{url}/healthz", timeout=150).text == "ok\n", "probes have no credential, and need none"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "[::1", ":80", "192.0.2.1:80"])
