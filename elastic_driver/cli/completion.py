@@ -75,9 +75,7 @@ def completion(words: Sequence[str]) -> int:
     try:
         import shtab
     except ImportError:
-        raise SettingsError(
-            "cannot make a script for completion without shtab: pip install 'elastic_driver[completion]'"
-        ) from None
+        raise SettingsError("cannot make a script for completion without shtab: pip install shtab") from None
     parser = build_parser()
     # The command's own words are completed as files, by the shell itself.
     command = next(action for action in parser._actions if action.dest == "command")

@@ -119,9 +119,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _elastic_flags(parser: argparse.ArgumentParser) -> None:
-    add = _Settings(parser.add_argument_group("elastic")).add
+    group = parser.add_argument_group("elastic")
+    add = _Settings(group).add
     add("min_num_proc", "--min-np", "--min-num-proc", metavar="N", help="fewest workers to go on with (default -np)")
     add("max_num_proc", "--max-np", "--max-num-proc", metavar="N", help="most workers (default: no bound)")
+    text = "as --min-np, counted in slots, of which parameter servers take some; --min-np wins"
+    group.add_argument("--min-slots", metavar="N", type=_integer, help=text)
+    group.add_argument("--max-slots", metavar="N", type=_integer, help="likewise, as --max-np")
     add(
         "num_standby",
         metavar="N",

@@ -17,8 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-import uvloop
-
 from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
@@ -74,6 +72,7 @@ from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
+from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.tasks import Tasks
@@ -240,7 +239,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             tally=tally,
             output=sink.of,
         )
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
         if code and os.environ.get(ENV_ERROR_FILE):

@@ -105,6 +105,7 @@ from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Ro
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
+from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.report.metrics import PATH, MetricsPage
@@ -220,6 +221,7 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
+        self._preempted = False  # whether it was SIGTERM that ended the job, and nobody's order
         self._told_own_end = self._told_of_horovods = self._told_of_metrics = False
         self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
@@ -332,6 +334,7 @@ class ElasticDriver:
                 self._server.web = metrics
             else:
                 self._page.site.more[PATH] = metrics.answer
+        self._server.web = Probed(self._server.web)
         self._spokesman: Spokesman | None = None
         if agents is not None:
             fleet = agents.fleet
@@ -520,7 +523,7 @@ class ElasticDriver:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
         self.rounds.job_over(end.message)
         if self._agents is not None:
-            self._agents.fleet.job_over(end.exit_code, end.message)
+            self._agents.fleet.job_over(end.exit_code, end.message, preempted=self._preempted)
         if self._chief is not None:  # it uses the others
             await self._chief.end(self._settings.grace_s + _END_S)
         await self._workers.stop_all(self._settings.grace_s + _END_S)
@@ -546,6 +549,7 @@ class ElasticDriver:
                 self._chief.kill()
             return
         self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
+        self._preempted = number == signal.SIGTERM
         self._stepper.post(StopRequested(number, name))
 
     def _end_for_operator(self) -> str:

@@ -26,7 +26,9 @@ from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_s
 from elastic_driver.settings.torchrun_options import torchrun_values
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
-_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun"})
+_READ_HERE = frozenset(
+    {"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun", "min_slots", "max_slots"}
+)
 # Where hosts come from that are asked for again and again.
 _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
@@ -69,8 +71,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
     Args:
         given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
-            ``hostfile``, ``mpi``, ``gloo``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its
-            variables are read as well. None stands for what was not given.
+            ``hostfile``, ``mpi``, ``gloo``, ``jsrun``, ``min_slots``, ``max_slots``; and ``torchrun``, the texts of
+            torchrun's flags, with which its variables are read as well. None stands for what was not given.
         environ: the environment.
 
     Raises:
@@ -124,6 +126,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         values["remarks"] = (*(values.get("remarks") or ()), remark)
     hosts = _fixed_hosts(values)
     num_proc = values["num_proc"]
+    _bound_by_slots(values)
     elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint((*_SOURCES, "min_num_proc"))
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
@@ -132,6 +135,16 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
     values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
+
+
+def _bound_by_slots(values: dict[str, Any]) -> None:
+    """What counts machines knows slots; parameter servers take some of them. Bounds of workers that were given win."""
+    servers = max(0, values.get("num_parameter_servers") or 0)
+    least, most = values.get("min_slots"), values.get("max_slots")
+    if least is not None:
+        values.setdefault("min_num_proc", max(1, min(least - servers, values["num_proc"])))
+    if most is not None:
+        values.setdefault("max_num_proc", most - servers)
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -31,6 +31,8 @@ from elastic_driver.system.tasks import Tasks
 _CLOSE_S = 15.0
 # Hosts that are dialled at a time. A host that is silent holds a place for ssh's time limit.
 _SIDE_BY_SIDE = 64
+# Names that are looked up at a time.
+_LOOKED_UP = 1024
 
 
 class FleetListener(Protocol):
@@ -175,8 +177,9 @@ class Fleet:
         self._waiting: dict[str, AgentLink] = {}  # newcomers under the name of a host that may yet come back
         self._local_names: dict[str, bool] = {}
         self._local_call = ""  # the name under which this machine's agent was dialled
-        self._wanted: tuple[str, ...] = ()
+        self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
         self._calls: dict[str, Calls] = {}
+        self._hopeless: set[str] = set()  # of these, where another try cannot help
         self._former_calls: set[Calls] = set()  # of hosts that are not wanted any more, until they have ended
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
@@ -200,15 +203,18 @@ class Fleet:
     async def want(self, names: Sequence[str]) -> None:
         """These are all hosts that are to have an agent, beside those that have joined."""
         loop = asyncio.get_running_loop()
+        wanted = dict.fromkeys(names)
         new = [name for name in names if name not in self._local_names]
-        # Side by side: looking a name up may take seconds.
-        are_local = await asyncio.gather(*(loop.run_in_executor(None, self._is_local, name) for name in new))
-        self._local_names.update(zip(new, are_local, strict=True))
-        for name in [name for name, local in self._local_names.items() if not local and name not in names]:
+        for at in range(0, len(new), _LOOKED_UP):
+            # Side by side: looking a name up may take seconds. Not all of a long list: nothing else is done meanwhile.
+            some = new[at : at + _LOOKED_UP]
+            are_local = await asyncio.gather(*(loop.run_in_executor(None, self._is_local, name) for name in some))
+            self._local_names.update(zip(some, are_local, strict=True))
+        for name in [name for name, local in self._local_names.items() if not local and name not in wanted]:
             del self._local_names[name]
         if self._closing:
             return
-        back, self._wanted = [name for name in names if name not in self._wanted], tuple(names)
+        back, self._wanted = [name for name in names if name not in self._wanted], wanted
         for link in filter(None, map(self.link_of, back)):
             # What was away from the list may be another machine by now, and this agent have died with the one before.
             if not link.connected and not link.facts.local and not self._staff.has_workers(link):
@@ -343,9 +349,9 @@ class Fleet:
             self._end(link)
         self._change()
 
-    def job_over(self, exit_code: int, why: str) -> None:
-        """Agents that are told to end from now on hear of it."""
-        self._over = Close(exit_code, why)
+    def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
+        """Agents that are told to end from now on hear of it. See Close."""
+        self._over = Close(exit_code, why, preempted)
 
     async def close(self) -> None:
         """See Agents."""
@@ -374,9 +380,8 @@ class Fleet:
 
     def awaits_others(self) -> bool:
         """See Hosts."""
-        calls = {self._call_of(name) for name in self._wanted}
-        dialled = (self._calls[name] for name in calls if name not in self._hosts and name in self._calls)
-        return any(call.dials and not call.tries for call in dialled)
+        calls = (self._calls.get(name) for name in map(self._call_of, self._wanted) if name not in self._hosts)
+        return any(call is not None and call.dials and not call.tries for call in calls)
 
     def gets_workers(self, link: AgentLink) -> bool:
         """See Hosts."""
@@ -550,8 +555,8 @@ class Fleet:
             self._told[host] = failure
             self._listener.host_unready(host, failure)
         self._change()
-        failures = [call.failure for call in self._calls.values()]
-        if not self._agents and all(failure is not None and failure.permanent for failure in failures):
+        (self._hopeless.add if failure.permanent else self._hopeless.discard)(host)
+        if not self._agents and len(self._hopeless) == len(self._calls):
             reasons = "; ".join(f"{name}: {call.failure.reason}" for name, call in self._calls.items() if call.failure)
             self._listener.no_host_can_be_used(reasons)
 
@@ -614,6 +619,7 @@ class Fleet:
 
     def _unwant(self, name: str) -> None:
         call = self._calls.pop(name)
+        self._hopeless.discard(name)
         self._told.pop(name, None)
         link = self._hosts.get(name)
         if link is None or link.facts.joined:
@@ -643,6 +649,7 @@ class Fleet:
         self._listener.agent_came(link.facts)
         self._heard(link)
         call = self._calls.get(name)
+        self._hopeless.discard(name)
         if call is not None:
             call.came()
         if self._check is not None:
@@ -667,6 +674,8 @@ class Fleet:
     def _names_of(self, link: AgentLink) -> list[str]:
         """The names under which the job knows a host: of this machine all that are listed."""
         name = self._call_of(link.facts.host)
+        if name != self._local_call:
+            return [link.facts.host]
         listed = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
         return listed or [link.facts.host]  # workers may live there yet
 
@@ -697,6 +706,7 @@ class Fleet:
             if name in self._leaving:
                 if call is not None:
                     del self._calls[name]
+                    self._hopeless.discard(name)
                     self._end_call(call)
                     self._leaving.left(name, link.facts.peer)
                 else:

@@ -16,6 +16,7 @@ from typing import Protocol
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.hosts import is_host_name, parse_labels
 from elastic_driver.launch.fleet.door import Door, SecondUse, Ticket, User
+from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said
 from elastic_driver.rendezvous.channel import FrameConnection
@@ -157,6 +158,8 @@ class Greeting:
             link = self._host.known(hello.agent) if self._is_agent(hello.agent) else None
             if link is None:
                 raise RefusedError("the driver has given this agent up: its host was silent for too long")
+            if why := excess(hello, link.facts.host):
+                raise RefusedError(why)
             peer, ours = self.connection.ends
             link.comes_from(hello, peer, ours)
             self._go_on(link, hello, public="")
@@ -251,6 +254,8 @@ class Greeting:
             why = f"host {facts.host} has no slots: elasticrun join needs --slots"
         elif not is_host_name(facts.host):
             why = f"{facts.host[:80]!r} is no name for a host: give another with --host"
+        elif why := excess(hello, facts.host):
+            pass
         elif facts.joined:
             try:
                 parse_labels(hello.labels.split())
@@ -283,7 +288,7 @@ def _difference(said: str, alike: Mapping[str, str] | None, host: str) -> str:
     try:
         values = json.loads(said)
         theirs = {str(name): str(value) for name, value in values.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise RendezvousProtocolError("cannot read message hello: what nodes have alike is no JSON object") from None
     for name, value in alike.items():
         if theirs.get(name) != value:

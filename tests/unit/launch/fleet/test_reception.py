@@ -301,6 +301,31 @@ def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
     on_fleet(main)
 
 
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"slots": 5_000_000}, "host j has 5000000 slots: at most 4096 are allowed"),
+        ({"slots": 1 << 62}, "at most 4096 are allowed"),
+        ({"host": "h" * 256}, "is no name for a host"),
+        ({"cores": 0}, "host j has 0 cores: 1 to 65536 are allowed"),
+        ({"cores": 1 << 62}, "1 to 65536 are allowed"),
+        ({"node_rank": 1 << 62}, "has node rank 4611686018427387904: -1 to 65535 are allowed"),
+        ({"node_rank": -2}, "has node rank -2: -1 to 65535 are allowed"),
+        ({"address": "fe80::1%a\nb"}, "'fe80::1%a\\nb' is not an IP address"),
+        ({"address": "x" * 300}, "is not an IP address"),
+        ({"addresses": ["eth0 10.0.0.1/24"] * 4097}, "host j has 4097 addresses: at most 4096 are allowed"),
+        ({"addresses": ["e" * 129]}, "is too long for an address"),
+        ({"labels": " ".join(f"l{number}" for number in range(33))}, "33 labels are too many for a host"),
+    ],
+)
+def test_a_host_beyond_what_a_host_can_be_is_told_why(more: dict[str, Any], why: str) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        assert why in _refusal(Place(fleet).dial().says(_hello(**more)[1]))
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
 @pytest.mark.parametrize("more", [{"agent": ""}, {"agent": "../x"}, {"public": "xyz"}, {"public": "00" * 32}])
 def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> None:
     async def main(fleet: FakeFleet) -> None:
@@ -309,6 +334,28 @@ def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> N
         assert dial.says(_hello(**more)[1]) is None
         assert dial.transport.is_closed
         assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("more", [{"cores": 0}, {"address": "x"}, {"node_rank": -2}], ids=["cores", "address", "rank"])
+def test_the_limits_hold_for_a_host_that_was_dialled_too(more: dict[str, Any]) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        assert "host a" in _refusal(place.dial(place.door.issue("a", 60).identity).says(_hello(**more)[1]))
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
+def test_who_comes_back_with_addresses_that_are_none_is_refused() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        first = _hello()[1]
+        place.dial().says(first)
+        again = place.dial(Identity(Role.AGENT, number=first.agent))
+        answer = again.says(hello(agent=first.agent, resumes=True, addresses=["eth0 10.0.0.1/24"] * 4097))
+        assert "at most 4096 are allowed" in _refusal(answer)
 
     on_fleet(main)
 
@@ -430,7 +477,7 @@ def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: str,
     on_fleet(main)
 
 
-@pytest.mark.parametrize("said", ["{", "[1]", '"text"'])
+@pytest.mark.parametrize("said", ["{", "[1]", '"text"', "[" * 100_000], ids=["cut", "array", "text", "deep"])
 def test_what_nodes_have_alike_is_a_json_object(said: str) -> None:
     async def main(fleet: FakeFleet) -> None:
         dial = Place(fleet, alike=ALIKE).dial()
