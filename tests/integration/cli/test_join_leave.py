@@ -112,11 +112,11 @@ def test_a_host_whose_driver_is_preempted_is_not_done(tmp_path: Path, runtime: P
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
     with (
-        Job(tmp_path, None, "-np", "2", "--accept-agents", "--join-token-file", str(token)) as job,
+        Job(tmp_path, None, "-np", "1", "--accept-agents", "--join-token-file", str(token)) as job,
         ExitStack() as all_,
     ):
         agent = all_.enter_context(joined(tmp_path, "node-x", where_to_join(job)))
-        job.wait_for_steps(2)
+        job.wait_for_steps(1)
         job.process.terminate()
         assert job.wait() == 128 + signal.SIGTERM
         assert agent.wait(150) == 75
