@@ -141,7 +141,7 @@ def shortage(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "no memory is left"
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # all that Python says
-        return "no thread can be started; the limit of processes (ulimit -u) or of memory is reached"
+        return "no thread can be started; the limit of processes (ulimit -u) or of memory (ulimit -v) is reached"
     if isinstance(error, OSError) and error.errno in _SHORT:
         return error.strerror or str(error)
     return ""

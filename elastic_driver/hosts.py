@@ -15,6 +15,8 @@ from elastic_driver.errors import SettingsError
 # A host name, an IPv4 address, or (in brackets in the text form) an IPv6 address with an optional zone.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+# A name of the DNS has 253 characters at most. It stands in the environment of each worker, and in all that is logged.
+_MAX_NAME = 255
 # More than any machine has cores for. A list with a slip in it must not start workers until the machine is down.
 MAX_SLOTS_PER_HOST = 4096
 _INTEGER = re.compile(r"(?P<sign>-?)0*(?P<number>[0-9]+)")
@@ -121,7 +123,7 @@ class SlotInfo:
 
 def is_host_name(text: str) -> bool:
     """Whether this can name a host: a name, an IPv4 or an IPv6 address (without brackets)."""
-    return bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
+    return len(text) <= _MAX_NAME and bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
 
 
 def _parts(label: str) -> tuple[str, str, str]:
@@ -164,26 +166,27 @@ def parse_labels(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def parse_host(text: str, *, default_slots: int | None) -> Host:
+def parse_host(text: str, *, default_slots: int | None, least_slots: int = 1) -> Host:
     """Reads ``host``, ``host:slots``, ``[ipv6]`` or ``[ipv6]:slots``, and behind it the host's labels.
 
     Args:
         text: one host, surrounding space allowed.
         default_slots: slots of a host that names none; None makes that an error.
+        least_slots: fewest slots that may be named.
 
     Raises:
-        SettingsError: the text is not of these forms, or slots is not an integer from 1 to 4096.
+        SettingsError: the text is not of these forms, or slots is not an integer from the least to 4096.
     """
     place, *words = text.split() or [""]
     try:
         labels = parse_labels(words)
     except SettingsError as error:
         raise SettingsError(f"host {place!r}: {error}") from None
-    host = _parse_place(place, default_slots)
+    host = _parse_place(place, default_slots, least_slots)
     return replace(host, labels=labels) if labels else host
 
 
-def _parse_place(text: str, default_slots: int | None) -> Host:
+def _parse_place(text: str, default_slots: int | None, least_slots: int) -> Host:
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or not _IPV6.fullmatch(name) or (rest and not rest.startswith(":")):
@@ -196,6 +199,8 @@ def _parse_place(text: str, default_slots: int | None) -> Host:
             raise SettingsError(f"cannot read {text!r} as a host: write an IPv6 address in brackets, as [::1]:2")
         if not _NAME.fullmatch(name):
             raise SettingsError(f"cannot read {text!r} as a host: expected host or host:slots")
+    if len(name) > _MAX_NAME:
+        raise SettingsError(f"cannot use host {name[:40]}...: a host's name has at most {_MAX_NAME} characters")
     if not has_slots:
         if default_slots is None:
             raise SettingsError(
@@ -207,15 +212,19 @@ def _parse_place(text: str, default_slots: int | None) -> Host:
         raise SettingsError(f"cannot read {text!r} as a host: slots {slots_text!r} is not an integer")
     # Python reads no integer of thousands of digits; that it is too many is seen without.
     slots = MAX_SLOTS_PER_HOST + 1 if len(digits["number"]) > _MAX_DIGITS else int(digits["number"])
-    if digits["sign"] or slots < 1:
-        raise SettingsError(f"cannot use host {text!r}: slots must be at least 1, not {slots_text}")
+    if digits["sign"] or slots < least_slots:
+        raise SettingsError(f"cannot use host {text!r}: slots must be at least {least_slots}, not {slots_text}")
     if slots > MAX_SLOTS_PER_HOST:
         raise SettingsError(f"cannot use host {text!r}: slots must be at most {MAX_SLOTS_PER_HOST}, not {slots_text}")
     return Host(name, slots)
 
 
-def parse_hosts(lines: Iterable[str], *, default_slots: int | None) -> tuple[Host, ...]:
+def parse_hosts(lines: Iterable[str], *, default_slots: int | None, least_slots: int = 1) -> tuple[Host, ...]:
     """Reads the lines of a discovery script: one host each; blank lines and ``#`` comments are skipped, order is kept.
+
+    Args:
+        lines: the list.
+        default_slots, least_slots: see :func:`parse_host`. A host that may have, and has, 0 slots is left out.
 
     Raises:
         SettingsError: a line is not a host, or names one that an earlier line named; the message has its number.
@@ -227,7 +236,7 @@ def parse_hosts(lines: Iterable[str], *, default_slots: int | None) -> tuple[Hos
         if not text:
             continue
         try:
-            host = parse_host(text, default_slots=default_slots)
+            host = parse_host(text, default_slots=default_slots, least_slots=least_slots)
         except SettingsError as error:
             raise SettingsError(f"line {number}: {error}") from None
         if host.name in line_of:
@@ -235,7 +244,8 @@ def parse_hosts(lines: Iterable[str], *, default_slots: int | None) -> tuple[Hos
                 f"line {number}: host {host.name!r} is named twice (first on line {line_of[host.name]})"
             )
         line_of[host.name] = number
-        hosts.append(host)
+        if host.slots:
+            hosts.append(host)
     return tuple(hosts)
 
 

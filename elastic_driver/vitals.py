@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RUNNABLE = "R"
+"""A process that runs, or waits for nothing but a processor, in ``Vitals.state``."""
 STOPPED = "T"
-"""A process that was stopped by a signal, in ``Vitals.state``."""
+"""One that was stopped by a signal."""
 DEBUGGED = "t"
 """One that a debugger has stopped."""
 
@@ -81,6 +83,13 @@ class Vitals:
         traffic: by kind.
         waiting: collectives that lack ranks, the oldest first: only rank 0 knows, and it names some of them only.
         can_dump: whether it can be asked for its stacks.
+        wakes: how often its main thread has waited for something and gone on (voluntary context switches), since it was
+            looked at first, without those that the taking of its stacks has cost. Other threads do not count: our own
+            wake up in a worker that hangs.
+        awaits: what its main thread waits for now that is neither in its process nor a worker of its host, in words, as
+            far as the kernel tells: a file lock, a child, a connection. Only where it stands still, and has not woken
+            for some seconds; "" for nothing.
+        peer: the address of the other end where that is a connection to another host, without a port; else "".
     """
 
     at_s: float
@@ -104,3 +113,6 @@ class Vitals:
     waiting: tuple[Waiting, ...] = ()
     can_dump: bool = False
     own_s: float | None = None
+    wakes: int = 0
+    awaits: str = ""
+    peer: str = ""

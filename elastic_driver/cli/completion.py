@@ -22,6 +22,7 @@ from elastic_driver.cli.rendezvous import parser_of_rendezvous
 from elastic_driver.cli.report import parser_of_report
 from elastic_driver.cli.stacks import parser_of_stacks
 from elastic_driver.cli.status import parser_of_status
+from elastic_driver.cli.token import parser_of_token
 from elastic_driver.errors import SettingsError
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -59,6 +60,7 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "report": parser_of_report,
     "stacks": parser_of_stacks,
     "status": parser_of_status,
+    "token": parser_of_token,
 }
 """What the flags of each subcommand are."""
 
@@ -73,9 +75,7 @@ def completion(words: Sequence[str]) -> int:
     try:
         import shtab
     except ImportError:
-        raise SettingsError(
-            "cannot make a script for completion without shtab: pip install 'elastic_driver[completion]'"
-        ) from None
+        raise SettingsError("cannot make a script for completion without shtab: pip install shtab") from None
     parser = build_parser()
     # The command's own words are completed as files, by the shell itself.
     command = next(action for action in parser._actions if action.dest == "command")

@@ -36,6 +36,7 @@ subcommands (each has --help):
   end JOB               end a job
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
+  token [FILE]          make a secret for hosts that join, or for a rendezvous
   rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
   completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
@@ -118,9 +119,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _elastic_flags(parser: argparse.ArgumentParser) -> None:
-    add = _Settings(parser.add_argument_group("elastic")).add
+    group = parser.add_argument_group("elastic")
+    add = _Settings(group).add
     add("min_num_proc", "--min-np", "--min-num-proc", metavar="N", help="fewest workers to go on with (default -np)")
     add("max_num_proc", "--max-np", "--max-num-proc", metavar="N", help="most workers (default: no bound)")
+    text = "as --min-np, counted in slots, of which parameter servers take some; --min-np wins"
+    group.add_argument("--min-slots", metavar="N", type=_integer, help=text)
+    group.add_argument("--max-slots", metavar="N", type=_integer, help="likewise, as --max-np")
     add(
         "num_standby",
         metavar="N",
@@ -177,7 +182,7 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         "hang_action",
         choices=tuple(HangAction),
         help="what comes of a worker that is proven to hang: it is stopped by a signal, or for the whole deadline "
-        "neither computes, reads, writes nor moves while others wait for it (default {default}; docs/hangs.md)",
+        "neither computes, reads, writes nor wakes while others wait for it (default {default}; docs/hangs.md)",
     )
     add(
         "straggler_action",
@@ -262,7 +267,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "rsh_agent",
         metavar="COMMAND",
-        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if it is set)",
+        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if that is set and "
+        "is not ssh)",
     )
     setting(
         "launcher_command",
@@ -273,8 +279,9 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "launcher_bootstrap",
         choices=BOOTSTRAPS,
-        help="how what that starts gets its secret: on standard input, or, where that does not get there, as a ticket "
-        "in its command that is good once (default: {default})",
+        help="how an agent started by one of these gets its secret: on standard input, or, where that does not get "
+        "there, as a ticket in its command that is good once, and every user of the hosts can read (default: stdin; an "
+        "rsh agent's hosts get a ticket where nothing arrives)",
     )
     setting("remote_python", metavar="PATH", help="Python of other hosts (default: the same path as here)")
     setting(
@@ -307,8 +314,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting(
         "join_token_file",
         metavar="FILE",
-        help="with the secret that hosts join with, 16 characters or more (default: one is made; elasticrun jobs "
-        "--write-join-token FILE JOB)",
+        help="with the secret that hosts join with, a random text of 16 characters or more, as elasticrun token makes "
+        "it (default: one is made; elasticrun jobs --write-join-token FILE JOB)",
     )
     setting(
         "operator_token_file",

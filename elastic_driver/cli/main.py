@@ -156,6 +156,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.status import status
 
             return status
+        case "token":
+            from elastic_driver.cli.token import token
+
+            return token
         case _:
             return None
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import webbrowser
 from collections.abc import Sequence
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.target import add_driver_flags, ask, target_of
+from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.job_files import put_page
 from elastic_driver.rendezvous.messages import PageRequest
 from elastic_driver.report.printable import one_line
+
+# For the browser of a driver on another machine, whose job has no file here that it could lie beside.
+_ELSEWHERE = "page"
+_LEADS = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<title>elasticrun page</title><meta http-equiv="refresh" content="0; url={url}">
+<p><a href="{url}">The job's page</a></p></html>
+"""
 
 
 def parser_of_page() -> Parser:
@@ -43,7 +52,20 @@ def page(words: Sequence[str]) -> int:
         raise
     for url in reply.urls:
         print(one_line(url), flush=True)
-    if arguments.open and not webbrowser.open(reply.urls[0]):
+    return _open(reply.urls[0], target) if arguments.open else 0
+
+
+def _open(url: str, target: Target) -> int:
+    """Opens a link in a browser. Returns the exit code.
+
+    By a file that only this user can read and that leads there: every user of the machine can read the browser's
+    command line, and the first who follows the link is logged in.
+    """
+    try:
+        file = put_page(_ELSEWHERE if target.job is None else target.job.job_id, _LEADS.format(url=html.escape(url)))
+    except OSError as error:
+        raise SettingsError(f"cannot write the file that leads the browser there: {error.strerror}") from error
+    if not webbrowser.open(file.as_uri()):
         print("there is no browser here that could be opened")
         return 1
     return 0

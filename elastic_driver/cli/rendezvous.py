@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_driver.cli.parser import Parser, read_by
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, shortage
 from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE, make_token, read_token
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import integer
@@ -46,9 +46,8 @@ def rendezvous(words: Sequence[str]) -> int:
     if not 0 <= arguments.port < 65536:
         raise SettingsError(f"--port {arguments.port} is not within 0 to 65535")
     token = _token(arguments.token_file or os.environ.get(ENV_TOKEN_FILE), arguments.host)
-    import uvloop
-
     from elastic_driver.service.service import Place, serve
+    from elastic_driver.system.loops import new_loop
 
     def tell(text: str) -> None:
         print(one_line(f"elasticrun rendezvous: {text}"), file=sys.stderr, flush=True)
@@ -58,8 +57,14 @@ def rendezvous(words: Sequence[str]) -> int:
         asks = "a token is asked for" if token else "no token is asked for: all users of this machine may use it"
         tell(f"listens at {shown}:{port}; {asks}")
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(Place(arguments.host, arguments.port, token), tell=tell, on_listening=listening))
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(serve(Place(arguments.host, arguments.port, token), tell=tell, on_listening=listening))
+    except (MemoryError, RuntimeError) as error:
+        reason = shortage(error)
+        if not reason:
+            raise
+        raise SettingsError(f"cannot serve: {reason}") from error
 
 
 def _token(file: str | None, host: str) -> str:

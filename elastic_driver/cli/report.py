@@ -83,7 +83,8 @@ def _rows(story: Story) -> Iterator[tuple[str, ...]]:
 
 
 def _print(story: Story) -> None:
-    print(one_line(f"job {story.job_id}, {duration(story.last)}; {ending_of(story)}"))
+    version = f"elasticrun {story.version}, " if story.version else ""
+    print(one_line(f"job {story.job_id}, {version}{duration(story.last)}; {ending_of(story)}"))
     rows = list(_rows(story))
     if rows:
         right = set(HEADS) - {"cause"}

@@ -6,7 +6,9 @@ neither a driver nor a host that stands still makes anybody look slow; the job's
 
 To suspect somebody takes time; to end somebody takes proof. A suspicion is of a member that others wait for, and that
 does not go on itself; whoever waits is innocent, however long. Proof is that the process is stopped by a signal and
-nobody debugs it, or that for a whole deadline neither its CPU time nor its I/O nor any of its stacks has moved.
+nobody debugs it, or that for a whole deadline neither its CPU time nor its I/O nor any of its stacks has moved, its
+main thread has not woken, and did not wait for anything outside the job. Nobody is ended who alone has the training's
+state.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from enum import StrEnum
 
 from elastic_driver.core.dumps import alike, debugger
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import DEBUGGED, STOPPED, Vitals, Waiting
+from elastic_driver.vitals import DEBUGGED, RUNNABLE, STOPPED, Vitals, Waiting
 
 LEAST_LIMIT_S = 5.0
 """Nobody is suspected before: collections of garbage, writes to slow discs and busy machines take seconds."""
@@ -79,6 +81,8 @@ class Suspected:
         limit: that was exceeded.
         ends_s: when the proof that it hangs is complete, seconds from now; None where nothing will be proven.
         more: how many others are in the same case, and are not told one by one.
+        spared: why it is not ended, where that is special, in words: it waits for something outside the job, or alone
+            has the training's state.
     """
 
     worker: WorkerId
@@ -90,6 +94,7 @@ class Suspected:
     limit: Limit
     ends_s: float | None
     more: int = 0
+    spared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,15 @@ class ProvenHung:
 
 
 @dataclass(frozen=True, slots=True)
+class Spared:
+    """It is proven to hang, and is not ended nevertheless: why the one, and why the other, in words."""
+
+    worker: WorkerId
+    why: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StackWanted:
     """The worker's stack is to be taken, and to be given to :meth:`HangWatch.answer` with this number."""
 
@@ -119,7 +133,7 @@ class StackWanted:
     number: int
 
 
-Finding = Suspected | Cleared | ProvenHung | StackWanted
+Finding = Suspected | Cleared | ProvenHung | Spared | StackWanted
 
 
 class _Window:
@@ -160,7 +174,10 @@ class _Suspicion:
     window_s: float
     cpu_s: float
     io_bytes: int
+    # When it was looked at last, and whether it was told that it is spared.
+    followed_s: float
     is_first: bool = True
+    is_spared: bool = False
     stacks: list[str] = field(default_factory=list)
     open: int | None = None
 
@@ -174,6 +191,9 @@ class _Seen:
         moved_s: when it went on last.
         stepped_s, finished_s: when a step, and a collective, was finished last.
         quiet_s: since when it neither waits nor does anything.
+        alone_s: since when its main thread has neither woken, nor been ready to run, nor waited for anything outside
+            the job.
+        heard_s: since when nothing was missed of it.
         counted_s, cpu_s, io_bytes: since when what it does is measured, and what it had done until then.
         steps, gaps: that were counted.
         halted_s, halted_looks: since when it is stopped by a signal, and in how many looks it was stopped by anybody.
@@ -186,6 +206,8 @@ class _Seen:
     stepped_s: float
     finished_s: float
     quiet_s: float
+    alone_s: float
+    heard_s: float
     counted_s: float
     cpu_s: float
     io_bytes: int
@@ -202,10 +224,13 @@ class HangWatch:
 
     Args:
         proves: whether anybody is proven to hang, and so ended; otherwise they are named only.
+        is_of_the_job: whether an address is one of the job's hosts.
     """
 
-    def __init__(self, *, proves: bool = True) -> None:
+    def __init__(self, *, proves: bool = True, is_of_the_job: Callable[[str], bool] = lambda address: False) -> None:
         self._proves = proves
+        self._is_of_the_job = is_of_the_job
+        self._spares: Callable[[WorkerId], str] = lambda worker: ""
         self._seen: dict[WorkerId, _Seen] = {}
         self._ranks: dict[WorkerId, int] = {}
         self._round_id = 0
@@ -269,6 +294,9 @@ class HangWatch:
         elif at - seen.moved_s >= self.limit.seconds:
             self._still[worker] = None
         self._note_quiet(seen, vitals)
+        # Who is ready to run and has not run has had no processor: a busy or throttled machine's doing.
+        if vitals.wakes != before.wakes or vitals.state == RUNNABLE or self._awaits(vitals):
+            seen.alone_s = at
         if _has_run(before, vitals):
             # Who is stopped and let go on in turn (as it is by who limits its share of a processor, or traces its
             # system calls) is not stopped.
@@ -301,6 +329,7 @@ class HangWatch:
         *,
         trains: Callable[[WorkerId], bool] = lambda worker: True,
         lives: Callable[[WorkerId], bool] = lambda worker: True,
+        spares: Callable[[WorkerId, Collection[WorkerId]], str] = lambda worker, ended: "",
     ) -> list[Finding]:
         """What is new. To be called twice a second.
 
@@ -308,9 +337,12 @@ class HangWatch:
             now: the present, of the job's time, seconds.
             trains: whether a worker is a member of the present round that trains in it, and is not about to leave.
             lives: whether nobody has told a worker to end.
+            spares: why a worker may not be ended though it hangs, in words, when these others are; "" where it may.
         """
         found, self._ended = self._ended, []
-        cases = self._cases(now, trains) if self._still or self._suspects else {}
+        self._spares = lambda worker: spares(worker, self._proven)
+        known = self._cases(now, trains) if self._still or self._suspects else {}
+        cases = {} if known is None else known
         for worker in self._halted:
             seen = self._seen[worker]
             if seen.halted_looks >= 2 and self._is_fresh(seen, now):
@@ -332,9 +364,11 @@ class HangWatch:
             if not lives(worker):
                 self._clear(worker, "it was told to end")
             elif self._is_fresh(seen, now):
-                self._follow(
-                    worker, seen, cases.get(worker), found, gone=not (worker in self._halted or trains(worker))
-                )
+                gone = not (worker in self._halted or trains(worker))
+                if known is None and worker not in cases and not gone and _is_awaited(seen):
+                    _pass_over(seen)
+                else:
+                    self._follow(worker, seen, cases.get(worker), found, gone=gone)
         found += self._ended
         self._ended = []
         return found
@@ -348,6 +382,11 @@ class HangWatch:
                 still_s = seen.vitals.at_s - one.began_s
                 listed.append((worker, self._ranks.get(worker), one.why, still_s, one.limit.seconds))
         return listed
+
+    def is_stopped(self, worker: WorkerId) -> bool:
+        """Whether it was stopped by a signal, and not by a debugger, when it was looked at last."""
+        seen = self._seen.get(worker)
+        return seen is not None and seen.halted_s is not None
 
     @property
     def proof(self) -> Limit:
@@ -394,14 +433,14 @@ class HangWatch:
         if worker in self._suspects:
             self._clear(worker, "it goes on")
         self._drop(worker)
-        self._seen[worker] = seen = _Seen(vitals, now, at, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
+        self._seen[worker] = seen = _Seen(vitals, now, at, at, at, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
         if known is not None and known.vitals.pid == vitals.pid and vitals.at_s - known.vitals.at_s <= STALE_S:
             seen.halted_s, seen.halted_looks = known.halted_s, known.halted_looks
         self._note_halt(worker, seen)
 
     def _begin_evidence(self, seen: _Seen, vitals: Vitals) -> None:
         at = vitals.at_s
-        seen.moved_s = seen.stepped_s = seen.finished_s = seen.quiet_s = at
+        seen.moved_s = seen.stepped_s = seen.finished_s = seen.quiet_s = seen.alone_s = seen.heard_s = at
         self._measure_from(seen, vitals)
         seen.halted_s, seen.halted_looks = None, 0
 
@@ -444,8 +483,11 @@ class HangWatch:
 
     # --- suspicions ------------------------------------------------------------------------------------------------
 
-    def _cases(self, now: float, trains: Callable[[WorkerId], bool]) -> dict[WorkerId, tuple[Kind, str, str]]:
-        """Who stands still now though others wait, or for no reason that is seen: kind, why, collective."""
+    def _cases(self, now: float, trains: Callable[[WorkerId], bool]) -> dict[WorkerId, tuple[Kind, str, str]] | None:
+        """Who stands still now though others wait, or for no reason that is seen: kind, why, collective.
+
+        None where nobody can know, since somebody is not heard who would.
+        """
         members = {}
         for worker in self._ranks:
             seen = self._seen.get(worker)
@@ -457,13 +499,18 @@ class HangWatch:
         by_rank = {self._ranks[worker]: worker for worker in members}
         root = members.get(by_rank[0]) if 0 in by_rank else None
         listed = () if root is None else root.vitals.waiting
-        overdue = [one for one in listed if one.since_s >= limit_s]
+        # What rank 0 has slept through with its host is no wait for anybody.
+        heard_s = 0.0 if root is None else root.vitals.at_s - root.heard_s
+        overdue = [one for one in listed if min(one.since_s, heard_s) >= limit_s]
+        cases: dict[WorkerId, tuple[Kind, str, str]] | None
         if overdue:
             cases = self._cases_of_waiting(overdue, members, by_rank)
         elif not listed:
             cases = self._cases_by_counts(members)
         else:
-            cases = {}
+            cases = None if any(one.since_s >= limit_s for one in listed) else {}
+        if cases is None:
+            return None
         return {worker: case for worker, case in cases.items() if trains(worker)}
 
     def _cases_of_waiting(
@@ -480,7 +527,7 @@ class HangWatch:
                     continue
                 seen = members[worker]
                 if seen.vitals.waits_s > 0:
-                    all_wait = all_wait and seen.vitals.waits_s >= self.limit.seconds
+                    all_wait = all_wait and _waits_s(seen) >= self.limit.seconds
                     continue
                 all_wait = False
                 if self._is_still(seen) and worker not in cases:
@@ -497,8 +544,13 @@ class HangWatch:
                 cases[by_rank[rank]] = Kind.DEADLOCK, text, one.name
         return cases
 
-    def _cases_by_counts(self, members: Mapping[WorkerId, _Seen]) -> dict[WorkerId, tuple[Kind, str, str]]:
-        """Without: the member that does not wait while all others do; who has submitted fewest."""
+    def _cases_by_counts(self, members: Mapping[WorkerId, _Seen]) -> dict[WorkerId, tuple[Kind, str, str]] | None:
+        """Without: the member that does not wait while all others do; who has submitted fewest.
+
+        None where some are not heard, or were not until a moment ago, who may wait or be waited for.
+        """
+        if len(members) < len(self._ranks):
+            return None
         limit_s = self.limit.seconds
         known = {worker: seen for worker, seen in members.items() if seen.vitals.pulse_s is not None}
         waiters = [worker for worker, seen in known.items() if seen.vitals.waits_s > 0]
@@ -510,6 +562,8 @@ class HangWatch:
             }
         if len(known) < len(self._ranks) or any(known[worker].vitals.waits_s < limit_s for worker in waiters):
             return {}
+        if any(_waits_s(known[worker]) < limit_s for worker in waiters):
+            return None
         others = [worker for worker in known if worker not in dict.fromkeys(waiters)]
         counts = {worker: known[worker].vitals.submitted for worker in (others or waiters)}
         fewest = min(counts.values())
@@ -545,8 +599,9 @@ class HangWatch:
         return Kind.TRACED, f"it is stopped by a debugger (state {vitals.state})", ""
 
     def _is_news(self, worker: WorkerId, kind: Kind) -> bool:
+        # A suspicion that may end in a proof is taken up as often as it was dropped.
         seen = self._seen[worker]
-        return kind in (Kind.STOPPED, Kind.TRACED) or seen.told != (seen.moved_s, kind)
+        return kind in (Kind.STOPPED, Kind.TRACED, Kind.LACKS) or seen.told != (seen.moved_s, kind)
 
     def _suspect(self, worker: WorkerId, kind: Kind, why: str, collective: str, *, more: int = 0) -> Suspected:
         seen = self._seen[worker]
@@ -554,15 +609,19 @@ class HangWatch:
         began = seen.halted_s if kind is Kind.STOPPED and seen.halted_s is not None else seen.moved_s
         seen.told = seen.moved_s, kind
         cpu_s, io_bytes = seen.vitals.cpu_s, seen.vitals.io_bytes
-        seen.suspicion = _Suspicion(kind, why, collective, self.limit, began, at, at, cpu_s, io_bytes)
+        seen.suspicion = one = _Suspicion(kind, why, collective, self.limit, began, at, at, cpu_s, io_bytes, at)
         self._measure_from(seen, seen.vitals)
         self._suspects[worker] = None
-        ends_s = None
-        if self._proves and kind is Kind.STOPPED:
+        ends_s, spared = None, ""
+        if self._proves and (kind is Kind.STOPPED or self._may_prove(seen, one)):
+            awaits = "" if kind is Kind.STOPPED else self._awaits(seen.vitals)
+            spared = (awaits and f"its main thread waits for {awaits}") or self._spares(worker)
+        if not spared and self._proves and kind is Kind.STOPPED:
             ends_s = STOPPED_PROOF_S - (at - began)
-        elif self._may_prove(seen, seen.suspicion):
+        elif not spared and self._may_prove(seen, one):
             ends_s = proof_of(self.limit).seconds
-        return Suspected(worker, self._ranks.get(worker), kind, why, collective, at - began, self.limit, ends_s, more)
+        rank = self._ranks.get(worker)
+        return Suspected(worker, rank, kind, why, collective, at - began, self.limit, ends_s, more, spared)
 
     def _follow(
         self, worker: WorkerId, seen: _Seen, case: tuple[Kind, str, str] | None, found: list[Finding], *, gone: bool
@@ -571,6 +630,7 @@ class HangWatch:
         one, at = seen.suspicion, seen.vitals.at_s
         if one is None:
             return
+        one.followed_s = at
         if case is not None:
             one.confirmed_s = at
             if case[0] is Kind.LACKS and one.kind is not Kind.LACKS:
@@ -588,9 +648,7 @@ class HangWatch:
         if one.kind is Kind.STOPPED:
             since = seen.halted_s
             if since is not None and seen.halted_looks >= 2 and at - since >= STOPPED_PROOF_S:
-                found.append(ProvenHung(worker, f"stopped by a signal (state T) for {at - since:.1f} s", silent=True))
-                self._drop(worker)
-                self._proven.add(worker)
+                self._prove(worker, one, f"stopped by a signal (state T) for {at - since:.1f} s", found, silent=True)
         elif case is not None and self._may_prove(seen, one):
             self._collect(worker, seen, one, found)
 
@@ -600,8 +658,9 @@ class HangWatch:
     def _collect(self, worker: WorkerId, seen: _Seen, one: _Suspicion, found: list[Finding]) -> None:
         """Goes on with the evidence against a worker that others wait for."""
         at, deadline = seen.vitals.at_s, proof_of(one.limit)
-        if seen.quiet_s > one.window_s:
-            self._restart(one, seen.quiet_s, seen.vitals)
+        since = max(seen.quiet_s, seen.alone_s)
+        if since > one.window_s:
+            self._restart(one, since, seen.vitals)
         whole_s = deadline.seconds
         due = (0.0 if one.is_first else whole_s / 12, whole_s / 2, whole_s)
         taken = len(one.stacks)
@@ -609,15 +668,29 @@ class HangWatch:
             cpu_s, did = seen.vitals.cpu_s - one.cpu_s, seen.vitals.io_bytes - one.io_bytes
             text = (
                 f"{one.why}; for {at - one.window_s:.0f} s it has used {max(0.0, cpu_s):.2f} s of CPU time and moved "
-                f"{max(0, did)} bytes, and its stacks are the same ({deadline.told})"
+                f"{max(0, did)} bytes, its main thread has not woken, and its stacks are the same ({deadline.told}); "
+                "--hang-action warn would only name it"
             )
-            found.append(ProvenHung(worker, text, silent=False))
-            self._drop(worker)
-            self._proven.add(worker)
+            self._prove(worker, one, text, found, silent=False)
         elif one.open is None and at - one.window_s >= due[taken]:
             self._number += 1
             one.open = self._number
             found.append(StackWanted(worker, self._number))
+
+    def _prove(self, worker: WorkerId, one: _Suspicion, why: str, found: list[Finding], *, silent: bool) -> None:
+        """It hangs. Where the state would be lost with it, that is told once, and may be otherwise later."""
+        if reason := self._spares(worker):
+            if not one.is_spared:
+                one.is_spared = True
+                found.append(Spared(worker, why, reason))
+            return
+        found.append(ProvenHung(worker, why, silent))
+        self._drop(worker)
+        self._proven.add(worker)
+
+    def _awaits(self, vitals: Vitals) -> str:
+        """What a worker's main thread waits for outside the job, in words; "" for nothing that is known."""
+        return "" if vitals.peer and self._is_of_the_job(vitals.peer) else vitals.awaits
 
     def _clear(self, worker: WorkerId, why: str) -> None:
         seen = self._seen[worker]
@@ -680,6 +753,25 @@ def _has_run(before: Vitals, after: Vitals) -> bool:
         after.finished,
         after.commits,
     )
+
+
+def _is_awaited(seen: _Seen) -> bool:
+    """Whether it is suspected since others wait for it, and has not gone on since."""
+    one = seen.suspicion
+    return one is not None and one.kind in (Kind.LACKS, Kind.DEADLOCK) and seen.moved_s <= one.began_s
+
+
+def _pass_over(seen: _Seen) -> None:
+    """Leaves a suspicion as it is, while nobody can know what has become of it: that time is no evidence."""
+    if (one := seen.suspicion) is not None:
+        missed_s, one.followed_s = seen.vitals.at_s - one.followed_s, seen.vitals.at_s
+        one.window_s += missed_s
+        one.confirmed_s += missed_s
+
+
+def _waits_s(seen: _Seen) -> float:
+    """For how long it has waited, as far as it was looked at."""
+    return min(seen.vitals.waits_s, seen.vitals.at_s - seen.heard_s)
 
 
 def _does_nothing(seen: _Seen) -> str:

@@ -160,7 +160,7 @@ class ScriptDiscovery:
                 f"{self._subject} {_failed(returncode)}: {output or 'it printed nothing on its standard error'}"
             )
         try:
-            hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
+            hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots, least_slots=0)
         except UnicodeDecodeError as error:
             near = stdout[max(0, error.start - 20) : error.start + 20]
             raise DiscoveryError(f"{self._subject} printed bytes that are not UTF-8: {near!r}") from None

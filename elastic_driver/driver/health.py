@@ -7,15 +7,16 @@ nothing of it: what a hang or a drain means is the core's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from elastic_driver.core.draining import why_needed
 from elastic_driver.core.dumps import debugger, innermost
 from elastic_driver.core.events import DrainRequested, WorkerHung
-from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, StackWanted, Suspected
+from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
+from elastic_driver.core.survivors import why_spared
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report import happenings
@@ -46,7 +47,7 @@ class _Untold:
     """A suspicion that waits for a stack to be told with, and what is to be told after it."""
 
     suspected: Suspected
-    after: list[Cleared | ProvenHung] = field(default_factory=list)
+    after: list[Cleared | ProvenHung | Spared] = field(default_factory=list)
 
 
 class Health:
@@ -60,6 +61,10 @@ class Health:
         stacks: takes a worker's Python stacks; None where they cannot be had.
         hang_action: what comes of a worker that is proven to hang.
         straggler_action: what comes of one that is slow.
+        is_of_the_job: whether an address is one of the job's hosts.
+
+    Attributes:
+        is_on_disc: whether there is a commit on disc that the job can go on from.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Health:
         stacks: Stacks = no_stacks,
         hang_action: str = HangAction.END,
         straggler_action: str = StragglerAction.WARN,
+        is_of_the_job: Callable[[str], bool] = lambda address: False,
     ) -> None:
         self._stepper = stepper
         self._chronicle = chronicle
@@ -79,7 +85,8 @@ class Health:
         self._tasks = tasks
         self.stacks = stacks
         self._drains = straggler_action == StragglerAction.DRAIN
-        self._hangs = HangWatch(proves=hang_action == HangAction.END)
+        self.is_on_disc = False
+        self._hangs = HangWatch(proves=hang_action == HangAction.END, is_of_the_job=is_of_the_job)
         self._stragglers = StragglerWatch()
         self._round_id = 0
         self._untold: dict[WorkerId, _Untold] = {}
@@ -115,6 +122,10 @@ class Health:
             await asyncio.sleep(_LOOK_S)
             odd = not odd
             self._look(stragglers=odd)
+
+    def may_not_end(self, worker: WorkerId) -> bool:
+        """Whether a worker that is stopped by a signal is not ended for its silence: it alone has the state."""
+        return self._hangs.is_stopped(worker) and bool(self._why_spared(worker, ()))
 
     # --- what is asked of it ---------------------------------------------------------------------------------------
 
@@ -161,14 +172,17 @@ class Health:
         state, now = self._stepper.state, self._clock()
         is_running = state.phase is JobPhase.RUNNING and not finishing(state)
         for finding in self._hangs.look(
-            now, trains=lambda worker: is_running and _trains(state, worker), lives=lambda worker: _lives(state, worker)
+            now,
+            trains=lambda worker: is_running and _trains(state, worker),
+            lives=lambda worker: _lives(state, worker),
+            spares=self._why_spared,
         ):
             match finding:
                 case Suspected():
                     self._take_suspicion(finding)
                 case StackWanted():
                     self._ask_soon(finding)
-                case Cleared() | ProvenHung():
+                case Cleared() | ProvenHung() | Spared():
                     self._tell_after(finding)
         if not stragglers:
             return
@@ -193,6 +207,9 @@ class Health:
         for slow in list(self._kept.values()):
             if is_running and _trains(state, slow.worker):
                 self._drain(slow, now)
+
+    def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
+        return why_spared(self._stepper.state, worker, ended, is_on_disc=self.is_on_disc)
 
     def _take_suspicion(self, suspected: Suspected) -> None:
         if (earlier := self._untold.get(suspected.worker)) is not None:
@@ -231,7 +248,7 @@ class Health:
         for finding in untold.after:
             self._tell_after(finding)
 
-    def _tell_after(self, finding: Cleared | ProvenHung) -> None:
+    def _tell_after(self, finding: Cleared | ProvenHung | Spared) -> None:
         """Tells, and reports, what has become of a suspicion; not before that was told itself."""
         if finding.worker in self._untold:
             self._untold[finding.worker].after.append(finding)
@@ -239,6 +256,8 @@ class Health:
             self._chronicle.worker_cleared(
                 happenings.WorkerCleared(finding.worker, finding.rank, finding.why, finding.took_s)
             )
+        elif isinstance(finding, Spared):
+            self._chronicle.warning(f"worker {finding.worker} hangs ({finding.why}) and is not ended: {finding.reason}")
         else:
             self._stepper.report(WorkerHung(finding.worker, finding.why, finding.silent))
 
@@ -260,6 +279,7 @@ class Health:
                 suspected.limit.told,
                 ends_s,
                 suspected.more,
+                "" if kind is Kind.TRACED else suspected.spared,
             )
         )
 

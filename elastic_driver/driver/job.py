@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-
-import uvloop
+from typing import cast
 
 from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
@@ -66,13 +65,14 @@ from elastic_driver.report.page.tails import Tails
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
-from elastic_driver.settings.machines import NO_LAUNCHER, STDIN, node_environment, remote_environment
+from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
+from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.tasks import Tasks
@@ -239,7 +239,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             tally=tally,
             output=sink.of,
         )
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
         if code and os.environ.get(ENV_ERROR_FILE):
@@ -482,11 +482,11 @@ def _remote_dialler(settings: Settings) -> Dialler | None:
     if settings.launcher == NO_LAUNCHER:
         return None
     python = settings.remote_python or ""
+    bootstrap_on = cast("BootstrapOn | None", settings.launcher_bootstrap)
     if settings.rsh_agent is not None:
-        return RshDialler(shlex.join(settings.rsh_agent), python=python)
+        return RshDialler(shlex.join(settings.rsh_agent), python=python, bootstrap_on=bootstrap_on)
     if settings.launcher_command is not None:
-        bootstrap_on: BootstrapOn = "stdin" if settings.launcher_bootstrap == STDIN else "command"
-        return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on)
+        return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on or "stdin")
     return SshDialler(
         port=settings.ssh_port,
         identity_file=settings.ssh_identity_file or "",

@@ -98,12 +98,14 @@ from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Lau
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
+    DiscReport,
     Notice,
 )
 from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Route, RouteRequest
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
+from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.report.metrics import PATH, MetricsPage
@@ -219,6 +221,7 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
+        self._preempted = False  # whether it was SIGTERM that ended the job, and nobody's order
         self._told_own_end = self._told_of_horovods = self._told_of_metrics = False
         self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
@@ -260,7 +263,7 @@ class ElasticDriver:
             clock=self._clock,
             report=self._stepper.report,
             works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
-            debugged=self.board.is_debugged,
+            debugged=lambda worker: self.board.is_debugged(worker) or self.health.may_not_end(worker),
         )
         self.health = Health(
             self._stepper,
@@ -269,6 +272,7 @@ class ElasticDriver:
             tasks=self._tasks,
             hang_action=settings.hang_action,
             straggler_action=settings.straggler_action,
+            is_of_the_job=(lambda address: False) if agents is None else agents.fleet.has_address,
         )
         self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(
@@ -276,7 +280,7 @@ class ElasticDriver:
             processes=self._workers,
             heartbeats=self._supervisor,
             clock=self._clock,
-            on_disc=chronicle.on_disc,
+            on_disc=self._take_disc_report,
             on_notice=self._notify,
             end=self._end_for_operator,
             about=self._about,
@@ -330,6 +334,7 @@ class ElasticDriver:
                 self._server.web = metrics
             else:
                 self._page.site.more[PATH] = metrics.answer
+        self._server.web = Probed(self._server.web)
         self._spokesman: Spokesman | None = None
         if agents is not None:
             fleet = agents.fleet
@@ -518,7 +523,7 @@ class ElasticDriver:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
         self.rounds.job_over(end.message)
         if self._agents is not None:
-            self._agents.fleet.job_over(end.exit_code, end.message)
+            self._agents.fleet.job_over(end.exit_code, end.message, preempted=self._preempted)
         if self._chief is not None:  # it uses the others
             await self._chief.end(self._settings.grace_s + _END_S)
         await self._workers.stop_all(self._settings.grace_s + _END_S)
@@ -528,6 +533,11 @@ class ElasticDriver:
         if found is not None:
             self._chronicle.found_on_disc(str(folder), found.newest, found.damaged)
         self._chronicle.ended(end.exit_code, end.message)
+
+    def _take_disc_report(self, report: DiscReport) -> None:
+        if report.drivers and report.written >= 0:
+            self.health.is_on_disc = True
+        self._chronicle.on_disc(report)
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -539,6 +549,7 @@ class ElasticDriver:
                 self._chief.kill()
             return
         self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
+        self._preempted = number == signal.SIGTERM
         self._stepper.post(StopRequested(number, name))
 
     def _end_for_operator(self) -> str:
@@ -806,6 +817,10 @@ class ElasticDriver:
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def warn(self, text: str) -> None:
+        """Something that the user has to know of a host."""
+        self._chronicle.warning(text)
 
     def node_refused(self, why: str) -> None:
         """A node has come that cannot be one of the job's."""

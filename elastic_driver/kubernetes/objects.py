@@ -213,9 +213,9 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     # For elasticrun; other launchers have no use for it.
     options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
     if job.min_replicas is not None:
-        options += ["--min-np", str(max(1, job.min_replicas * job.slots))]
+        options += ["--min-slots", str(max(1, job.min_replicas * job.slots))]
     if job.max_replicas is not None:
-        options += ["--max-np", str(job.max_replicas * job.slots)]
+        options += ["--max-slots", str(job.max_replicas * job.slots)]
     env = {
         "K_MPI_JOB_ROLE": LAUNCHER,
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",

@@ -8,6 +8,7 @@ TORCHELASTIC_ERROR_FILE names a file that is not there yet. What a failing scrip
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -23,22 +24,29 @@ ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A traceback with a recursion in it has some 100 KB.
 _MOST_BYTES = 128 << 10
 _MOST_LINES = 20
+_PREFIX = "elastic_driver-errors-"
 
 
 class ErrorFiles:
-    """The error files of one host's workers: names, in a folder that only this user can read."""
+    """The error files of one host's workers: names, in a folder that only this user can read.
+
+    The folder is locked for as long as its agent lives. The next agent of this user on this machine removes those that
+    nobody has locked: of agents that were killed.
+    """
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._lock = -1
         self._given = 0
 
     def new(self) -> str:
         """A name for one worker; "" where there is no room for a folder."""
         if self._folder is None:
             try:
-                self._folder = Path(tempfile.mkdtemp(prefix="elastic_driver-errors-"))
+                self._folder, self._lock = _new_folder()
             except OSError:
                 return ""
+            _remove_dead(self._folder.parent)
         self._given += 1
         return str(self._folder / f"{self._given}.json")
 
@@ -47,6 +55,37 @@ class ErrorFiles:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(self._lock)
+
+
+def _new_folder() -> tuple[Path, int]:
+    """A folder, and the descriptor that holds its lock. Raises OSError."""
+    # Before it has its name: whoever finds it finds it locked.
+    new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = -1
+    try:
+        lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # this disc knows no locks: then nobody else can have one either
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return new.rename(new.with_name(new.name[1:])), lock
+    except BaseException:
+        if lock >= 0:
+            os.close(lock)
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def _remove_dead(parent: Path) -> None:
+    """Removes the folders of this user's agents that are dead."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def read_error_file(path: str) -> str:

@@ -30,11 +30,13 @@ class ExitStatus:
         returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
         reason: says it instead, where nobody has seen the end ("lost with its host").
         host_lost: whether that is so.
+        note: what is known of it beside; "" for nothing.
     """
 
     returncode: int
     reason: str = ""
     host_lost: bool = False
+    note: str = ""
 
     @property
     def ok(self) -> bool:
@@ -55,7 +57,8 @@ class ExitStatus:
         if self.reason:
             return self.reason
         name = self.signal_name
-        return f"exited with code {self.returncode}" if name is None else f"killed by {name}"
+        how = f"exited with code {self.returncode}" if name is None else f"killed by {name}"
+        return f"{how} ({self.note})" if self.note else how
 
 
 class OutputSink(Protocol):

@@ -27,6 +27,12 @@ PROTOCOL = 3
 JOB_IS_OVER = "the job is over"
 """Stands in the reason of a refusal where that is the reason."""
 
+NOTHING_GIVEN = 66
+"""Exit code of an agent that was given nothing on its standard input: EX_NOINPUT of sysexits.h."""
+
+NOTHING_GIVEN_WHY = "nothing has arrived on its standard input"
+"""What it says then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
@@ -522,10 +528,12 @@ class Close(Said, name="close"):
     Attributes:
         exit_code: of the job, which is over; -1 where it goes on without this host.
         why: the job is over, in words.
+        preempted: whether the driver was sent SIGTERM, and may be started again elsewhere.
     """
 
     exit_code: int = -1
     why: str = ""
+    preempted: bool = False
 
 
 # --- agent to driver ------------------------------------------------------------------------------------------------
@@ -552,7 +560,7 @@ class NotStarted(Said, name="not_started"):
 class Dying(Said, name="dying"):
     """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
 
-    ``error_file`` is what it has written into its error file; "" for nothing.
+    ``error_file`` is what it has written into its error file; "" for nothing. ``note``: what else is known of its end.
     """
 
     worker: str
@@ -560,19 +568,21 @@ class Dying(Said, name="dying"):
     how: str
     last_lines: list[str]
     error_file: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Exited(Said, name="exited"):
     """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
 
-    ``error_file``: see Dying.
+    ``error_file``, ``note``: see Dying.
     """
 
     worker: str
     returncode: int
     last_lines: list[str]
     error_file: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ business of :mod:`~elastic_driver.rendezvous.proof`; who may do what with which,
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
@@ -19,6 +21,8 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_WORKER
 
 KEY_BYTES = 32
+# Of scrypt: 16 MiB and 50 ms of a processor for each guess, where a plain HMAC lets a script try 27,000 a second.
+_COST, _BLOCK_BYTES, _PARALLEL = 1 << 14, 8, 1
 
 # In hexadecimal digits, in a worker's environment, which only its own user can read.
 ENV_KEY = "ELASTIC_DRIVER_KEY"  # this worker's own: proves it and the driver to each other
@@ -177,7 +181,7 @@ def join_key(token: str) -> bytes:
     Args:
         token: the join token, without white space around it.
     """
-    return hmac.digest(token.encode(), b"elastic_driver joiner", "sha256")
+    return _stretched(token, Role.JOINER)
 
 
 def member(token: str) -> Credential:
@@ -186,7 +190,24 @@ def member(token: str) -> Credential:
     Args:
         token: the service's, without white space around it; "" for a service without one, where it proves nothing.
     """
-    return Credential(Identity(Role.MEMBER), hmac.digest(token.encode(), b"elastic_driver member", "sha256"))
+    return Credential(Identity(Role.MEMBER), _stretched(token, Role.MEMBER) if token else bytes(KEY_BYTES))
+
+
+@functools.cache
+def _stretched(token: str, role: Role) -> bytes:
+    """The key that follows from a text that people may have chosen. Takes a while, once for each in a process.
+
+    The driver proves itself first, so that nobody who has its port after it is given a proof to guess from. In exchange
+    any stranger gets one proof of the driver's and can try tokens against it at home: each try has to cost him.
+    """
+    return hashlib.scrypt(
+        token.encode(),
+        salt=f"elastic_driver {role}".encode(),
+        n=_COST,
+        r=_BLOCK_BYTES,
+        p=_PARALLEL,
+        dklen=KEY_BYTES,
+    )
 
 
 def ranks_key(environ: Mapping[str, str]) -> bytes:

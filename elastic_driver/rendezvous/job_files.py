@@ -24,6 +24,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 
 _log = logging.getLogger("elastic_driver")
+_PAGE = ".html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Posting:
         job = JobFile(job_id, url, operator, reader, os.getpid(), tuple(command), join_token)
         for attempt in range(3):
             try:
-                return cls(*_write(job))
+                posting = cls(*_write(job))
             except FileNotFoundError as error:
                 # The last of the other jobs has ended at this moment, and taken the folder along.
                 if attempt == 2:
@@ -80,6 +81,10 @@ class Posting:
             except (OSError, SettingsError) as error:
                 _log.warning("elasticrun status, drain and end will not find this job: %s", error)
                 break
+            else:
+                with contextlib.suppress(SettingsError):
+                    running_jobs()  # removes what drivers have left that were killed
+                return posting
         return None
 
     def remove(self) -> None:
@@ -124,6 +129,28 @@ def private_folder(*, make: bool = False) -> Path:
             folder.mkdir(mode=0o700)
     _check_private(folder)
     return folder
+
+
+def put_page(name: str, text: str) -> Path:
+    """Writes an HTML document that only this user can read, in place of the one before of that name.
+
+    Args:
+        name: a job's id, with whose file it goes; or another, and then it stays.
+        text: the document.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        OSError: it cannot be written.
+        SettingsError: the folder is another's, or open to others.
+    """
+    path = private_folder(make=True) / f"{name}{_PAGE}"
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)
+    return path
 
 
 def _folder() -> Path:
@@ -200,4 +227,5 @@ def _read(path: Path) -> JobFile | None:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
+        path.with_suffix(_PAGE).unlink(missing_ok=True)
         path.parent.rmdir()

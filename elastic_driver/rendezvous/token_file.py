@@ -1,7 +1,7 @@
 """The token of ``elasticrun rendezvous``, as its users keep it in a file.
 
-Owns what may be one, how it is read, and how one is made. It is never an argument of a command, which everybody on the
-machine can read, and never travels.
+Owns what may be one (a join token, too), how it is read, and how one is made. It is never an argument of a command,
+which everybody on the machine can read, and never travels.
 """
 
 from __future__ import annotations
@@ -18,6 +18,28 @@ ENV_TOKEN_FILE = "ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE"
 # Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
 LEAST_CHARACTERS = 16
 MOST_BYTES = 4096
+# Of 16 random hexadecimal digits so few are different once in two million times.
+_LEAST_DIFFERENT = 5
+
+
+def new_token() -> str:
+    """One that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def weakness(token: str) -> str:
+    """Why a text cannot be a secret; "" where nothing is seen to be wrong. Whether it is random, nobody can see."""
+    length = len(token)
+    if length < LEAST_CHARACTERS:
+        return f"it has {length} characters, and {LEAST_CHARACTERS} are the least"
+    if not token.isprintable():
+        return "it has more than one line, or control characters"
+    if len(set(token)) < _LEAST_DIFFERENT:
+        return f"it has only {len(set(token))} different characters: elasticrun token makes one that cannot be guessed"
+    period = next((size for size in range(1, LEAST_CHARACTERS) if token.startswith(token[size:])), length)
+    if 2 * period <= length:
+        return f"it repeats {period} characters: elasticrun token makes one that cannot be guessed"
+    return ""
 
 
 def read_token(path: Path) -> str:
@@ -33,12 +55,9 @@ def read_token(path: Path) -> str:
     try:
         text = data.decode().strip()
     except UnicodeDecodeError:
-        text = ""
-    if len(text) < LEAST_CHARACTERS or not text.isprintable():
-        raise SettingsError(
-            f"cannot use the file {path} as a rendezvous token: it has to hold one line of {LEAST_CHARACTERS} or more "
-            "characters"
-        )
+        raise SettingsError(f"cannot use the file {path} as a rendezvous token: it is not UTF-8 text") from None
+    if why := weakness(text):
+        raise SettingsError(f"cannot use the file {path} as a rendezvous token: {why}")
     return text
 
 
@@ -49,13 +68,13 @@ def make_token(path: Path) -> str:
         FileExistsError: there is a file already.
         SettingsError: it cannot be written.
     """
-    token = secrets.token_hex(32)
+    token = new_token()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise
     except OSError as error:
-        raise SettingsError(f"cannot write a rendezvous token to {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot write a token to {path}: {error.strerror}") from error
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{token}\n")
     return token

@@ -62,19 +62,18 @@ def _row_of(vitals: Vitals) -> list[object]:
         [[each.name, round(each.since_s, 3), list(each.missing)] for each in vitals.waiting],
         int(vitals.can_dump),
         None if vitals.own_s is None else round(vitals.own_s, 6),
+        vitals.wakes,
+        vitals.awaits[:_MOST_TEXT],
+        vitals.peer[:_MOST_TEXT],
     ]
 
 
 def _vitals_of(row: Any) -> Vitals:
-    (
-        *first,
-        traffic,
-        waiting,
-        can_dump,
-        own,
-    ) = row
-    at_s, pid, state, traced, cpu_s, io, rss, pulse, round_id, rank, steps, submitted, finished, *rest = first
-    waits_s, waited_s, commits, committed = rest
+    at_s, pid, state, traced, cpu_s, io, rss, pulse, round_id, rank, steps, submitted, finished, *rest = row
+    waits_s, waited_s, commits, committed, traffic, waiting, can_dump, own, *later = rest
+    # Agents of earlier versions do not send these.
+    added: list[Any] = [*later, *(0, "", "")[len(later) :]]
+    wakes, awaits, peer = added
     if len(traffic) > _MOST_ROWS or len(waiting) > _MOST_ROWS:
         raise ValueError("too much of a worker")
     return Vitals(
@@ -99,6 +98,9 @@ def _vitals_of(row: Any) -> Vitals:
         waiting=tuple(Waiting(_text(name), _seconds(since), _ranks(missing)) for name, since, missing in waiting),
         can_dump=bool(_count(can_dump)),
         own_s=None if own is None else _seconds(own),
+        wakes=_count(wakes),
+        awaits=_text(awaits),
+        peer=_text(peer),
     )
 
 

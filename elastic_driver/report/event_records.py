@@ -53,6 +53,7 @@ from elastic_driver.report.happenings import (
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant
+from elastic_driver.version import __version__
 
 FORMAT = 1
 """Of the records: a higher one when a program that reads them would have to be changed."""
@@ -65,7 +66,7 @@ def records_of(happening: Happening) -> list[Record]:
         case Status() | DiscoveryRan() | DiscReported() | MomentPassed():
             return []
         case JobStarted(url, job_id):
-            return [_record("job_started", format=FORMAT, rendezvous=url, job_id=job_id)]
+            return [_record("job_started", format=FORMAT, version=__version__, rendezvous=url, job_id=job_id)]
         case HostsChanged(hosts):
             labels = {host.name: list(host.labels) for host in hosts if host.labels}
             more = {"labels": labels} if labels else {}
@@ -176,6 +177,7 @@ def _of_suspicion(one: WorkerSuspected) -> Record:
         limit=one.limit,
         ends_s=None if one.ends_s is None else round(one.ends_s, 4),
         more=one.more,
+        spared=one.spared,
     )
 
 

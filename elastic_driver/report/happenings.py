@@ -227,6 +227,7 @@ class WorkerSuspected:
         limit_s, limit: which limit that exceeds, and how that is derived.
         ends_s: it is ended when the proof is complete, at the earliest after so long; None where it is only named.
         more: how many other workers are in the same case.
+        spared: why it is not ended, where that is not --hang-action's doing nor the kind's, in words; else "".
     """
 
     worker: WorkerId
@@ -241,6 +242,7 @@ class WorkerSuspected:
     limit: str
     ends_s: float | None
     more: int
+    spared: str = ""
 
 
 @dataclass(frozen=True, slots=True)

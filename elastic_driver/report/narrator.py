@@ -53,6 +53,7 @@ from elastic_driver.report.happenings import (
     WorkerSuspected,
     WorkerTimeBooked,
 )
+from elastic_driver.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Narrator:
             case Remark(text, warning):
                 (console.warning if warning else console.line)(text)
             case JobStarted(url, job_id):
-                console.detail(f"rendezvous at {url}, job {job_id}")
+                console.detail(f"elasticrun {__version__}, rendezvous at {url}, job {job_id}")
             case HostsChanged(hosts):
                 console.detail(f"hosts: {', '.join(str(host) for host in hosts) or 'none'}")
             case HostReady(host, address, joined):
@@ -163,7 +164,7 @@ class Narrator:
             case FirstFailure():
                 self._tell_first_failure(happening)
             case InternalError(error, events):
-                console.error("internal error of the driver; please report the lines below")
+                console.error(f"internal error of the driver, elasticrun {__version__}; please report the lines below")
                 for line in (*error.splitlines(), f"the last {len(events)} events:", *events):
                     console.error(f"  {line}")
             case JobEnded(exit_code, message, summary):

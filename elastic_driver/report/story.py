@@ -86,6 +86,7 @@ class Story:
 
     Attributes:
         job_id, began: which job, and when it began, unix seconds.
+        version: of the driver; "" where the log has none.
         last: the time of the last event.
         pieces: what the job did, by category of its goodput.
         rounds, lives, marks: in the order of their times.
@@ -111,6 +112,7 @@ class Story:
     exit_code: int | None = None
     message: str = ""
     skipped: int = 0
+    version: str = ""
 
     @property
     def booked(self) -> Booked:
@@ -173,7 +175,8 @@ class Reader:
             return
         self._zero, self._living, self._members = zero, {}, frozenset()
         self._doing, self._on_change, self._trained_until, self._has_trained = None, None, None, False
-        self.story = Story(job_id, began, pieces=[Piece(Category.START, 0.0)])
+        version = str(event.get("version", ""))
+        self.story = Story(job_id, began, version=version, pieces=[Piece(Category.START, 0.0)])
 
     def _take(self, story: Story, kind: str, event: Mapping[str, Any], at: float) -> None:
         match kind:

@@ -14,16 +14,19 @@ _NOT_ENDED = {
     "deadlock": "nobody is ended for that, since which of them is wrong cannot be seen",
     "idle": "nobody is ended for that while nobody waits",
 }
+_WARN = "with --hang-action warn it would only be named"
 
 
 def of_suspicion(suspected: WorkerSuspected) -> str:
     """Who may hang, why, and what comes of it."""
     others = f" (and {suspected.more} others like it)" if suspected.more else ""
     then = _NOT_ENDED.get(suspected.kind, "nobody is ended for that (--hang-action warn)")
-    if suspected.kind == "stopped" and suspected.ends_s is not None:
-        then = f"it is ended in {suspected.ends_s:.0f} s if it stays so"
+    if suspected.spared:
+        then = f"it is not ended for that: {suspected.spared}"
+    elif suspected.kind == "stopped" and suspected.ends_s is not None:
+        then = f"it is ended in {suspected.ends_s:.0f} s if it stays so ({_WARN})"
     elif suspected.ends_s is not None:
-        then = f"it is ended if it neither computes, reads, writes nor moves for {suspected.ends_s:.0f} s"
+        then = f"it is ended if it neither computes, reads, writes nor wakes for {suspected.ends_s:.0f} s ({_WARN})"
     is_halted = suspected.kind in ("stopped", "traced") and suspected.still_s < suspected.limit_s
     limit = "" if is_halted else f" (the limit: {suspected.limit})"
     return f"{_named(suspected.worker, suspected.rank)}{others} may hang: {suspected.why}{limit}; {then}"

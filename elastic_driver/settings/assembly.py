@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from elastic_driver.dialects.horovod_shim import ENV_SHIM
@@ -26,7 +26,9 @@ from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_s
 from elastic_driver.settings.torchrun_options import torchrun_values
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
-_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun"})
+_READ_HERE = frozenset(
+    {"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun", "min_slots", "max_slots"}
+)
 # Where hosts come from that are asked for again and again.
 _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
@@ -69,8 +71,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
     Args:
         given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
-            ``hostfile``, ``mpi``, ``gloo``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its
-            variables are read as well. None stands for what was not given.
+            ``hostfile``, ``mpi``, ``gloo``, ``jsrun``, ``min_slots``, ``max_slots``; and ``torchrun``, the texts of
+            torchrun's flags, with which its variables are read as well. None stands for what was not given.
         environ: the environment.
 
     Raises:
@@ -117,16 +119,14 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     # What the environment has, the workers inherit: only the rest is exported.
     values = {**_from_variables(environ, but=chosen), **{name: _typed(name, value) for name, value in chosen.items()}}
     values["passed_env"] = read_passed(values.get("passed_env", ()), environ)
-    if values.get("rsh_agent") is not None and "launcher_bootstrap" in values:
-        # mpi-operator's kubexec.sh hands no standard input on; a ticket in the command comes through any of them.
-        raise SettingsError(
-            "--launcher-bootstrap is for --launcher-command: an rsh agent's command has a ticket always"
-        )
+    if mpi is None and values.get("rsh_agent") is None:
+        values["remarks"] = (*(values.get("remarks") or ()), *_of_ssh_in_variable(environ, but=chosen))
     if not flags_of_nodes and (mounted := _mounted_hostfile(values, environ)) is not None:
         values["hostfile"], remark = mounted
         values["remarks"] = (*(values.get("remarks") or ()), remark)
     hosts = _fixed_hosts(values)
     num_proc = values["num_proc"]
+    _bound_by_slots(values)
     elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint((*_SOURCES, "min_num_proc"))
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
@@ -135,6 +135,16 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
     values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
+
+
+def _bound_by_slots(values: dict[str, Any]) -> None:
+    """What counts machines knows slots; parameter servers take some of them. Bounds of workers that were given win."""
+    servers = max(0, values.get("num_parameter_servers") or 0)
+    least, most = values.get("min_slots"), values.get("max_slots")
+    if least is not None:
+        values.setdefault("min_num_proc", max(1, min(least - servers, values["num_proc"])))
+    if most is not None:
+        values.setdefault("max_num_proc", most - servers)
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -186,7 +196,7 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
             check_seconds(f"the variable {variable}:", values[name])
         else:
             try:
-                values[name] = integer(text) if _FIELDS[name] is integer else _rsh_agent(text)
+                values[name] = integer(text) if _FIELDS[name] is integer else _rsh_agent(text, environ)
             except ValueError as error:
                 raise SettingsError(f"cannot read the variable {variable}: {error}") from None
     return values
@@ -209,10 +219,35 @@ def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> 
     )
 
 
-def _rsh_agent(text: str) -> tuple[str, ...] | None:
-    """The command in Open MPI's variable, which may list several behind colons; None where it is ssh anyway."""
+def _rsh_agent(text: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The command in Open MPI's variable, which may list several behind colons; None where it is ssh anyway.
+
+    A site or a user's profile has named ssh for mpirun, and this job's own ssh is configured by flags. In a pod the
+    variable was set for the job.
+    """
     words = tuple(shlex.split(text.partition(":")[0]))
-    return words if words and words != ("ssh",) else None
+    if not words or words == ("ssh",) or (_names_ssh(words) and not _is_pod(environ)):
+        return None
+    return words
+
+
+def _names_ssh(words: Sequence[str]) -> bool:
+    return bool(words) and PurePath(words[0]).name == "ssh"
+
+
+def _is_pod(environ: Mapping[str, str]) -> bool:
+    return "KUBERNETES_SERVICE_HOST" in environ or is_launcher_pod(environ)
+
+
+def _of_ssh_in_variable(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> list[str]:
+    """What is said where the variable has arguments for ssh that are not taken from there."""
+    text = environ.get(VARIABLES["rsh_agent"], "").partition(":")[0]
+    if but.keys() & _OTHER_THAN_RSH or not _names_ssh(words := shlex.split(text)) or len(words) == 1:
+        return []
+    return [
+        f"OMPI_MCA_plm_rsh_agent is {text.strip()!r}: hosts are dialled with ssh, and its arguments are not taken from "
+        "there, but from ~/.ssh/config and flags (--ssh-port, --ssh-identity-file)"
+    ]
 
 
 def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:

@@ -5,12 +5,11 @@ Owns what may be one, and how it is read. It is never an argument of a command, 
 
 from __future__ import annotations
 
-import secrets
 import stat
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.token_file import LEAST_CHARACTERS, MOST_BYTES
+from elastic_driver.rendezvous.token_file import MOST_BYTES, new_token, weakness
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import read_named
 
@@ -20,7 +19,7 @@ ENV_JOIN_TOKEN_FILE = "ELASTIC_DRIVER_JOIN_TOKEN_FILE"
 
 def new_join_token() -> str:
     """One that nobody can guess."""
-    return secrets.token_hex(32)
+    return new_token()
 
 
 def read_join_token(path: Path) -> str:
@@ -50,12 +49,8 @@ def join_token(data: bytes, source: str) -> str:
         text = data.decode().strip()
     except UnicodeDecodeError:
         raise SettingsError(f"cannot use {source} as a join token: it is not UTF-8 text") from None
-    if len(text) < LEAST_CHARACTERS:
-        raise SettingsError(
-            f"cannot use {source} as a join token: it has {len(text)} characters, and {LEAST_CHARACTERS} are the least"
-        )
-    if not text.isprintable():
-        raise SettingsError(f"cannot use {source} as a join token: it has more than one line, or control characters")
+    if why := weakness(text):
+        raise SettingsError(f"cannot use {source} as a join token: {why}")
     return text
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import KEY_BYTES
+from elastic_driver.rendezvous.token_file import weakness
 from elastic_driver.system.safe_files import read_named
 
 _MOST_BYTES = 4096
@@ -31,4 +32,6 @@ def read_operator_key(path: Path) -> bytes:
         raise SettingsError(
             f"cannot use the file {path} as a token: it does not hold a key of {2 * KEY_BYTES} hexadecimal digits"
         )
+    if why := weakness(key.hex()):
+        raise SettingsError(f"cannot use the file {path} as a token: {why}")
     return key

@@ -128,7 +128,8 @@ class Settings:
         launcher: "none" where hosts that are listed are not dialled, but waited for until they join; or "auto".
         rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
         launcher_command: template of a command that starts an agent on a host instead of ssh; None for ssh.
-        launcher_bootstrap: how that one gets what it needs: "stdin", or "command" where that does not reach it.
+        launcher_bootstrap: how an agent gets what it needs from one of these: "stdin", or "command" where that does not
+            reach it; None for "stdin", and with rsh_agent for "command" on hosts where nothing arrives.
         remote_python: Python of other hosts' agents; None for the same path as here.
         ssh_port, ssh_identity_file: for ssh; None for what its own configuration says.
         ssh_connect_timeout_s: how long ssh may take to connect.
@@ -226,7 +227,7 @@ class Settings:
     launcher: str = field(default=AUTO_LAUNCHER, metadata=_given_by("--launcher"))
     rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
     launcher_command: str | None = field(default=None, metadata=_given_by("--launcher-command"))
-    launcher_bootstrap: str = field(default=STDIN, metadata=_given_by("--launcher-bootstrap"))
+    launcher_bootstrap: str | None = field(default=None, metadata=_given_by("--launcher-bootstrap"))
     remote_python: str | None = field(default=None, metadata=_given_by("--remote-python"))
     ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port"))
     ssh_identity_file: str | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
@@ -512,15 +513,15 @@ class Settings:
                 raise SettingsError(f"{FLAGS[name]} is empty")
         if self.rsh_agent is not None and self.launcher_command is not None:
             raise SettingsError("give either --rsh-agent or --launcher-command, not both")
-        if self.launcher_bootstrap not in BOOTSTRAPS:
+        if self.launcher_bootstrap not in (None, *BOOTSTRAPS):
             raise SettingsError(f"--launcher-bootstrap {self.launcher_bootstrap} is none of {', '.join(BOOTSTRAPS)}")
         instead = next((name for name in ("rsh_agent", "launcher_command") if getattr(self, name) is not None), None)
         if instead is not None:
             for name in ("ssh_port", "ssh_identity_file"):
                 if getattr(self, name) is not None:
                     raise SettingsError(f"{FLAGS[name]} is for ssh, which {FLAGS[instead]} takes the place of")
-        if self.launcher_bootstrap != STDIN and self.launcher_command is None:
-            raise SettingsError("--launcher-bootstrap is without effect: give --launcher-command too")
+        if self.launcher_bootstrap not in (None, STDIN) and instead is None:
+            raise SettingsError("--launcher-bootstrap is without effect: give --rsh-agent or --launcher-command too")
         if self.port_range is not None:
             check_port_range(FLAGS["port_range"], self.port_range)
         for text in self.network_interfaces:

@@ -13,7 +13,7 @@ from jobs import Job
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-PROGRAM = Path(__file__).parent.parent / "support" / "hang_program.py"
+PROGRAM = Path(__file__).parent.parent / "support" / "programs" / "hang_program.py"
 TWO = "localhost:1\n127.0.0.1:1\n"
 # Longer than what is suspicious (5 s, after ten steps) and than what makes a look stale (3 s).
 STOPPED_S = float(os.environ.get("STOPPED_S", "7"))

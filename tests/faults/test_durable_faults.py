@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import FORKING, PATIENCE_S, SUPPORT, Job, check_agreement
+from jobs import FORKING, PATIENCE_S, PROGRAMS, Job, check_agreement
 
 from elastic_driver.worker.durable import format as durable_format
 
 pytestmark = [pytest.mark.faults]
 
-COMMAND = [sys.executable, str(SUPPORT / "durable_program.py")]
+COMMAND = [sys.executable, str(PROGRAMS / "durable_program.py")]
 TWO_HOSTS = "localhost:1\n127.0.0.1:1\n"
 MIB = 1 << 20
 

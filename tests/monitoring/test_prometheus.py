@@ -126,7 +126,7 @@ def test_prometheus_sees_a_job_lose_a_worker(
 
 def test_one_token_reads_job_after_job(tmp_path: Path, runtime: Path) -> None:
     key, token = tmp_path / "operator", tmp_path / "reader"
-    key.write_text("ab" * 32)
+    key.write_text("0123456789abcdef" * 4)
     write_reader_token(token, "--token-file", str(key))  # before any job runs
     bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
     for number in range(2):
@@ -137,5 +137,7 @@ def test_one_token_reads_job_after_job(tmp_path: Path, runtime: Path) -> None:
             answer = requests.get(f"{url}/metrics", headers=bearer, timeout=20)
             assert answer.status_code == 200
             assert f'job_id="{job.events("job_started")[0]["job_id"]}"' in answer.text
-            refused = requests.get(f"{url}/metrics", headers={"Authorization": f"Bearer {'ab' * 32}"}, timeout=20)
+            refused = requests.get(
+                f"{url}/metrics", headers={"Authorization": f"Bearer {'0123456789abcdef' * 4}"}, timeout=20
+            )
             assert refused.status_code == 401, "the operator's key does not travel"

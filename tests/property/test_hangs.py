@@ -29,7 +29,22 @@ from elastic_driver.vitals import Vitals, Waiting
 pytestmark = pytest.mark.property
 
 STACK = 'Thread 0x01 (most recent call first):\n  File "/x/train.py", line {} in wait\n'
-MODES = ("train", "wait", "hang", "compute", "write", "step", "stop", "stop and go", "traced", "held", "disc", "silent")
+MODES = (
+    "train",
+    "wait",
+    "hang",
+    "compute",
+    "write",
+    "step",
+    "stop",
+    "stop and go",
+    "traced",
+    "held",
+    "disc",
+    "silent",
+    "poll",
+    "lock",
+)
 _MODE = st.sampled_from(MODES)
 # What leads somewhere comes more often: others wait for one that does something of its own for a long time.
 _ALONE = st.tuples(_MODE, st.integers(0, 3)).map(
@@ -107,7 +122,7 @@ class World:
                 self._answer(segment.stacks)
 
     def _next(self, look: Vitals, mode: str, passed_s: float, tick: int) -> Vitals:
-        look = replace(look, at_s=look.at_s + passed_s, state="S", traced=False)
+        look = replace(look, at_s=look.at_s + passed_s, state="S", traced=False, awaits="")
         if mode == "wait":
             return replace(look, waits_s=look.waits_s + passed_s)
         look = replace(look, waits_s=0.0)
@@ -136,6 +151,10 @@ class World:
                 return replace(look, state="t", traced=True)
             case "held":
                 return replace(look, traced=True)
+            case "poll":
+                return replace(look, wakes=look.wakes + (tick % 20 == 0))
+            case "lock":
+                return replace(look, awaits="a file lock")
             case "disc":
                 return replace(look, state="D")
         return look
@@ -160,6 +179,7 @@ class World:
         match finding:
             case Suspected():
                 assert not is_open, "it has been told already"
+                assert not finding.spared or finding.ends_s is None
                 assert now.waits_s == 0 or finding.kind is Kind.DEADLOCK
                 if finding.kind is Kind.STOPPED:
                     assert looks[-2].state in ("T", "t")
@@ -191,6 +211,8 @@ class World:
         assert looks[-1].at_s - window[0].at_s >= proof_s - STALE_S
         assert all(late.at_s - early.at_s <= STALE_S for early, late in itertools.pairwise(window))
         assert not any(look.waits_s or look.traced or look.state in ("T", "t") for look in window)
+        assert not any(look.awaits for look in window)
+        assert len({look.wakes for look in window}) == 1
         assert len({(look.steps, look.submitted, look.finished, look.commits) for look in window}) == 1
         assert window[-1].cpu_s - window[0].cpu_s < 0.01 * proof_s + 0.05
         assert window[-1].io_bytes - window[0].io_bytes < 1024 * proof_s + 16384
@@ -290,6 +312,9 @@ _RUBBISH = st.builds(
     waits_s=_TIME,
     waited_s=_TIME,
     commits=_COUNT,
+    wakes=_COUNT,
+    awaits=st.sampled_from(("", "a file lock")),
+    peer=st.sampled_from(("", "10.0.0.1")),
     waiting=st.lists(
         st.builds(Waiting, st.sampled_from(("x", "")), _TIME, st.lists(st.integers(0, 5), max_size=4).map(tuple)),
         max_size=3,

@@ -138,6 +138,12 @@ class FakeDriver:
     def turned_away(self, host: str, why: str) -> None:
         """See Host."""
 
+    def revoked(self, host: str, why: str) -> None:
+        """See Host."""
+
+    def warn(self, text: str) -> None:
+        """See Host."""
+
     def take(self, link: AgentLink, message: Said) -> None:
         self.said.append(message)
         if isinstance(message, Bye):

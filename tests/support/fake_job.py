@@ -41,7 +41,8 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.words import Backend, NoticeKind
 
 SUPPORT = Path(__file__).parent
-PROGRAM = Path(__file__).with_name("worker_program.py")
+PROGRAMS = SUPPORT / "programs"
+PROGRAM = PROGRAMS / "worker_program.py"
 PATIENCE_S = 150.0
 
 

@@ -16,7 +16,7 @@ from virtual_loop import VirtualLoop, run_virtually
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
-from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.door import Door, Ticket, User
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
@@ -203,12 +203,16 @@ class FakeDialler:
     Attributes:
         dials: host and what its agent was given, in order.
         error: raised by the next dials.
+        shows: whether others can read what agents are given.
     """
 
-    shows_bootstrap: bool = False
+    shows: bool = False
     dials: list[tuple[str, Bootstrap]] = field(default_factory=list)
     dialled: list[FakeDialled] = field(default_factory=list)
     error: Exception | None = None
+
+    def shows_bootstrap(self, host: str) -> bool:
+        return self.shows
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> FakeDialled:
         await asyncio.sleep(0)
@@ -232,6 +236,7 @@ class Listener:
         self.heard: list[str] = []
         self.unready: list[tuple[str, DialFailure]] = []
         self.refused: list[str] = []
+        self.warnings: list[str] = []
         self.leaves: list[tuple[str, str]] = []
         self.own_ends: list[tuple[str, float]] = []
         self.checks: list[Checked] = []
@@ -256,6 +261,9 @@ class Listener:
 
     def node_refused(self, why: str) -> None:
         self.refused.append(why)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
     def network_checked(self, report: Checked) -> None:
         self.checks.append(report)
@@ -376,7 +384,9 @@ class FakeFleet:
         if ticket:
             dials = [each for name, each in (*self.local.dials, *self.remote.dials) if name == host]
             role, _, number = dials[-1].identity.partition(" ")
-            assert self.door.take(Identity(Role(role), number=number)) is not None, "the ticket is good for nothing"
+            user = User(secrets.token_hex(16), "", "10.0.0.1", 1)
+            taken = self.door.take(Identity(Role(role), number=number), user)
+            assert isinstance(taken, Ticket), "the ticket is good for nothing"
         link = self.fleet.arrives(facts(host, joined=not ticket, **more))
         self.door.admit(link.agent, _KEY)
         agent = FakeAgent(link)

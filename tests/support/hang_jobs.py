@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from jobs import SUPPORT, Job
+from jobs import PROGRAMS, Job
 
 FRAMES_OF = "hang_program.py"
 # How the end of a suspicion begins that says nothing of the worker: nobody could look.
@@ -63,7 +63,7 @@ class HangJob(Job):
             folder,
             None,
             *("-H", hosts, "-np", str(self.size), "--min-np", str(slots), "--no-preload", *flags),
-            command=command or [sys.executable, str(SUPPORT / FRAMES_OF)],
+            command=command or [sys.executable, str(PROGRAMS / FRAMES_OF)],
             env={**more, "WHERE": str(self.where), **(env or {})},
         )
 

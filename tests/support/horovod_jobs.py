@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import psutil
 from jobs import Job
 
-PROGRAM = Path(__file__).with_name("horovod_program.py")
-TENSORFLOW_PROGRAM = Path(__file__).with_name("horovod_tensorflow_program.py")
+PROGRAM = Path(__file__).parent / "programs/horovod_program.py"
+TENSORFLOW_PROGRAM = PROGRAM.with_name("horovod_tensorflow_program.py")
 MARK = "HOROVOD_TEST_MARK"
 LINGER_S = 30.0
 

@@ -17,9 +17,10 @@ from json_lines import JsonLines
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = Path(__file__).parent
-PROGRAM = Path(__file__).with_name("step_program.py")
+PROGRAMS = SUPPORT / "programs"
+PROGRAM = PROGRAMS / "step_program.py"
 # In place of ``-m elastic_driver``.
-FORKING = (str(Path(__file__).with_name("forking_elasticrun.py")),)
+FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)
 PATIENCE_S = 150.0
 
 

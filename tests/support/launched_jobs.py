@@ -20,7 +20,7 @@ import forked
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(__file__).with_name("launched_program.py")
+PROGRAM = Path(__file__).parent / "programs/launched_program.py"
 PATIENCE_S = 200.0
 _jobs = itertools.count()
 # Of launchers that the tests themselves may run under.

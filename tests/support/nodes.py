@@ -17,8 +17,9 @@ import psutil
 from namespaces import NamespaceHost
 
 SUPPORT = Path(__file__).parent
+PROGRAMS = SUPPORT / "programs"
 ROOT = SUPPORT.parents[1]
-WORKER = [sys.executable, str(SUPPORT / "node_worker.py")]
+WORKER = [sys.executable, str(PROGRAMS / "node_worker.py")]
 PATIENCE_S = 150.0
 
 _T = TypeVar("_T")
@@ -106,7 +107,7 @@ class NodesJob:
         **nodes: Any,
     ) -> Node:
         """Starts a node, on a machine or on this one."""
-        words = [sys.executable, str(SUPPORT / "node_program.py"), json.dumps(given or {})]
+        words = [sys.executable, str(PROGRAMS / "node_program.py"), json.dumps(given or {})]
         words += [json.dumps(self._nodes | nodes), *(command or WORKER)]
         environ = os.environ if host is None else host.environment()
         more = {"NODE": name, "LOG": str(self.log), "END": str(self._end), "PYTHONPATH": str(ROOT), **(env or {})}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import ROOT, SUPPORT, Job
+from jobs import PROGRAMS, ROOT, Job
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -19,7 +19,7 @@ pytestmark = [
 
 def run(folder: Path, steps: int, *flags: str, hosts: str = "localhost:3") -> Job:
     """A job of the plain script on this machine's loopback."""
-    script = [sys.executable, str(SUPPORT / "tf_chief_program.py"), str(folder), str(steps)]
+    script = [sys.executable, str(PROGRAMS / "tf_chief_program.py"), str(folder), str(steps)]
     env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     return Job(folder, None, "-H", hosts, "--parameter-servers", "1", *flags, command=script, env=env)
 

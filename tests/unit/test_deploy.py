@@ -5,6 +5,7 @@ commands are ours.
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,21 @@ def test_the_dockerfile_and_the_jobs_agree() -> None:
     assert f"runAsUser: {user[1]}" in jobs
     assert f"HostKey /home/{user[2]}/.ssh/id_rsa" in text
     assert set(re.findall(r"image: (\S+)", jobs)) == set(re.findall(r"docker build .* -t (\S+) ", text))
+
+
+def test_an_image_runs_as_a_user_by_number() -> None:
+    """runAsNonRoot is refused where an image names its user: the kubelet does not look into its passwd."""
+    for path in sorted(FOLDER.rglob("Dockerfile*")):
+        users = re.findall(r"^USER (\S+)", path.read_text(), re.M)
+        assert users, path
+        assert all(user.isdecimal() and int(user) for user in users), path
+
+
+def test_what_git_ignores_goes_into_no_image() -> None:
+    """A virtual environment with CUDA is gigabytes. dist/ is what an image copies."""
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split() if line != "/dist/"}
+    left_out = [line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().splitlines()]
+    assert [each for each in sorted(ignored) if not any(fnmatch(each, line) for line in left_out)] == []
+    # Docker looks in folders below only where a pattern says so.
+    anywhere = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split() if not line.startswith("/")}
+    assert sorted(f"**/{each}" for each in anywhere if f"**/{each}" not in (ROOT / ".dockerignore").read_text()) == []

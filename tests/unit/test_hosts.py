@@ -69,6 +69,7 @@ def test_hosts_that_can_be(text: str, host: Host) -> None:
         ("-a:1", "expected host or host:slots"),
         ("a/b:1", "expected host or host:slots"),
         ("höst:1", "expected host or host:slots"),
+        (f"{'a' * 256}:1", "a host's name has at most 255 characters"),
     ],
 )
 def test_hosts_that_cannot_be(text: str, complaint: str) -> None:

@@ -23,6 +23,37 @@ MANIFESTS = sorted((*(FOLDER / "trainer").glob("*.yaml"), *(FOLDER / "jobset").g
 TOKEN = "a token of the test's own"
 VERSIONS = ("1.31.0", kubernetes_validate.latest_version())
 
+# What the CRDs of Kubeflow Trainer's releases have where these manifests say something (manifests/base/crds). None: all
+# that is below is known to be right, or is checked elsewhere.
+_JOB_SET = {"network": {"publishNotReadyAddresses": None}, "replicatedJobs": {"name": None, "template": None}}
+_RUNTIME = {"numNodes": None, "torch": {}, "mpi": None}
+TRAINER_FIELDS: dict[str, dict[str, Any]] = {
+    "2.0": {"mlPolicy": _RUNTIME | {"torch": {"elasticPolicy": None, "numProcPerNode": None}}},
+    "2.1": {"mlPolicy": _RUNTIME | {"torch": {"elasticPolicy": None, "numProcPerNode": None}}},
+    "2.2": {"mlPolicy": _RUNTIME | {"flux": None, "jax": None, "xgboost": None}},
+    "2.3": {"mlPolicy": _RUNTIME | {"flux": None, "jax": None, "xgboost": None, "torch": {"envInjection": None}}},
+}
+_TRAINER = ("args", "command", "env", "image", "numNodes", "numProcPerNode", "resourcesPerNode")
+_TRAIN_JOB = ("initializer", "managedBy", "suspend")
+TRAIN_JOB_FIELDS: dict[str, tuple[str, ...]] = {
+    "2.0": (*_TRAIN_JOB, "annotations", "labels", "podSpecOverrides"),
+    "2.1": (*_TRAIN_JOB, "annotations", "labels", "podTemplateOverrides"),
+    "2.2": (*_TRAIN_JOB, "activeDeadlineSeconds", "runtimePatches"),
+    "2.3": (*_TRAIN_JOB, "activeDeadlineSeconds", "runtimePatches"),
+}
+
+
+def strangers(value: Any, known: Mapping[str, Any] | None, at: str) -> list[str]:
+    """The fields that are not known, by their paths."""
+    if known is None:
+        return []
+    if isinstance(value, list):
+        return [path for each in value for path in strangers(each, known, at)]
+    found = [f"{at}.{name}" for name in value if name not in known]
+    return found + [
+        path for name in sorted(value.keys() & known) for path in strangers(value[name], known[name], f"{at}.{name}")
+    ]
+
 
 def documents(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
@@ -66,6 +97,19 @@ def test_what_kubernetes_knows_of_is_valid(path: Path, version: str) -> None:
             container.setdefault("command", ["elasticrun"])  # a TrainJob's own
             job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
             kubernetes_validate.validate(job, version, strict=True)
+
+
+@pytest.mark.parametrize("version", TRAINER_FIELDS)
+def test_each_release_of_trainer_knows_all_fields(version: str) -> None:
+    """What a CRD does not know, kubectl apply refuses."""
+    [runtime], [job] = documents(FOLDER / "trainer/runtime.yaml"), documents(FOLDER / "trainer/trainjob.yaml")
+    template = {"template": {"metadata": None, "spec": _JOB_SET}, "podGroupPolicy": None}
+    assert strangers(runtime["spec"], TRAINER_FIELDS[version] | template, "spec") == []
+    fields: dict[str, Any] = dict.fromkeys(TRAIN_JOB_FIELDS[version])
+    fields |= {"trainer": dict.fromkeys(_TRAINER), "runtimeRef": dict.fromkeys(("apiGroup", "kind", "name"))}
+    assert strangers(job["spec"], fields, "spec") == []
+    # An integer since 2.2; before, a text was taken, too.
+    assert isinstance(job["spec"]["trainer"]["numProcPerNode"], int)
 
 
 def test_each_pod_has_the_token_and_knows_how_long_it_lives_on() -> None:

@@ -145,7 +145,7 @@ class Reflector(Generic[_T]):
                 self._fail(f"no answer within {self._patience_s:g} s")
             except (aiohttp.ClientError, OSError) as error:
                 self._fail(str(error) or type(error).__name__)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 self._version = ""
                 self._fail(f"it answers what cannot be read: {type(error).__name__}: {error}")
             # Many that were cut off together do not come back together.
@@ -251,7 +251,7 @@ class Reflector(Generic[_T]):
         """Raises _RefusedError."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience_s)
         answer = await read(**self._query, **query, _preload_content=False, _request_timeout=timeout)
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # it need not say what time it is
             there = email.utils.parsedate_to_datetime(answer.headers["Date"]).timestamp()
             # It has no fractions of a second: on average a half is missing.
             self.ahead_s = there + 0.5 - time.time()

@@ -5,12 +5,14 @@ Owns the command line, which a launcher wrote and no user.
 
 from __future__ import annotations
 
+import select
 import sys
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.launch.agent.agent import REFUSED, run_agent
-from elastic_driver.rendezvous.agent_messages import Bootstrap
+from elastic_driver.rendezvous.agent_messages import NOTHING_GIVEN, NOTHING_GIVEN_WHY, Bootstrap
 
+_STDIN = 0
 _MOST_BYTES = 1 << 20
 
 
@@ -19,16 +21,41 @@ def main(argv: list[str]) -> int:
     try:
         match argv:
             case []:
-                bootstrap = Bootstrap.from_json(sys.stdin.buffer.readline(_MOST_BYTES))
+                bootstrap = _given(None)
+            case ["--given-within", limit] if limit.isdecimal():
+                bootstrap = _given(float(limit))
             case ["--bootstrap", word]:
                 bootstrap = Bootstrap.from_word(word)
             case _:
-                print("usage: python -m elastic_driver.launch.agent [--bootstrap WORD]", file=sys.stderr)
+                options = "[--given-within SECONDS | --bootstrap WORD]"
+                print(f"usage: python -m elastic_driver.launch.agent {options}", file=sys.stderr)
                 return REFUSED
     except RendezvousProtocolError as error:
         print(f"elastic_driver agent: {error}", file=sys.stderr)
         return REFUSED
+    if bootstrap is None:
+        print(f"elastic_driver agent: {NOTHING_GIVEN_WHY}", file=sys.stderr)
+        return NOTHING_GIVEN
     return run_agent(bootstrap)
+
+
+def _given(limit_s: float | None) -> Bootstrap | None:
+    """Reads a line from standard input; None where nothing arrives. Blocks until then.
+
+    Args:
+        limit_s: for its first byte; for ever where that is None.
+
+    Raises:
+        RendezvousProtocolError: it is something else.
+    """
+    poll = select.poll()
+    poll.register(_STDIN, select.POLLIN)
+    try:
+        has_come = poll.poll(None if limit_s is None else limit_s * 1000)
+        line = sys.stdin.buffer.readline(_MOST_BYTES) if has_come else b""
+    except (OSError, AttributeError):  # it is closed
+        line = b""
+    return Bootstrap.from_json(line) if line else None
 
 
 if __name__ == "__main__":

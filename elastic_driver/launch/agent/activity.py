@@ -52,7 +52,7 @@ class Activity:
         """
         children = {
             (child, table[child].started): (table[child].cpu, proc.moved(proc.lines(f"/proc/{child}/io")))
-            for child in itertools.islice(_family(pid, started, table), _MOST_PROCESSES)
+            for child in itertools.islice(family(pid, started, table), _MOST_PROCESSES)
         }
         everybody = (pid, *(child for child, _ in children))
         of_all = itertools.chain.from_iterable(map(connections, everybody))
@@ -69,7 +69,7 @@ class Activity:
         self._children, self._received = children, received
 
 
-def _family(pid: int, started: int, table: Mapping[int, proc.Entry]) -> Iterator[int]:
+def family(pid: int, started: int, table: Mapping[int, proc.Entry]) -> Iterator[int]:
     """The children of a process, theirs, and who else is of the worker's session: whose parent has ended, too."""
     children: dict[int, list[int]] = {}
     for each, entry in table.items():

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from elastic_driver.errors import RendezvousProtocolError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
@@ -48,6 +46,7 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, place_of_processes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Cloud
@@ -68,6 +67,9 @@ _WORKERS = 64
 
 REFUSED = 2
 """Exit code of an agent that was never taken in."""
+
+PREEMPTED = 75
+"""Exit code of a joiner whose driver was preempted (sysexits.h EX_TEMPFAIL): it may join the one that comes again."""
 
 
 class How(StrEnum):
@@ -124,7 +126,8 @@ def run_agent(bootstrap: Bootstrap) -> int:
         bootstrap: what it needs; a joiner's key has been made already.
 
     Returns:
-        The exit code: 0 when the driver has ended it, 2 when it never took it in, else 1.
+        The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when it never took it in,
+        else 1.
     """
     with _logging_to_stderr():
         while True:
@@ -151,8 +154,14 @@ def attend(bootstrap: Bootstrap, home: Home) -> End:
 
 
 def _one_life(bootstrap: Bootstrap, home: Home | None) -> End:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(bootstrap, home))
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(_run(bootstrap, home))
+    except (MemoryError, RuntimeError) as error:
+        reason = shortage(error)
+        if not reason:
+            raise
+        return End(How.FAILED, 1, f"cannot start this agent: {reason}")
 
 
 async def _run(bootstrap: Bootstrap, home: Home | None) -> End:
@@ -353,7 +362,7 @@ class Agent:
             self._end(End(How.OVER, min(order.exit_code, 1), order.why))
             return
         joined = "this host has left the job" if self._leaving else "the driver has ended this host's part in the job"
-        code = 0 if order.exit_code >= 0 else self._bootstrap.leave_code
+        code = self._bootstrap.leave_code if order.exit_code < 0 else PREEMPTED if order.preempted else 0
         if self._home is not None and self._signal:
             code = 128 + self._signal
         self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))

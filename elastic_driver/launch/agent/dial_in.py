@@ -186,7 +186,7 @@ class _Knock(asyncio.Protocol):
         self._hand_over(session, rest)
 
     def _meet(self, body: bytes) -> Session:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             data = json.loads(body)
             session = Session(self._pass.key, self._pass.identity, self._nonce, str(data["nonce"]))
             if is_same(str(data["proof"]).encode(), session.greeting):
@@ -218,6 +218,6 @@ def _reason(body: bytes) -> str:
     """What an answer says of itself; printable, since it may be a stranger's."""
     try:
         text = str(json.loads(body)["error"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:500])

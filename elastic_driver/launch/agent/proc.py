@@ -14,14 +14,19 @@ _MOST_BYTES = 8192
 _MOST_PARENTS = 16
 
 
-def read(path: str) -> bytes:
-    """All of a small file; b"" when there is none, or it is not to be read."""
+def read(path: str, *, most: int = _MOST_BYTES) -> bytes:
+    """All of a file, up to so many bytes; b"" when there is none, or it is not to be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.read(descriptor, _MOST_BYTES)
+        # The kernel gives long ones in pieces of a page or so.
+        data = piece = os.read(descriptor, most)
+        while most > _MOST_BYTES and piece and len(data) < most:
+            piece = os.read(descriptor, most - len(data))
+            data += piece
+        return data
     except OSError:  # the process ends this moment
         return b""
     finally:

@@ -98,7 +98,11 @@ async def take_stacks(worker: WorkerId, started: int, page: VitalsPage | None) -
     elif not facts.dump_signal:
         reason = "it cannot be asked: its script has taken the signal for that"
     else:
-        text, reason = await _dump(pid, facts.dump_signal, page)
+        page.dumps_begun += 1
+        try:
+            text, reason = await _dump(pid, facts.dump_signal, page)
+        finally:
+            page.dumps_ended += 1
     return Stacked(
         0,
         worker.key,

@@ -11,12 +11,13 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.agent import proc
-from elastic_driver.launch.agent.activity import Activity
+from elastic_driver.launch.agent import proc, waits
+from elastic_driver.launch.agent.activity import Activity, family
 from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
 from elastic_driver.rendezvous.vitals_words import vitals_to_json
@@ -62,6 +63,10 @@ class _Process:
         self._counts: tuple[int, ...] = ()
         self._moved_s = 0.0
         self._activity = Activity()
+        self._switches: int | None = None
+        self._wakes, self._woke_s = 0, 0.0
+        self._dumps = (0, 0)
+        self._wait: waits.Wait | None = None
 
     def look(
         self,
@@ -69,6 +74,8 @@ class _Process:
         page: PageFacts | None,
         *,
         written_bytes: int = 0,
+        dumps: tuple[int, int] = (0, 0),
+        others: Callable[[], Collection[int]] = tuple,
         table: Callable[[], Mapping[int, proc.Entry]] | None = None,
     ) -> Vitals | None:
         """A look at it now; None when it is no more, or hidden.
@@ -77,6 +84,8 @@ class _Process:
             at_s: when.
             page: what it says of itself.
             written_bytes: what it has written because it was asked for its stacks.
+            dumps: how often it was asked for them, and how often that was over.
+            others: processes of the job's other workers here.
             table: shows all processes, for a closer look where it stands still; None for none now.
         """
         of_status, of_stat = proc.lines(f"/proc/{self.pid}/status"), proc.stat(self.pid)
@@ -93,10 +102,20 @@ class _Process:
         io = proc.lines(f"/proc/{self.pid}/io")
         # With that of its children that have ended.
         cpu_s = sum(map(int, of_stat[11:15])) * _TICK_S - sum(self._ours.values()) / 1e9
+        self._count_wakes(at_s, proc.number(of_status, b"voluntary_ctxt_switches"), dumps)
         if not self._is_still(at_s, page, of_stat[0]):
             self._activity.forget()
+            self._wait = None
         elif table is not None:
-            self._activity.look(self.pid, self._started, table())
+            everybody = table()
+            self._activity.look(self.pid, self._started, everybody)
+            self._wait = None
+            if at_s - self._woke_s >= self._still_s:  # else it is a wait of a moment
+                self._wait = waits.of_main_thread(
+                    self.pid,
+                    children=lambda: tuple(family(self.pid, self._started, everybody)),
+                    others=lambda: tuple(each for each in others() if each != self.pid),
+                )
         seen = Vitals(
             at_s=at_s,
             pid=self.pid,
@@ -105,17 +124,14 @@ class _Process:
             cpu_s=max(0.0, cpu_s) + self._activity.cpu_ticks * _TICK_S,
             io_bytes=max(0, proc.moved(io) - written_bytes) + self._activity.moved_bytes,
             rss_bytes=proc.number(of_status, b"VmRSS") << 10,
+            wakes=self._wakes,
+            awaits="" if self._wait is None else self._wait.what,
+            peer="" if self._wait is None else self._wait.peer,
         )
         if page is None:
             return seen
-        return Vitals(
-            at_s=at_s,
-            pid=seen.pid,
-            state=seen.state,
-            traced=seen.traced,
-            cpu_s=seen.cpu_s,
-            io_bytes=seen.io_bytes,
-            rss_bytes=seen.rss_bytes,
+        return replace(
+            seen,
             pulse_s=page.pulse_s,
             round_id=page.round_id,
             rank=page.rank,
@@ -131,6 +147,16 @@ class _Process:
             can_dump=page.dump_signal != 0,
             own_s=page.own_s,
         )
+
+    def _count_wakes(self, at_s: float, switches: int, dumps: tuple[int, int]) -> None:
+        """Counts how often the main thread has woken, but for what taking its stacks may have woken it."""
+        is_asked = dumps != self._dumps or dumps[0] != dumps[1]
+        if self._switches is None:
+            self._woke_s = at_s
+        elif switches != self._switches and not is_asked:
+            self._wakes += max(0, switches - self._switches)
+            self._woke_s = at_s
+        self._switches, self._dumps = switches, dumps
 
     def _is_still(self, at_s: float, page: PageFacts | None, state: bytes) -> bool:
         """Whether it has not gone on for a while. For who waits, or is stopped, that is no question."""
@@ -196,9 +222,12 @@ class VitalsWatch:
         seen: dict[WorkerId, Vitals] = {}
         present = set()
         table = functools.cache(proc.table) if everybody else None
-        for worker, started, page in self._workers.watched():
+        watched = list(self._workers.watched())
+        for worker, started, page in watched:
             present.add(worker)
-            vitals = self._look_at(worker, started, page, table)
+            vitals = self._look_at(
+                worker, started, page, table, functools.partial(self._others, worker, watched, table)
+            )
             if vitals is None:
                 continue
             level = (vitals.state in "Tt", vitals.traced, vitals.pid)
@@ -210,12 +239,26 @@ class VitalsWatch:
             self._told.pop(gone, None)
         return seen
 
+    def _others(
+        self,
+        worker: WorkerId,
+        watched: Iterable[tuple[WorkerId, int, VitalsPage | None]],
+        table: Callable[[], Mapping[int, proc.Entry]] | None,
+    ) -> Collection[int]:
+        """The processes of all other workers here, and this one, by which workers reach the job."""
+        found = {os.getpid()}
+        for other, started, _ in watched:
+            if other != worker:
+                found |= {started, *(family(started, started, table()) if table is not None else ())}
+        return found
+
     def _look_at(
         self,
         worker: WorkerId,
         started: int,
         page: VitalsPage | None,
         table: Callable[[], Mapping[int, proc.Entry]] | None,
+        others: Callable[[], Collection[int]],
     ) -> Vitals | None:
         facts = None if page is None else page.read(time.monotonic_ns())
         known = self._processes.get(worker)
@@ -227,7 +270,9 @@ class VitalsWatch:
         if known is None or known.pid != pid:
             known = self._processes[worker] = _Process(pid, started, self._still_s)
         written_bytes = 0 if page is None else page.written_bytes()
-        seen = known.look(round(time.monotonic(), 3), facts, written_bytes=written_bytes, table=table)
+        dumps = (0, 0) if page is None else (page.dumps_begun, page.dumps_ended)
+        at_s = round(time.monotonic(), 3)
+        seen = known.look(at_s, facts, written_bytes=written_bytes, dumps=dumps, table=table, others=others)
         if seen is None and pid != started:  # it has ended, and the command that has started it has not
             known = self._processes[worker] = _Process(started, started, self._still_s)
             seen = known.look(round(time.monotonic(), 3), None)

@@ -64,6 +64,7 @@ class VitalsPage:
 
     Attributes:
         path: under which the worker finds it, as long as this process lives.
+        dumps_begun, dumps_ended: how often its stacks were asked for, and were there or not to be had.
 
     Raises:
         OSError: no file is to be had.
@@ -79,6 +80,7 @@ class VitalsPage:
             raise
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         self._forgotten_bytes = 0
+        self.dumps_begun = self.dumps_ended = 0
 
     def close(self) -> None:
         """Frees it, once the worker has, too. Harmless when repeated."""

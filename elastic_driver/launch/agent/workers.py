@@ -342,17 +342,16 @@ class HostWorkers:
         if future.cancelled() or process.exited.done() or process.worker in self._again:
             return
         status = future.result()
-        returncode = None if isinstance(status, str) else status.returncode
-        self._send(
-            Dying(process.worker.key, returncode, str(status), list(process.last_lines), self._error_of(process.worker))
-        )
+        returncode, note = (None, "") if isinstance(status, str) else (status.returncode, status.note)
+        lines, error = list(process.last_lines), self._error_of(process.worker)
+        self._send(Dying(process.worker.key, returncode, str(status), lines, error, note))
 
     def _exited(self, process: LocalWorker) -> None:
         if process.worker in self._again:
             return
         status = process.exited.result()
         error = "" if status.ok else self._error_of(process.worker)
-        self._send(Exited(process.worker.key, status.returncode, list(process.last_lines), error))
+        self._send(Exited(process.worker.key, status.returncode, list(process.last_lines), error, status.note))
         self._on_gone(process.worker)
 
     def _finished(self, process: LocalWorker) -> None:

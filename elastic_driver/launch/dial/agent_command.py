@@ -17,6 +17,8 @@ from elastic_driver.rendezvous.agent_messages import Bootstrap
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@%+=:,./-]*")
 # What is taken otherwise inside single quotes by one of them: fish reads a backslash, csh an exclamation mark.
 _ALWAYS_ESCAPED = re.compile(r"(['\\!])")
+# From the start of an agent: what the driver gives it is on its way before that.
+_GIVEN_WITHIN_S = 10
 
 
 def agent_words(python: str = "", pythonpath: str | None = None, module: str = AGENT) -> list[str]:
@@ -31,6 +33,11 @@ def agent_words(python: str = "", pythonpath: str | None = None, module: str = A
     # -P: what lies about in the home directory there must not be taken for a module of Python's.
     words = [python or sys.executable, "-P", "-m", module]
     return ["env", f"PYTHONPATH={folder}", *words] if folder else words
+
+
+def with_limit(words: Sequence[str]) -> list[str]:
+    """The same, and the agent ends with NOTHING_GIVEN where nothing arrives on its standard input."""
+    return [*words, "--given-within", str(_GIVEN_WITHIN_S)]
 
 
 def with_bootstrap(words: Sequence[str], bootstrap: Bootstrap) -> list[str]:

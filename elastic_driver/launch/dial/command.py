@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.launch.dial.agent_command import agent_words, quoted, with_bootstrap
+from elastic_driver.launch.dial.agent_command import agent_words, quoted, with_bootstrap, with_limit
 from elastic_driver.launch.dial.child import Child, start_child
+from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.dial.here import AGENT
 from elastic_driver.launch.dial.reasons import failure
-from elastic_driver.rendezvous.agent_messages import Bootstrap
+from elastic_driver.rendezvous.agent_messages import NOTHING_GIVEN, NOTHING_GIVEN_WHY, Bootstrap
 
 BootstrapOn = Literal["stdin", "command"]
 """How the agent gets what it is given: on its standard input, or as a word of its command line, which others can read
@@ -26,11 +28,13 @@ class RshDialler:
     """Starts agents by ``AGENT HOST WORD...`` as MPI does; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
 
     The words are quoted once for a shell, through which such programs pass them (rsh, ssh, or mpi-operator's
-    kubexec.sh: ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word, so what
-    the agent is given is a word, and must be good for one use only.
+    kubexec.sh: ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word. So what
+    the agent is given is on its standard input first, and on a host where nothing arrives there a word of the next
+    agent's command, which must be good for one use only.
 
     Args:
         rsh_agent: the program and arguments of its own, split as a shell would.
+        bootstrap_on: see :data:`BootstrapOn`; None for both, as above.
         python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
         pythonpath: as well.
         module: as well.
@@ -39,20 +43,36 @@ class RshDialler:
         SettingsError: the text cannot be split, or is empty.
     """
 
-    def __init__(self, rsh_agent: str, *, python: str = "", pythonpath: str | None = None, module: str = AGENT) -> None:
+    def __init__(
+        self,
+        rsh_agent: str,
+        *,
+        bootstrap_on: BootstrapOn | None = None,
+        python: str = "",
+        pythonpath: str | None = None,
+        module: str = AGENT,
+    ) -> None:
         self._program = _split(rsh_agent, "--rsh-agent")
+        self._bootstrap_on = bootstrap_on
+        self._without_input: set[str] = set()  # hosts where nothing has arrived
         self._agent = agent_words(python, pythonpath, module)
 
-    @property
-    def shows_bootstrap(self) -> bool:
+    def shows_bootstrap(self, host: str) -> bool:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
-        return True
+        return self._bootstrap_on == "command" or host in self._without_input
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
-        words = [quoted([word]) for word in with_bootstrap(self._agent, bootstrap)]
-        explain = partial(failure, os.path.basename(self._program[0]), host, hidden=bootstrap.to_word())
-        return await start_child([*self._program, host, *words], b"", explain)
+        agent, given = with_limit(self._agent), bootstrap.to_json() + b"\n"
+        if self.shows_bootstrap(host):
+            agent, given = with_bootstrap(self._agent, bootstrap), b""
+        command = [*self._program, host, *(quoted([word]) for word in agent)]
+        return await start_child(command, given, partial(self._explain, host, bootstrap.to_word()))
+
+    def _explain(self, host: str, hidden: str, returncode: int, lines: list[str]) -> DialFailure:
+        if self._bootstrap_on is None and _was_given_nothing(returncode, lines):
+            self._without_input.add(host)
+        return failure(os.path.basename(self._program[0]), host, returncode, lines, hidden=hidden)
 
 
 class CommandDialler:
@@ -88,8 +108,7 @@ class CommandDialler:
         self._bootstrap_on = bootstrap_on
         self._agent = agent_words(python, pythonpath, module)
 
-    @property
-    def shows_bootstrap(self) -> bool:
+    def shows_bootstrap(self, host: str) -> bool:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
         return self._bootstrap_on == "command"
 
@@ -108,6 +127,11 @@ class CommandDialler:
 
 def _filled(word: str, host: str, line: str) -> str:
     return line.join(part.replace("{host}", host) for part in word.split("{command}"))
+
+
+def _was_given_nothing(returncode: int, lines: Sequence[str]) -> bool:
+    """Whether the agent says so. Not all such programs end with the code of what they run, or pass on what it says."""
+    return returncode == NOTHING_GIVEN or any(line.rstrip().endswith(NOTHING_GIVEN_WHY) for line in lines)
 
 
 def _split(text: str, flag: str) -> list[str]:

@@ -44,9 +44,12 @@ class Dialled(Protocol):
 class Dialler(Protocol):
     """Starts agents."""
 
-    @property
-    def shows_bootstrap(self) -> bool:
-        """Whether others may read what an agent is given: it stands in a command line."""
+    def shows_bootstrap(self, host: str) -> bool:
+        """Whether others may read what the next agent on this host is given: it stands in a command line.
+
+        A dial that has failed since nothing arrived on another way may change it from False to True. Then the host is
+        dialled again at once.
+        """
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Dialled:
         """Begins to start an agent on a host, and gives it what it needs. Does not wait for it.

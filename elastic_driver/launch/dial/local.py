@@ -30,8 +30,7 @@ class LocalDialler:
         self._module = module
         self._early = early
 
-    @property
-    def shows_bootstrap(self) -> bool:
+    def shows_bootstrap(self, host: str) -> bool:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
         return False
 

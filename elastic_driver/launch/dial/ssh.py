@@ -65,8 +65,7 @@ class SshDialler:
             self._command += ["-i", identity_file]
         self._agent = agent_words(python, pythonpath, module)
 
-    @property
-    def shows_bootstrap(self) -> bool:
+    def shows_bootstrap(self, host: str) -> bool:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
         return False
 

@@ -32,6 +32,9 @@ class CallListener(Protocol):
     def unready(self, host: str, failure: DialFailure) -> None:
         """There is no agent on this host yet: each try that fails."""
 
+    def shows_ticket(self, host: str) -> None:
+        """From now on tickets for this host stand on a command line: nothing arrives on standard input there."""
+
     def ended(self, host: str) -> None:
         """The command that had started the host's agent has ended, after it had come."""
 
@@ -77,6 +80,7 @@ class Calls:
         self._soon = asyncio.Event()
         self._dialled: Dialled | None = None
         self._turned_away: str = ""
+        self._barred: DialFailure | None = None
         self.failure: DialFailure | None = None
         self.tries = 0
 
@@ -101,13 +105,21 @@ class Calls:
         """It has none any more: dials again."""
         self._came.clear()
         self._gone.set()
-        if self._task is None:
+        if self._barred is not None:
+            self.failure, self.tries = self._barred, 1
+        elif self._task is None:
             self.begin()
 
     def turned_away(self, why: str) -> None:
         """The agent that was started cannot be taken."""
         self._turned_away = why
         self._soon.set()
+
+    def bar(self, failure: DialFailure) -> None:
+        """Dials no more, for good, and ends the command that has started an agent: none that comes can be trusted."""
+        self._barred = self.failure = failure
+        self.tries = max(1, self.tries)
+        self._tasks.start(self.close())
 
     async def close(self) -> None:
         """Dials no more, and ends the command that has started the agent."""
@@ -141,11 +153,16 @@ class Calls:
             self._dialled = None
         self._turned_away = ""
         self._soon.clear()
-        ticket = self._door.issue(self._host, _DIAL_IN_S, await self._addresses(dialler))
+        shown = dialler.shows_bootstrap(self._host)
+        ticket = self._door.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
         try:
-            return await self._dial_with(dialler, ticket)
+            failure = await self._dial_with(dialler, ticket)
         finally:
             self._door.withdraw(ticket)
+        if failure is not None and not shown and dialler.shows_bootstrap(self._host):
+            self._listener.shows_ticket(self._host)
+            return await self._dial(dialler)
+        return failure
 
     async def _dial_with(self, dialler: Dialler, ticket: Ticket) -> DialFailure | None:
         try:
@@ -170,10 +187,8 @@ class Calls:
             f"no agent has dialled in from there within {_DIAL_IN_S:g} s: can it reach the driver's port?"
         )
 
-    async def _addresses(self, dialler: Dialler) -> frozenset[str]:
+    async def _addresses(self) -> frozenset[str]:
         """Where an agent has to come from whose ticket others can read; none where that cannot be known."""
-        if not dialler.shows_bootstrap:
-            return frozenset()
         return await asyncio.get_running_loop().run_in_executor(None, _resolve, self._host)
 
     def _ended(self, failed: asyncio.Future[DialFailure]) -> None:

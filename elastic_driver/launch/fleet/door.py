@@ -15,16 +15,22 @@ from elastic_driver.rendezvous.credentials import KEY_BYTES, Identity, Role
 _NUMBER_BYTES = 16
 # Agents that were given up are remembered, to be told so. One that comes after that many others is a stranger.
 _MOST_GIVEN_UP = 1000
+# Tickets that were used are remembered as well, beyond their start limit, so that a later use can be logged.
+_MOST_USED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """Good for one agent's first connection.
 
+    It may stand in a command line, where every user of the machine can read it. So a second use counts as well: see
+    :meth:`Door.take`.
+
     Attributes:
         identity: as whom the agent proves itself.
         key: with what.
         host: its host's name in the job.
+        limit_s: for how long it is good, and for how long after its use a second one revokes that, seconds.
         until: by the clock.
         addresses: from where it may come; empty for from anywhere.
     """
@@ -32,8 +38,55 @@ class Ticket:
     identity: Identity
     key: bytes = field(repr=False)
     host: str
+    limit_s: float
     until: float
     addresses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who uses a ticket, by its first words.
+
+    Attributes:
+        agent: the number that it has given itself.
+        public: its half of the key that it and the driver agree on. Only its maker can use what follows from it.
+        address: from where it comes.
+        pid: of its process, as it says.
+    """
+
+    agent: str
+    public: str
+    address: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} at {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class SecondUse:
+    """A ticket was presented that another has used before.
+
+    Attributes:
+        host: for which it was issued.
+        first, second: who has used it, and who has presented it now.
+        revokes: whether the first use is void, too: it is not known which of the two is the agent.
+        is_first: whether no other use than the first one was reported of this ticket.
+    """
+
+    host: str
+    first: User
+    second: User
+    revokes: bool
+    is_first: bool
+
+
+@dataclass(slots=True)
+class _Used:
+    ticket: Ticket
+    user: User
+    until: float  # a second use revokes the first, by the clock
+    reported: bool = False
 
 
 class Door:
@@ -48,6 +101,7 @@ class Door:
         self._clock = clock
         self._join_key = join_key
         self._tickets: dict[str, Ticket] = {}
+        self._used: OrderedDict[str, _Used] = OrderedDict()
         self._agents: dict[str, bytes] = {}
         self._given_up: OrderedDict[str, bytes] = OrderedDict()
 
@@ -58,27 +112,54 @@ class Door:
             del self._tickets[number]
         number = secrets.token_hex(_NUMBER_BYTES)
         ticket = Ticket(
-            Identity(Role.TICKET, number=number), secrets.token_bytes(KEY_BYTES), host, now + limit_s, addresses
+            Identity(Role.TICKET, number=number),
+            secrets.token_bytes(KEY_BYTES),
+            host,
+            limit_s,
+            now + limit_s,
+            addresses,
         )
         self._tickets[number] = ticket
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
-        """It is good for nothing any more."""
+        """Whoever has not used it by now cannot do so any more."""
         self._tickets.pop(ticket.identity.number, None)
 
-    def take(self, identity: Identity, address: str = "") -> Ticket | None:
-        """The ticket of who has proven that he has it, for this once; None when it is none any more.
+    def take(self, identity: Identity, user: User) -> Ticket | SecondUse | None:
+        """The ticket of somebody who has proven to have it, for this once.
+
+        An agent that has not heard the answer may present it again. Whoever else does is a second user: somebody has
+        read the ticket where it stood, and he may have been the first of the two.
 
         Args:
-            identity: as whom he comes.
-            address: from where. From one that the ticket is not good for, nothing is taken.
+            identity: which ticket.
+            user: who presents it. From an address that it is not good for nothing is taken.
+
+        Returns:
+            The ticket; None where it has run out, was withdrawn, or is not good for this address.
         """
-        ticket = self._tickets.get(identity.number)
-        if ticket is None or (ticket.addresses and address.partition("%")[0] not in ticket.addresses):
+        number, now = identity.number, self._clock()
+        used = self._used.get(number)
+        ticket = self._tickets.get(number) if used is None else used.ticket
+        if ticket is None or (ticket.addresses and user.address.partition("%")[0] not in ticket.addresses):
             return None
-        del self._tickets[identity.number]
-        return ticket if self._clock() <= ticket.until else None
+        if used is None:
+            del self._tickets[number]
+            if now > ticket.until:
+                return None
+            self._remember(_Used(ticket, user, now + ticket.limit_s))
+            return ticket
+        in_time = now <= used.until and not used.reported
+        if in_time and (user.agent, user.public) == (used.user.agent, used.user.public):
+            return ticket
+        is_first, used.reported = not used.reported, True
+        return SecondUse(ticket.host, used.user, user, revokes=in_time, is_first=is_first)
+
+    def _remember(self, used: _Used) -> None:
+        self._used[used.ticket.identity.number] = used
+        while len(self._used) > _MOST_USED and next(iter(self._used.values())).until < self._clock():
+            self._used.popitem(last=False)
 
     def admit(self, agent: str, key: bytes) -> None:
         """From now on this agent may come back, with this key."""
@@ -96,6 +177,9 @@ class Door:
         """With what somebody is to prove himself; None for nobody that there is."""
         match identity.role:
             case Role.TICKET:
+                used = self._used.get(identity.number)
+                if used is not None:
+                    return used.ticket.key
                 ticket = self._tickets.get(identity.number)
                 return None if ticket is None or self._clock() > ticket.until else ticket.key
             case Role.JOINER:

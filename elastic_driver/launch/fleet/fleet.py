@@ -31,6 +31,8 @@ from elastic_driver.system.tasks import Tasks
 _CLOSE_S = 15.0
 # Hosts that are dialled at a time. A host that is silent holds a place for ssh's time limit.
 _SIDE_BY_SIDE = 64
+# Names that are looked up at a time.
+_LOOKED_UP = 1024
 
 
 class FleetListener(Protocol):
@@ -44,6 +46,9 @@ class FleetListener(Protocol):
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet; told once for each reason."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user has to know."""
 
     def node_refused(self, why: str) -> None:
         """A node of a job of nodes has come, and cannot be one of them."""
@@ -172,13 +177,16 @@ class Fleet:
         self._waiting: dict[str, AgentLink] = {}  # newcomers under the name of a host that may yet come back
         self._local_names: dict[str, bool] = {}
         self._local_call = ""  # the name under which this machine's agent was dialled
-        self._wanted: tuple[str, ...] = ()
+        self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
         self._calls: dict[str, Calls] = {}
+        self._hopeless: set[str] = set()  # of these, where another try cannot help
         self._former_calls: set[Calls] = set()  # of hosts that are not wanted any more, until they have ended
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
+        self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
         self._leaving = Leavers(addresses_of, tasks, self._change)  # names whose agent wants to leave, or has left
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
+        self._said_of_tickets = False
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
         self._over = Close()  # what agents that are to end are told
@@ -195,15 +203,18 @@ class Fleet:
     async def want(self, names: Sequence[str]) -> None:
         """These are all hosts that are to have an agent, beside those that have joined."""
         loop = asyncio.get_running_loop()
+        wanted = dict.fromkeys(names)
         new = [name for name in names if name not in self._local_names]
-        # Side by side: looking a name up may take seconds.
-        are_local = await asyncio.gather(*(loop.run_in_executor(None, self._is_local, name) for name in new))
-        self._local_names.update(zip(new, are_local, strict=True))
-        for name in [name for name, local in self._local_names.items() if not local and name not in names]:
+        for at in range(0, len(new), _LOOKED_UP):
+            # Side by side: looking a name up may take seconds. Not all of a long list: nothing else is done meanwhile.
+            some = new[at : at + _LOOKED_UP]
+            are_local = await asyncio.gather(*(loop.run_in_executor(None, self._is_local, name) for name in some))
+            self._local_names.update(zip(some, are_local, strict=True))
+        for name in [name for name, local in self._local_names.items() if not local and name not in wanted]:
             del self._local_names[name]
         if self._closing:
             return
-        back, self._wanted = [name for name in names if name not in self._wanted], tuple(names)
+        back, self._wanted = [name for name in names if name not in self._wanted], wanted
         for link in filter(None, map(self.link_of, back)):
             # What was away from the list may be another machine by now, and this agent have died with the one before.
             if not link.connected and not link.facts.local and not self._staff.has_workers(link):
@@ -301,6 +312,14 @@ class Fleet:
         link = self.link_of(hostname)
         return math.inf if link is None else link.works_for_s
 
+    def has_address(self, address: str) -> bool:
+        """Whether one of the job's hosts has this address. Its other names are not looked up."""
+        for link in self._agents.values():
+            known = (line.rpartition(" ")[2].partition("/")[0] for line in link.facts.hello.addresses)
+            if address in (link.facts.hello.address, link.facts.peer) or address in known:
+                return True
+        return False
+
     def give_up(self, hostname: str, why: str) -> None:
         """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""
         link = self.link_of(hostname)
@@ -330,9 +349,9 @@ class Fleet:
             self._end(link)
         self._change()
 
-    def job_over(self, exit_code: int, why: str) -> None:
-        """Agents that are told to end from now on hear of it."""
-        self._over = Close(exit_code, why)
+    def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
+        """Agents that are told to end from now on hear of it. See Close."""
+        self._over = Close(exit_code, why, preempted)
 
     async def close(self) -> None:
         """See Agents."""
@@ -361,9 +380,8 @@ class Fleet:
 
     def awaits_others(self) -> bool:
         """See Hosts."""
-        calls = {self._call_of(name) for name in self._wanted}
-        dialled = (self._calls[name] for name in calls if name not in self._hosts and name in self._calls)
-        return any(call.dials and not call.tries for call in dialled)
+        calls = (self._calls.get(name) for name in map(self._call_of, self._wanted) if name not in self._hosts)
+        return any(call is not None and call.dials and not call.tries for call in calls)
 
     def gets_workers(self, link: AgentLink) -> bool:
         """See Hosts."""
@@ -396,6 +414,8 @@ class Fleet:
         if facts.hello.alike:
             facts = replace(facts, host=self._free_name(facts.host))
         name = facts.host
+        if not facts.joined and self._call_of(name) not in self._calls:
+            raise RefusedError(f"host {name} is not wanted any more")
         for older in (self._hosts.get(self._call_of(name)), self._waiting.get(name)):
             if older is not None and (not facts.joined or (older.connected and older.agent not in self._ending)):
                 raise RefusedError(
@@ -448,6 +468,25 @@ class Fleet:
         call = self._calls.get(self._call_of(host))
         if call is not None:
             call.turned_away(why)
+
+    def revoked(self, host: str, why: str) -> None:
+        """See Host."""
+        name = self._call_of(host)
+        failure = self._revoked[name] = DialFailure(why, permanent=True)
+        call = self._calls.get(name)
+        if call is not None:
+            call.bar(failure)
+        for link in self.links():
+            if not link.facts.joined and self._call_of(link.facts.host) == name:
+                link.give_up(why)
+        if call is not None:
+            self.unready(name, failure)
+        else:
+            self._listener.warn(why)
+
+    def warn(self, text: str) -> None:
+        """See Host."""
+        self._listener.warn(text)
 
     def node_refused(self, why: str) -> None:
         """See Host. Who waits for the node looks at the driver's terminal."""
@@ -516,10 +555,19 @@ class Fleet:
             self._told[host] = failure
             self._listener.host_unready(host, failure)
         self._change()
-        failures = [call.failure for call in self._calls.values()]
-        if not self._agents and all(failure is not None and failure.permanent for failure in failures):
+        (self._hopeless.add if failure.permanent else self._hopeless.discard)(host)
+        if not self._agents and len(self._hopeless) == len(self._calls):
             reasons = "; ".join(f"{name}: {call.failure.reason}" for name, call in self._calls.items() if call.failure)
             self._listener.no_host_can_be_used(reasons)
+
+    def shows_ticket(self, host: str) -> None:
+        """See CallListener. It is the same for most hosts of a job, and said once."""
+        if not self._said_of_tickets:
+            self._said_of_tickets = True
+            self._listener.warn(
+                f"host {host}: the rsh agent forwards no standard input, so its agent has a ticket on its command "
+                "line, and every user of the job's machines is trusted (docs/clusters.md, --launcher-bootstrap)"
+            )
 
     def ended(self, host: str) -> None:
         """See CallListener. Of this machine's own agent it is known that it is dead; its connection tells of others."""
@@ -548,8 +596,11 @@ class Fleet:
             side_by_side=self._side_by_side,
         )
         self._calls[name] = call
-        link = self._hosts.get(name)
-        if link is None:
+        revoked = self._revoked.get(name)
+        if revoked is not None:
+            call.bar(revoked)
+            self.unready(name, revoked)
+        elif name not in self._hosts:
             call.begin()
 
     async def _bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
@@ -568,6 +619,7 @@ class Fleet:
 
     def _unwant(self, name: str) -> None:
         call = self._calls.pop(name)
+        self._hopeless.discard(name)
         self._told.pop(name, None)
         link = self._hosts.get(name)
         if link is None or link.facts.joined:
@@ -597,6 +649,7 @@ class Fleet:
         self._listener.agent_came(link.facts)
         self._heard(link)
         call = self._calls.get(name)
+        self._hopeless.discard(name)
         if call is not None:
             call.came()
         if self._check is not None:
@@ -621,6 +674,8 @@ class Fleet:
     def _names_of(self, link: AgentLink) -> list[str]:
         """The names under which the job knows a host: of this machine all that are listed."""
         name = self._call_of(link.facts.host)
+        if name != self._local_call:
+            return [link.facts.host]
         listed = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
         return listed or [link.facts.host]  # workers may live there yet
 
@@ -651,6 +706,7 @@ class Fleet:
             if name in self._leaving:
                 if call is not None:
                     del self._calls[name]
+                    self._hopeless.discard(name)
                     self._end_call(call)
                     self._leaving.left(name, link.facts.peer)
                 else:

@@ -253,9 +253,9 @@ class AgentLink:
         self._owner.link_lost(self, why)
 
     def give_up(self, why: str) -> None:
-        """Gives the verdict on one that is silent. What was sent will not arrive: its connection is cut at once."""
+        """Gives the verdict on one that is silent, or must not be told anything more: its connection is cut at once."""
         if self._connection is not None:
-            self._connection.abort("its agent is silent")
+            self._connection.abort(why)
         self.lose(why)
 
     def close(self, why: str) -> None:

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.hosts import is_host_name, parse_labels
-from elastic_driver.launch.fleet.door import Door, Ticket
+from elastic_driver.launch.fleet.door import Door, SecondUse, Ticket, User
+from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said
 from elastic_driver.rendezvous.channel import FrameConnection
@@ -73,6 +74,12 @@ class Host(Protocol):
 
     def turned_away(self, host: str, why: str) -> None:
         """An agent that was started on this host cannot be taken, however often it comes."""
+
+    def revoked(self, host: str, why: str) -> None:
+        """A ticket of this host was used by two: neither may be in the job, nor any other that was dialled there."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user has to know."""
 
     def node_refused(self, why: str) -> None:
         """A node of this job, which knows its secret, cannot be taken as it is."""
@@ -151,14 +158,15 @@ class Greeting:
             link = self._host.known(hello.agent) if self._is_agent(hello.agent) else None
             if link is None:
                 raise RefusedError("the driver has given this agent up: its host was silent for too long")
+            if why := excess(hello, link.facts.host):
+                raise RefusedError(why)
             peer, ours = self.connection.ends
             link.comes_from(hello, peer, ours)
             self._go_on(link, hello, public="")
             return
         ticket = None
         if self._identity.role is Role.TICKET:
-            # From a wrong address it is of no use, and still good for who comes from the right one.
-            ticket = self._door.take(self._identity, self.connection.ends[0])
+            ticket = self._take_ticket(hello)
         if ticket is None and self._identity.role is not Role.JOINER:
             raise RefusedError(f"this ticket is good for nothing any more, or not from {self.connection.ends[0]}")
         facts = self._facts(hello, ticket)
@@ -171,6 +179,30 @@ class Greeting:
         self._door.admit(hello.agent, agreed.again)
         self._go_on(link, hello, public=agreement.public, secret=agreed.secret)
         self._host.settled(link)
+
+    def _take_ticket(self, hello: Hello) -> Ticket | None:
+        """The ticket that is presented; None where it is no good, or not from here: then it stays good for others.
+
+        Raises:
+            RefusedError: it is a second use.
+        """
+        taken = self._door.take(self._identity, User(hello.agent, hello.public, self.connection.ends[0], hello.pid))
+        if not isinstance(taken, SecondUse):
+            return taken
+        host, twice = taken.host, f"{taken.first}, then by {taken.second}"
+        if taken.revokes:
+            self._host.revoked(
+                host,
+                f"host {host}: the ticket of its agent was used twice within the start limit, by {twice}: somebody has "
+                "read it from a command line or in a log, or the command starts the agent twice; both were turned "
+                "away, and the host is kept out of the job",
+            )
+        elif taken.is_first:
+            self._host.warn(
+                f"host {host}: the ticket of its agent was used again after the start limit, by {twice}: the second "
+                "was turned away, and the job goes on; somebody has read the ticket from a command line or in a log"
+            )
+        raise RefusedError("this ticket was used by another before")
 
     def _is_agent(self, agent: str) -> bool:
         return self._identity == Identity(Role.AGENT, number=agent)
@@ -222,6 +254,8 @@ class Greeting:
             why = f"host {facts.host} has no slots: elasticrun join needs --slots"
         elif not is_host_name(facts.host):
             why = f"{facts.host[:80]!r} is no name for a host: give another with --host"
+        elif why := excess(hello, facts.host):
+            pass
         elif facts.joined:
             try:
                 parse_labels(hello.labels.split())
@@ -254,7 +288,7 @@ def _difference(said: str, alike: Mapping[str, str] | None, host: str) -> str:
     try:
         values = json.loads(said)
         theirs = {str(name): str(value) for name, value in values.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise RendezvousProtocolError("cannot read message hello: what nodes have alike is no JSON object") from None
     for name, value in alike.items():
         if theirs.get(name) != value:

@@ -100,13 +100,13 @@ class RemoteWorker:
         self._last_lines = tuple(news.last_lines)
         self._error_file = news.error_file
         if not self.dying.done() and not self.exited.done():
-            self.dying.set_result(news.how if news.returncode is None else ExitStatus(news.returncode))
+            self.dying.set_result(news.how if news.returncode is None else ExitStatus(news.returncode, note=news.note))
 
     def has_exited(self, news: Exited) -> None:
         """It is dead."""
         self._last_lines = tuple(news.last_lines)
         self._error_file = news.error_file
-        self._exit(ExitStatus(news.returncode))
+        self._exit(ExitStatus(news.returncode, note=news.note))
 
     def has_finished(self) -> None:
         """Nothing is left of it."""

@@ -17,6 +17,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psutil
 
@@ -37,6 +38,7 @@ from elastic_driver.launch.processes.death import (
 )
 from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
+from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
@@ -137,6 +139,7 @@ class LocalWorker:
         spawned: Spawned,
         scanner: _JobScanner,
         guard: GuardLink,
+        oom_kills: OomKills,
         *,
         label: str,
         warn: Callable[[str], None],
@@ -153,6 +156,8 @@ class LocalWorker:
         self._leader = spawned.leader
         self._scanner = scanner
         self._guard = guard
+        self._oom_kills = oom_kills
+        self._note: str | None = None  # of its end, once that was seen
         self._warn = warn
         self._output: WorkerOutput | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -245,7 +250,7 @@ class LocalWorker:
         if isinstance(status, str) or not status.ok:
             if self._output is not None:
                 self._output.read_available()
-            self.dying.set_result(status)
+            self.dying.set_result(status if isinstance(status, str) else self._noted(status))
 
     async def wait(self) -> ExitStatus:
         """Blocks until it is dead, what it started is gone, and its output is read to the end."""
@@ -340,6 +345,7 @@ class LocalWorker:
         if status is None or self.exited.done():  # it was abandoned, and has ended after all
             self._popen.wait()
             return
+        status = self._noted(status)
         if self._output is not None:
             self._output.read_available()
         self._set_exited(status)
@@ -353,6 +359,12 @@ class LocalWorker:
             status = ExitStatus(-signal.SIGKILL)
             self._set_exited(status)
             self._close(status)
+
+    def _noted(self, status: ExitStatus) -> ExitStatus:
+        """Its end, and whether the OOM killer was it."""
+        if self._note is None:
+            self._note = self._oom_kills.note(status)
+        return replace(status, note=self._note)
 
     def _set_exited(self, status: ExitStatus) -> None:
         for unwatch in self._unwatch:
@@ -415,6 +427,7 @@ class LocalLauncher:
         self._pool = started_pool(_THREADS, "elastic-driver-launch")
         self._scanner = _JobScanner(mark, self._pool)
         self._guard: GuardLink | None = None
+        self._oom_kills = OomKills()
         self._tether: Tether | None = None
         self._may_warm = warm
         self._preload = preload
@@ -468,6 +481,8 @@ class LocalLauncher:
             let_children_be_reaped()
             self._guard = GuardLink(self._mark, self._warn)
         self._guard.ensure()
+        if not self._workers and not self._starting:
+            self._oom_kills.forget()
         try:
             if self._tether is None:
                 self._tether = Tether()
@@ -574,7 +589,7 @@ class LocalLauncher:
             self._complained = True
             self._warn(complaint)
         try:
-            process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
+            process = LocalWorker(worker, spawned, self._scanner, guard, self._oom_kills, label=label, warn=self._warn)
         except BaseException:
             spawned.undo()
             raise

@@ -1,7 +1,8 @@
 """The connected TCP sockets of another process, as this process's own for a moment.
 
 Owns how they are had: by who may trace the process, as its ancestor may unless the system says otherwise. Where it may
-not, there are none. What is on this machine only (unix sockets, pipes) is left alone.
+not, there are none. Of what is on this machine only (unix sockets, pipes), a unix socket's other end is all that is
+asked for.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import ctypes
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 
 _PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
+
+_CREDENTIALS = struct.Struct("=3i")  # process, user, group
 
 
 def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
@@ -33,6 +37,23 @@ def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
                                 yield about.st_ino, sock
         finally:
             os.close(process)
+
+
+def peer_process(pid: int, descriptor: int) -> int:
+    """The process that the other end of a unix socket was connected by; 0 where that is not to be had."""
+    with contextlib.suppress(OSError, AttributeError):
+        process = os.pidfd_open(pid)
+        try:
+            if (sock := _copy(process, descriptor)) is not None:
+                with sock:
+                    if sock.family == socket.AF_UNIX:
+                        peer: int = _CREDENTIALS.unpack(
+                            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                        )[0]
+                        return peer
+        finally:
+            os.close(process)
+    return 0
 
 
 def _copy(process: int, descriptor: int) -> socket.socket | None:

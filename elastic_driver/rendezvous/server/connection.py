@@ -56,6 +56,7 @@ _REASONS = {
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
+    501: "Not Implemented",
     503: "Service Unavailable",
 }
 _HELLO, _PROOF = HELLO.encode(), PROOF.encode()
@@ -206,7 +207,7 @@ def has_unread(descriptor: int) -> bool:
 
 def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """All but the line that ends it."""
-    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Type: {content_type}"]
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in headers]
     assert not any("\r" in line or "\n" in line for line in lines)
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")

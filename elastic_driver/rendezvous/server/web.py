@@ -12,6 +12,7 @@ from typing import Protocol
 
 BODY_BYTES = 4096
 """Of one request, at most: nobody knows yet who sends it."""
+HEALTH_PATH = "/healthz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +85,22 @@ class Web(Protocol):
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
         """At once. An error that it raises ends the job, as any of ours."""
+
+
+class Probed:
+    """Answers probes, as Kubernetes has them: ``/healthz``, to anybody. That it answers is all that it says.
+
+    Args:
+        others: answers everything else; None for nobody.
+    """
+
+    def __init__(self, others: Web | None) -> None:
+        self._others = others
+
+    def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
+        """See Web."""
+        if request.path == HEALTH_PATH:
+            if request.method not in ("GET", "HEAD"):
+                return WebAnswer(405, b"ask with GET\n", headers=(("Allow", "GET, HEAD"),))
+            return WebAnswer(200, b"ok\n", headers=(("Cache-Control", "no-store"),))
+        return WebAnswer(404, b"not found\n") if self._others is None else self._others.answer(request)

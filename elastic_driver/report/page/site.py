@@ -45,6 +45,9 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding
 <p>If you have just followed such a link from another page, <a href="/">open this page again</a>.</p>
 <script>document.querySelector("a").href = "/" + location.hash;</script></html>"""
 
+_LED_ON = """<!doctype html><html lang="en"><meta charset="utf-8"><title>elasticrun</title>
+<meta http-equiv="refresh" content="0; url=WHERE"><p><a href="WHERE">The job's page</a></p></html>"""
+
 
 @dataclass(frozen=True, slots=True)
 class Actions:
@@ -170,7 +173,12 @@ class Site:
         cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{flags}"
         # Browsers show a cookie to every port of this name, so also to whatever a stranger runs there. What stands
         # behind the "#" is sent to nobody, and the page keeps it where only this port's pages can look.
-        return _answer(303, headers=(("Location", f"/#token={session.token}"), ("Set-Cookie", cookie)))
+        where = f"/#token={session.token}"
+        if request.headers.get("sec-fetch-site") == "cross-site":
+            # A browser that another page has led here (the file that elasticrun page --open writes) would not show the
+            # cookie to where it is sent on to. It does where a page of ours leads.
+            return _answer(200, _LED_ON.replace("WHERE", where).encode(), _HTML, (("Set-Cookie", cookie),))
+        return _answer(303, headers=(("Location", where), ("Set-Cookie", cookie)))
 
     def _session_of(self, request: WebRequest) -> Session | None:
         for each in request.headers.get("cookie", "").split(";"):

@@ -260,8 +260,7 @@ def test_commands_that_cannot_run(called: Run, tmp_path: Path, text: str, mode: 
         ("echo '<html>'", "line 1: cannot read '<html>' as a host"),
         ("head -c 100000 /dev/urandom", "./discover.sh"),
         ("yes", "printed more than 1048576 bytes"),
-        ("echo host:0", "line 1: cannot use host 'host:0': slots must be at least 1, not 0"),
-        ("echo host:-1", "slots must be at least 1, not -1"),
+        ("echo host:-1", "slots must be at least 0, not -1"),
         ("echo host:x", "slots 'x' is not an integer"),
         ("echo localhost:1; echo localhost:1", "line 2: host 'localhost' is named twice (first on line 1)"),
         ("exit 1", "it printed nothing on its standard error"),
@@ -527,5 +526,35 @@ def test_a_machine_without_room_for_a_driver_is_one_clear_line() -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "elasticrun: error: cannot start the driver: no thread can be started; the limit of processes (ulimit -u) or "
-        "of memory is reached\n"
+        "of memory (ulimit -v) is reached\n"
     )
+
+
+# Little more than there is: enough for anything but the stacks of libuv's threads.
+LITTLE_ROOM = """
+import os, resource
+from elastic_driver.system.loops import new_loop
+with open("/proc/self/statm") as file:
+    size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, 8 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (size + (20 << 20), resource.RLIM_INFINITY))
+try:
+    loop = new_loop()
+except RuntimeError as error:
+    print(error)
+else:
+    loop.run_until_complete(loop.getaddrinfo("localhost", 0))
+"""
+
+
+def test_a_loop_whose_threads_find_no_memory_ends_nothing_without_a_word() -> None:
+    done = subprocess.run([PYTHON, "-c", LITTLE_ROOM], capture_output=True, text=True, timeout=150)
+    assert (done.returncode, done.stdout) == (0, "can't start new thread\n"), done.stderr
+
+
+@pytest.mark.parametrize("kilobytes", [300_000, 400_000, 500_000, 600_000, 700_000])
+def test_under_a_limit_of_memory_a_job_runs_or_says_why_not(kilobytes: int) -> None:
+    command = f"ulimit -v {kilobytes}; exec {PYTHON} -m elastic_driver -np 1 true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=150, cwd=ROOT)
+    assert done.returncode >= 0
+    assert done.stderr

@@ -106,6 +106,22 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
         assert "exited with code 1" not in job.said(), "nobody failed"
 
 
+def test_a_host_whose_driver_is_preempted_is_not_done(tmp_path: Path, runtime: Path) -> None:
+    """With 0 a Job would count its pod as completed, and make no other for the driver that comes again."""
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
+    with (
+        Job(tmp_path, None, "-np", "1", "--accept-agents", "--join-token-file", str(token)) as job,
+        ExitStack() as all_,
+    ):
+        agent = all_.enter_context(joined(tmp_path, "node-x", where_to_join(job)))
+        job.wait_for_steps(1)
+        job.process.terminate()
+        assert job.wait() == 128 + signal.SIGTERM
+        assert agent.wait(150) == 75
+
+
 def test_a_wrong_token_joins_nothing(tmp_path: Path, runtime: Path) -> None:
     flags = ("-np", "1", "--accept-agents")
     with Job(tmp_path, None, *flags) as job, ExitStack() as agents:

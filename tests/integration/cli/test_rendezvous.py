@@ -31,8 +31,8 @@ JOIN = NodeRequest(Saying.JOIN, "j", Member("n", "host", "127.0.0.1", 1), Terms(
         ("--port 70000", "is not within 0 to 65535"),
         ("--port 0 --host 0.0.0.0", "has to ask for a token: give --token-file FILE"),
         ("--port 0 --host ::", "has to ask for a token"),
-        ("--port 0 --token-file short", "it has to hold one line of 16 or more characters"),
-        ("--port 0 --token-file no/such/folder", "cannot write a rendezvous token"),
+        ("--port 0 --token-file short", "it has 5 characters, and 16 are the least"),
+        ("--port 0 --token-file no/such/folder", "cannot write a token"),
         ("--port 0 --host 192.0.2.1 --token-file token", "cannot listen on 192.0.2.1"),
     ],
 )

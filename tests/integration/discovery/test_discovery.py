@@ -99,6 +99,12 @@ def test_no_hosts_is_an_answer(tmp_path: Path, body: str) -> None:
     assert find(script(tmp_path, body)) == ()
 
 
+def test_a_host_without_slots_is_as_good_as_none(tmp_path: Path) -> None:
+    """As an object's host is. It cost the whole list."""
+    assert find(script(tmp_path, "echo 127.0.0.1:0 rack=r1; echo localhost:2; echo a:000")) == (Host("localhost", 2),)
+    assert find(script(tmp_path, "echo localhost:0")) == ()
+
+
 def test_a_script_that_is_killed() -> None:
     assert "was killed by SIGKILL: it printed nothing" in fails("kill -KILL $$")
 
@@ -121,8 +127,9 @@ def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
         ("head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 3", "failed with exit code 3: xxx"),
         ("echo '<html>'", "printed no list of hosts: line 1: cannot read '<html>' as a host"),
         ("echo localhost:2; echo 'localhost 2'", "line 2: host 'localhost': cannot read '2' as a label"),
-        ("echo localhost:0", "line 1: cannot use host 'localhost:0': slots must be at least 1, not 0"),
-        ("echo localhost:-1", "slots must be at least 1, not -1"),
+        ("echo localhost:-1", "slots must be at least 0, not -1"),
+        ("echo localhost:-0", "slots must be at least 0, not -0"),
+        ("echo a:0; echo a:1", "line 2: host 'a' is named twice (first on line 1)"),
         ("echo localhost:x", "slots 'x' is not an integer"),
         ("echo localhost:100000", "slots must be at most 4096"),
         ("echo localhost", "write localhost:SLOTS, or give --slots-per-host"),
@@ -225,7 +232,7 @@ def test_many_runs_leave_no_descriptors_behind(tmp_path: Path) -> None:
         async def each_kind() -> None:
             await ScriptDiscovery(good, None, PATIENCE_S).find_hosts()
             for bad, timeout_s in (
-                ("echo x:0", PATIENCE_S),
+                ("echo x:-1", PATIENCE_S),
                 ("yes", PATIENCE_S),
                 ("yes >&2", 0.05),
                 ("sleep 1000", 0.05),

@@ -23,6 +23,7 @@ from elastic_driver.hosts import Host
 from elastic_driver.rendezvous.messages import DrainHostRequest, JobOver, LeaveRequest, RoundAssignment, WatchRequest
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.version import __version__
 from elastic_driver.words import ReadyCause
 
 pytestmark = pytest.mark.integration
@@ -49,7 +50,8 @@ async def crashed(job: Job, what: str = "ZeroDivisionError('a bug')") -> None:
     """The job ends as one does in which something was wrong with the driver: nothing runs, and all is told."""
     assert await job.end() == 70
     assert job.launcher.living() == []
-    assert "internal error of the driver; please report the lines below" in job.console.said
+    said = f"internal error of the driver, elasticrun {__version__}; please report the lines below"
+    assert said in job.console.said
     assert f"summary: internal error of the driver: {what}" in job.console.said
     assert "the last " in job.text()
     assert len(job.logged("internal_error")) == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import ROOT, SUPPORT, Job
+from jobs import PROGRAMS, ROOT, SUPPORT, Job
 from subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -172,7 +172,7 @@ def test_workers_that_are_restarted(tmp_path: Path) -> None:
 
 def test_a_job_with_a_chief(tmp_path: Path) -> None:
     orders = tmp_path / "orders"
-    command = [sys.executable, str(SUPPORT / "chief_program.py"), str(orders)]
+    command = [sys.executable, str(PROGRAMS / "chief_program.py"), str(orders)]
     env = {"PYTHONPATH": f"{SUPPORT / 'fake_tensorflow'}:{ROOT}"}
     flags = ("--parameter-servers", "1", "-np", "1")
     with Job(tmp_path, TWO, *flags, command=command, env=env) as job:

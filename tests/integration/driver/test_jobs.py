@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from backends import EACH
-from jobs import FORKING, PATIENCE_S, PROGRAM, SUPPORT, Job, check_agreement
+from jobs import FORKING, PATIENCE_S, PROGRAM, PROGRAMS, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -240,7 +240,7 @@ def test_all_workers_fail(tmp_path: Path) -> None:
 def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: int, rounds: int) -> None:
     """Nobody dies in it: without an end it goes round for ever, thousands of times a minute."""
     env = {"FAULT": f"lost 1 {step}", "STEP_S": "0", "COMMIT_EVERY": "100"}
-    impatient = (str(SUPPORT / "impatient.py"),)
+    impatient = (str(PROGRAMS / "impatient.py"),)
     with Job(tmp_path, "localhost:2\n", "-np", "2", env=env, elasticrun=impatient) as job:
         assert job.wait() == 1
         formed = job.events("round_formed")

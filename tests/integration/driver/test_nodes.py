@@ -58,10 +58,14 @@ def test_a_late_node_is_taken_in_and_leaves_by_sigterm(tmp_path: Path) -> None:
     folder.mkdir()
     given = {"reset_limit": 0}
     with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=2) as job:
-        driver = job.start("a", given=given, env={"OMP_NUM_THREADS": "3", "ELASTIC_DRIVER_JOIN_TOKEN": "t" * 20})
+        driver = job.start(
+            "a", given=given, env={"OMP_NUM_THREADS": "3", "ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}
+        )
         assert job.wait_for_world("a")[0]["OMP_NUM_THREADS"] == "3"
         env = {"OMP_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "7", "RANK": "12", "MASTER_ADDR": "of-another-job"}
-        late = job.start("b", given=given, env=env | {"ELASTIC_DRIVER_JOIN_TOKEN": "t" * 20}, cwd=folder)
+        late = job.start(
+            "b", given=given, env=env | {"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}, cwd=folder
+        )
         world = job.wait_for_world("a", "b")
         # A worker has its own node's variables and folder, and nothing of the secret.
         assert [world[rank]["NODE"] for rank in (0, 1)] == ["a", "b"]
@@ -75,7 +79,7 @@ def test_a_late_node_is_taken_in_and_leaves_by_sigterm(tmp_path: Path) -> None:
         assert late.wait() == 128 + signal.SIGTERM
         job.wait_for_world("a")
         # It may come again. A job that fails ends all nodes, and says why.
-        again = job.start("c", given=given, env={"ELASTIC_DRIVER_JOIN_TOKEN": "t" * 20})
+        again = job.start("c", given=given, env={"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"})
         job.wait_for_world("a", "c")
         job.end(3)
         assert again.wait() == 1

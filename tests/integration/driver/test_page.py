@@ -19,10 +19,10 @@ from subcommands import Ran, elasticrun
 pytestmark = pytest.mark.integration
 
 
-def elasticrun_page(job: Job, *flags: str) -> Ran:
+def elasticrun_page(job: Job, *flags: str, **environment: str) -> Ran:
     job.wait_for_steps(1)  # it can be found by then
     job_id = job.events("job_started")[0]["job_id"]
-    return elasticrun("page", job_id, *flags)
+    return elasticrun("page", job_id, *flags, **environment)
 
 
 def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
@@ -58,6 +58,30 @@ def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
             assert code not in job.event_log.read_text() + job.said()
 
 
+def test_a_browser_is_given_a_file_and_no_link(tmp_path: Path) -> None:
+    browser, given = tmp_path / "browser", tmp_path / "given"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {given}\n')
+    browser.chmod(0o755)
+    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+        told = elasticrun_page(job, "--open", BROWSER=str(browser))
+        assert told.returncode == 0, told.stderr
+        # Any user of the machine can read a command line.
+        url = given.read_text().strip()
+        assert url.startswith("file:///")
+        assert told.stdout.strip()[-32:] not in url
+        file = Path(url.removeprefix("file://"))
+        assert (file.stat().st_mode & 0o777, file.stat().st_uid) == (0o600, os.getuid())
+        link = told.stdout.strip()
+        assert f'content="0; url={link}"' in file.read_text()
+        arrived = requests.get(link, timeout=150, allow_redirects=False, headers={"Sec-Fetch-Site": "cross-site"})
+        assert (arrived.status_code, "Set-Cookie" in arrived.headers) == (200, True)
+        elasticrun_page(job, "--open", BROWSER=str(browser))
+        assert link not in file.read_text()
+        job.process.terminate()
+        job.process.wait(150)
+        assert not file.exists()
+
+
 def test_without_a_page_there_is_none(tmp_path: Path) -> None:
     with Job(tmp_path, "localhost:1\n", "-np", "1", "--no-page", elasticrun=FORKING) as job:
         refused = elasticrun_page(job)
@@ -65,6 +89,7 @@ def test_without_a_page_there_is_none(tmp_path: Path) -> None:
         assert "no page" in refused.stderr
         url = job.events("job_started")[0]["rendezvous"]
         assert requests.get(f"{url}/", timeout=150).status_code == 404
+        assert requests.get(f"{url}/healthz", timeout=150).text == "ok\n", "probes have no credential, and need none"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "[::1", ":80", "192.0.2.1:80"])

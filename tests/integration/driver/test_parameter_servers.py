@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import subcommands
-from jobs import PATIENCE_S, ROOT, SUPPORT, Job
+from jobs import PATIENCE_S, PROGRAMS, ROOT, SUPPORT, Job
 
 from elastic_driver.errors import RendezvousError
 from elastic_driver.hosts import WorkerId
@@ -41,7 +41,7 @@ class ChiefJob(Job):
             "--parameter-servers",
             "1",
             *flags,
-            command=[sys.executable, str(SUPPORT / "chief_program.py"), str(self.orders)],
+            command=[sys.executable, str(PROGRAMS / "chief_program.py"), str(self.orders)],
             env={"PYTHONPATH": path, **(more or {})},
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import PATIENCE_S, SUPPORT, Job
+from jobs import PATIENCE_S, PROGRAMS, Job
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs
@@ -49,7 +49,7 @@ def workers(status: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_call_that_holds_the_lock_is_seen_and_is_no_frozen_worker(
     tmp_path: Path, asks: Callable[[Job], RendezvousClient]
 ) -> None:
-    command = [sys.executable, str(SUPPORT / "vitals_program.py"), str(tmp_path)]
+    command = [sys.executable, str(PROGRAMS / "vitals_program.py"), str(tmp_path)]
     with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "5", command=command) as job:
         client = asks(job)
 
@@ -157,7 +157,7 @@ def test_stacks_are_the_operators_only(tmp_path: Path) -> None:
 def test_a_worker_that_is_forked_from_a_warmed_process_has_a_page_of_its_own(
     tmp_path: Path, asks: Callable[[Job], RendezvousClient]
 ) -> None:
-    command = [sys.executable, str(SUPPORT / "vitals_program.py"), str(tmp_path)]
+    command = [sys.executable, str(PROGRAMS / "vitals_program.py"), str(tmp_path)]
     flags = ("-np", "1", "--min-np", "1", "--max-np", "2", "--preload", "numpy,elastic_driver")
     with Job(tmp_path, "localhost:1\n", *flags, command=command, env={"OMP_NUM_THREADS": "1"}) as job:
         client = asks(job)

@@ -6,6 +6,7 @@ The jobs run side by side, since mostly they wait.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hang_jobs import FrozenDisc, HangJob, debugged, is_gone
-from jobs import SUPPORT
+from jobs import PROGRAMS
 
 from elastic_driver.worker.engine import native_loader
 
@@ -56,14 +57,19 @@ class Jobs:
         self.inversion = job("inversion", f"inversion 1 {AT}")
         self.idle = job("idle", f"idle -1 {AT}", LASTS_S=LASTS_S)
         self.polls = job("polls", f"poll 1 {AT}", LASTS_S=LASTS_S)
+        self.rests = job("rests", f"rest 1 {AT}", LASTS_S=LASTS_S)
+        self.lock = stack.enter_context((folder / "lock").open("w"))
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.waits = job("waits", f"lock 1 {AT}", WHERE=self.lock.name)
         self.c_call = job("c-call", f"c_call 1 {AT}", LASTS_S=C_CALL_S)
-        self.torch = job("torch", "torch", command=[sys.executable, str(SUPPORT / "stuck_loader_program.py")])
+        self.torch = job("torch", "torch", command=[sys.executable, str(PROGRAMS / "stuck_loader_program.py")])
         self.debugged = None if self.debugger_lacks else job("debugged", "nothing -1")
         self.on_disc = None
         if self.disc is not None:
             self.on_disc = job("on-disc", f"disc 1 {AT}", WHERE=self.disc.folder / "checkpoint")
             stack.callback(self.disc.thaw)  # before the job's end is waited for
         everybody = (self.inversion, self.idle, self.polls, self.c_call, self.torch, self.debugged, self.on_disc)
+        everybody += (self.rests, self.waits)
         self.pids = {each: each.pids() for each in everybody if each is not None}
         self.debugger = contextlib.ExitStack()
         if self.debugged is not None:
@@ -150,6 +156,29 @@ def test_who_polls_is_named_and_not_ended(jobs: Jobs) -> None:
     assert suspected["kind"] == "awaited"
     job.same_go_on(pids, after=at + lasts_s)
     job.cleared(suspected, not_before=at + lasts_s)
+
+
+def test_who_rests_for_a_second_again_and_again_is_named_and_not_ended(jobs: Jobs) -> None:
+    job, pids = jobs.rests, jobs.pids[jobs.rests]
+    ((_, _, at, lasts_s),) = job.stood()
+    suspected = job.suspected(1, after=at)
+    assert suspected["kind"] == "awaited"
+    assert any(frame.endswith("in rest") for frame in suspected["frames"])
+    job.same_go_on(pids, after=at + lasts_s)
+    job.cleared(suspected, not_before=at + lasts_s)
+
+
+def test_who_waits_for_a_lock_of_somebody_elses_is_named_and_not_ended(jobs: Jobs) -> None:
+    job, pids = jobs.waits, jobs.pids[jobs.waits]
+    ((_, _, at, _),) = job.stood()
+    suspected = job.suspected(1, after=at)
+    assert (suspected["kind"], suspected["ends_s"]) == ("awaited", None)
+    assert suspected["spared"] == f"its main thread waits for a file lock (flock) that process {os.getpid()} holds"
+    job.wait_for("the time in which it would be proven", lambda: time.time() > at + LASTS_S)
+    released_at = time.time()
+    fcntl.flock(jobs.lock, fcntl.LOCK_UN)
+    job.same_go_on(pids, after=released_at)
+    job.cleared(suspected, not_before=released_at)
 
 
 def test_ranks_that_do_nothing_though_nobody_waits_are_named_and_not_ended(jobs: Jobs) -> None:

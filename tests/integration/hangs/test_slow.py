@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hang_jobs import HangJob
-from jobs import ROOT, SUPPORT
+from jobs import PROGRAMS, ROOT
 
 from elastic_driver.worker.engine import native_loader
 
@@ -29,7 +29,7 @@ STEP_S = 0.15
 def slow_job(folder: Path, *flags: str) -> tuple[HangJob, Path]:
     """Four workers, and the file that says who of them is slow."""
     slow = folder / "slow"
-    command = [sys.executable, str(SUPPORT / "slow_program.py")]
+    command = [sys.executable, str(PROGRAMS / "slow_program.py")]
     env = {"SLOW_FILE": str(slow), "STEP_S": str(STEP_S)}
     return HangJob(folder / "job", "nothing -1", *flags, slots=2, command=command, env=env), slow
 

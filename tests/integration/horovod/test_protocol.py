@@ -1,4 +1,4 @@
-"""Whole jobs of workers that do on the wire what Horovod's own library does (tests/support/horovod_worker.py)."""
+"""Whole jobs of workers that do on the wire what Horovod's own library does (programs/horovod_worker.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import SUPPORT, Job
+from jobs import PROGRAMS, Job
 
 pytestmark = pytest.mark.integration
 
-COMMAND = [sys.executable, str(SUPPORT / "horovod_worker.py")]
+COMMAND = [sys.executable, str(PROGRAMS / "horovod_worker.py")]
 FIVE = "localhost:3\n127.0.0.1:2\n"
 TRUSTS = pytest.param((), id="trusts-its-environment")
 ASKS = pytest.param(("--asks-first",), id="asks-first")

@@ -346,6 +346,21 @@ def test_no_way_to_the_server(api: FakeKubernetes, tmp_path: Path, text: str | N
     run(scenario)
 
 
+def test_a_server_that_does_not_say_what_time_it_is(api: FakeKubernetes, tmp_path: Path) -> None:
+    """A proxy in front of it may send no Date: then this machine's clock holds."""
+    api.says_date = False
+    start(api, "w-1")
+
+    async def scenario() -> None:
+        async with following(api, tmp_path) as seen:
+            await seen.until(lambda: seen.names == ["w-1"])
+            api.delete_pod("w-1", grace_s=20)
+            await seen.until(lambda: seen.going)
+            assert seen.going["w-1"].within_s is not None
+
+    run(scenario)
+
+
 def test_pages_and_rubbish(api: FakeKubernetes, tmp_path: Path) -> None:
     for number in range(260):
         start(api, f"w-{number}")

@@ -19,6 +19,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import agents_here, leave
 from elastic_driver.rendezvous.agent_messages import (
+    NOTHING_GIVEN,
     Bye,
     Close,
     Dying,
@@ -519,7 +520,19 @@ def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path:
     act(main)
 
 
-@pytest.mark.parametrize("given", [b"", b"{}\n", b"[]\n", b"\xff\xff\n", b'{"urls": 3}\n'])
+def test_an_agent_that_is_given_nothing_says_so() -> None:
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "elastic_driver.launch.agent", stdin=-1, stderr=-1
+        )
+        _, text = await process.communicate(b"")
+        assert process.returncode == NOTHING_GIVEN
+        assert text == b"elastic_driver agent: nothing has arrived on its standard input\n"
+
+    act(main)
+
+
+@pytest.mark.parametrize("given", [b"{}\n", b"[]\n", b"\xff\xff\n", b'{"urls": 3}\n'])
 def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
     async def main() -> None:
         process = await asyncio.create_subprocess_exec(

@@ -154,5 +154,9 @@ def test_a_host_that_has_left_is_not_done(tmp_path: Path) -> None:
                 agent = await one.ready(one.driver.joiner(leave_code=143))
                 one.driver.tell(Close(exit_code, "the job is over" if exit_code >= 0 else ""))
                 assert (await agent.ends())[0] == expected
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner())
+            one.driver.tell(Close(143, "interrupted by SIGTERM", preempted=True))
+            assert (await agent.ends())[0] == 75
 
     act(main)

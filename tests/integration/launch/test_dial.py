@@ -32,11 +32,11 @@ from elastic_driver.rendezvous.agent_messages import Bootstrap
 
 pytestmark = pytest.mark.integration
 
-SUPPORT = str(Path(__file__).parents[2] / "support")
-STANDIN = {"module": "standin_agent", "pythonpath": SUPPORT}
+PROGRAMS = str(Path(__file__).parents[2] / "support" / "programs")
+STANDIN = {"module": "standin_agent", "pythonpath": PROGRAMS}
 SECRET = "5ec2e7" * 8
-# Joins its words for a shell, forwards no input and prints all: as kubexec.sh does.
-RSH_AGENT = '#!/bin/sh\nset -x\n[ "$1" = --quiet ] && shift\nHOST=$1\nshift\n/bin/sh -c "$*" </dev/null\n'
+# Joins its words for a shell and prints all: as kubexec.sh does, which forwards no input either.
+RSH_AGENT = '#!/bin/sh\nset -x\n[ "$1" = --quiet ] && shift\nHOST=$1\nshift\n/bin/sh -c "$*"'
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,19 @@ def hosts() -> Iterator[Namespaces]:
 
 
 @pytest.fixture(
-    params=["local", "local, begun early", "ssh", "rsh agent", "command", "command in a shell", "ticket on the command"]
+    params=[
+        "local",
+        "local, begun early",
+        "ssh",
+        "rsh agent",
+        "rsh agent without input",
+        "command",
+        "command in a shell",
+        "ticket on the command",
+    ]
 )
 def transport(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transport:
-    monkeypatch.setenv("PYTHONPATH", SUPPORT)
+    monkeypatch.setenv("PYTHONPATH", PROGRAMS)
     match request.param:
         case "local":
             return Transport(LocalDialler(module="standin_agent"), "localhost", hides=True)
@@ -69,11 +78,12 @@ def transport(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
             hosts = request.getfixturevalue("hosts")
             program = [*hosts[0].prefix, str(hosts.bin / "ssh")]
             return Transport(SshDialler(program=program, **STANDIN), "node1", hides=True, here=False)
-        case "rsh agent":
-            program = tmp_path / "rsh agent"
-            program.write_text(RSH_AGENT)
+        case "rsh agent" | "rsh agent without input":
+            program, hides = tmp_path / "rsh agent", request.param == "rsh agent"
+            program.write_text(f"{RSH_AGENT}\n" if hides else f"{RSH_AGENT} </dev/null\n")
             program.chmod(0o755)
-            return Transport(RshDialler(f"'{program}' --quiet", **STANDIN), "pod-1", hides=False)
+            on = None if hides else "command"
+            return Transport(RshDialler(f"'{program}' --quiet", bootstrap_on=on, **STANDIN), "pod-1", hides=hides)
         case "command":
             return Transport(CommandDialler("env THERE={host}", **STANDIN), "b", hides=True)
         case "command in a shell":
@@ -216,10 +226,10 @@ def test_it_dies_with_the_driver(transport: Transport, tmp_path: Path, stopped: 
             pipe = str(tmp_path / "pipe")
             bootstrap = Bootstrap(urls=(), identity="agent 1", key=SECRET, host=transport.host, owner="wait", job=pipe)
             driver = subprocess.Popen(
-                [sys.executable, f"{SUPPORT}/dialling_program.py"],
+                [sys.executable, f"{PROGRAMS}/dialling_program.py"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[3]}:{SUPPORT}"},
+                env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[3]}:{PROGRAMS}"},
             )
             with driver:
                 driver.stdin.write(pickle.dumps((transport.dialler, transport.host, bootstrap)))
@@ -293,7 +303,7 @@ def test_a_dial_that_is_given_up_leaves_nothing(transport: Transport, tmp_path: 
 
 
 def test_an_agent_that_was_begun_early_and_is_not_needed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", SUPPORT)
+    monkeypatch.setenv("PYTHONPATH", PROGRAMS)
     before = set(psutil.Process().children())
     early = EarlyAgent("standin_agent")
     begun = set(psutil.Process().children()) - before

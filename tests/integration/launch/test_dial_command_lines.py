@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.errors import LaunchError, SettingsError
-from elastic_driver.launch.dial import here
+from elastic_driver.launch.dial import agent_command, here
 from elastic_driver.launch.dial.agent_command import agent_words, quoted
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler
 from elastic_driver.launch.dial.here import local_environment, source_folder
@@ -108,7 +108,50 @@ THERE = {"python": AGENT[0], "pythonpath": ""}
 
 def test_an_rsh_agent_gets_words_for_a_shell(tmp_path: Path, program: str) -> None:
     words = words_of(RshDialler(f"{program} -o 'a b'", **THERE), tmp_path)
-    assert words == ["-o", "a b", "b", f"'{AGENT[0]}'", *AGENT[1:], "--bootstrap", BOOTSTRAP.to_word()]
+    assert words == ["-o", "a b", "b", f"'{AGENT[0]}'", *AGENT[1:], "--given-within", "10"]
+    words = words_of(RshDialler(program, bootstrap_on="command", **THERE), tmp_path)
+    assert words == ["b", f"'{AGENT[0]}'", *AGENT[1:], "--bootstrap", BOOTSTRAP.to_word()]
+
+
+@pytest.mark.parametrize("bootstrap_on", [None, "stdin"])
+@pytest.mark.parametrize("says", ["code", "words"])
+@pytest.mark.parametrize("input_of", ["</dev/null", "<&-", "< fifo"], ids=["empty", "closed", "silent"])
+def test_where_nothing_arrives_the_next_agent_has_a_ticket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_of: str, says: str, bootstrap_on: str | None
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "rsh"
+    # The words are the agent's own, quoted for a shell; its time limit is the test's.
+    lost = "2>/dev/null" if says == "code" else "|| exit 1"
+    hold = "exec 7<>fifo; " if "fifo" in input_of else ""
+    program.write_text(f'#!/bin/sh\nshift\n{hold}sh -c "$*" {input_of} {lost}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(agent_command, "_GIVEN_WITHIN_S", 1)
+
+    async def dial() -> None:
+        dialler = RshDialler(str(program), bootstrap_on=bootstrap_on)
+        child = await dialler.dial("b", BOOTSTRAP)
+        assert not dialler.shows_bootstrap("b")
+        failure = await child.failed
+        assert ("nothing has arrived on its standard input" in failure.reason) == (says == "words")
+        assert dialler.shows_bootstrap("b") == (bootstrap_on is None)
+        assert not dialler.shows_bootstrap("c"), "that is another host"
+
+    asyncio.run(dial())
+
+
+def test_an_rsh_agent_that_fails_otherwise_gets_no_ticket(tmp_path: Path) -> None:
+    program = tmp_path / "rsh"
+    program.write_text("#!/bin/sh\necho no such host >&2\nexit 2\n")
+    program.chmod(0o755)
+
+    async def dial() -> None:
+        dialler = RshDialler(str(program), **THERE)
+        assert "no such host" in (await (await dialler.dial("b", BOOTSTRAP)).failed).reason
+        assert not dialler.shows_bootstrap("b")
+
+    asyncio.run(dial())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import proc
-from elastic_driver.launch.agent.stacks import StackTaker
+from elastic_driver.launch.agent.stacks import StackTaker, take_stacks
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, VitalsSeen
@@ -97,7 +97,7 @@ STILL_S = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")  # a second's
 
 
-def looks(of: Worker, is_so: Callable[[Vitals], bool], *, still_s: float = STILL_S) -> Vitals:
+def looks(of: Worker | Both, is_so: Callable[[Vitals], bool], *, still_s: float = STILL_S) -> Vitals:
     """Looks at it until it is so. What is seen arrives as it was."""
 
     async def look() -> Vitals:
@@ -227,6 +227,150 @@ def test_what_comes_from_a_slow_server_is_counted(who: str) -> None:
 
                 looks(one, has_come)
                 assert sent >= 2000
+
+
+def lock_of(path: Path, how: str) -> str:
+    call = {"flock": "fcntl.flock(file, fcntl.LOCK_EX)", "fcntl": "fcntl.lockf(file, fcntl.LOCK_EX)"}[how]
+    return f"import fcntl\nfile = open({str(path)!r}, 'w')\n{call}\n"
+
+
+@pytest.mark.parametrize("how", ["flock", "fcntl"])
+def test_a_lock_of_a_file_that_somebody_else_holds_is_outside(tmp_path: Path, how: str) -> None:
+    lock = lock_of(tmp_path / "lock", how)
+    holds = lock + SAY + "input()"
+    with worker("import sys, time\n" + holds) as holder, worker(BEGIN + SAY + lock + SAY + "input()") as one:
+        seen = looks(one, lambda seen: bool(seen.awaits))
+        assert seen.awaits == f"a file lock ({how}) that process {holder.process.pid} holds"
+        holder.process.kill()
+        assert one.line == "there"
+        looks(one, lambda seen: not seen.awaits)
+
+
+def test_a_lock_of_a_file_that_another_worker_holds_is_a_wait_for_a_member(tmp_path: Path) -> None:
+    """And one that the process itself holds is its own affair."""
+    lock = lock_of(tmp_path / "lock", "flock")
+    twice = lock.replace("lock'", "own'") + "other = open(file.name)\n" + SAY + "fcntl.flock(other, fcntl.LOCK_EX)"
+    with worker(BEGIN + lock + SAY + "input()") as holder:
+        for program in (SAY + lock, twice):
+            with worker(BEGIN + program) as one:
+                both = Both(one, holder)
+                enters(one, "flock")
+                assert looks(both, is_settled()).awaits == ""
+
+
+class Both:
+    """Two workers of one host."""
+
+    def __init__(self, one: Worker, other: Worker) -> None:
+        self.one, self.other = one, other
+
+    def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
+        other = WorkerId("a", 1, 0)
+        return [*self.one.watched(), *((other, pid, page) for _, pid, page in self.other.watched())]
+
+
+WAITS = {"flock": "locks_lock_inode_wait", "receive": "wait_woken", "pipe": "pipe_read"}
+
+
+def enters(one: Worker, what: str) -> None:
+    """Blocks until the main thread waits there in the kernel."""
+    end = time.monotonic() + LIMIT_S
+    while WAITS[what] not in Path(f"/proc/{one.process.pid}/wchan").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_settled() -> Callable[[Vitals], bool]:
+    """Whether it has been looked at for longer than it takes until its waits are, too."""
+    began: list[float] = []
+
+    def settled(seen: Vitals) -> bool:
+        began.append(seen.at_s)
+        return seen.at_s - began[0] > 4 * STILL_S
+
+    return settled
+
+
+SLEEPER = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+PEER = "import socket\nserver = socket.create_connection(('127.0.0.1', {port}))\n"
+OUTSIDE = {
+    "time": ("time.sleep(600)", "a sleep to end"),
+    "a child": (f"import subprocess\nsubprocess.run({SLEEPER})", "a child process"),
+    "a child's output": (
+        f"import subprocess\nsubprocess.run({SLEEPER}, capture_output=True)",
+        "a pipe to its child process ",
+    ),
+    "a server": (PEER + "server.recv(1)", "a connection to 127.0.0.1:{port}, of its host"),
+    "with a timeout": (PEER + "server.settimeout(500)\nserver.recv(1)", "a connection to 127.0.0.1:{port}"),
+    "select": (PEER + "import select\nselect.select([server], [], [])", "a connection to 127.0.0.1:{port}"),
+    "asyncio": (
+        "import asyncio\nasync def main():\n"
+        "    reader, _ = await asyncio.open_connection('127.0.0.1', {port})\n    await reader.read()\n"
+        "asyncio.run(main())",
+        "a connection to 127.0.0.1:{port}",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_what_the_main_thread_waits_for_outside_its_process(kind: str) -> None:
+    program, expected = OUTSIDE[kind]
+    # In another process than the agent's, which is the job's.
+    server = "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+    serve = "print(server.getsockname()[1], flush=True)\nkept = server.accept()\ninput()"
+    with worker(server + serve) as outside:
+        names = {"port": outside.line}
+        with worker(BEGIN + SAY + program.format(**names)) as one:
+            seen = looks(one, lambda seen: bool(seen.awaits))
+            assert seen.awaits.startswith(expected.format(**names))
+            assert seen.peer == "", "it is on this host"
+
+
+def test_a_connection_to_another_worker_of_the_host_is_a_wait_for_a_member() -> None:
+    server = "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+    serve = "print(server.getsockname()[1], flush=True)\nkept = server.accept()\ninput()"
+    with worker(server + serve) as other, worker(BEGIN + SAY + PEER.format(port=other.line) + "server.recv(1)") as one:
+        enters(one, "receive")
+        assert looks(Both(one, other), is_settled()).awaits == ""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
+        "import threading\nthreading.Event().wait(600)",
+        "reader, writer = os.pipe()\nos.read(reader, 1)",
+    ],
+)
+def test_what_the_main_thread_waits_for_inside_its_process_is_nothing(program: str) -> None:
+    with worker(BEGIN + SAY + program) as one:
+        first = looks(one, is_settled())
+        assert first.awaits == ""
+        # Taking its stacks wakes it, and that is no doing of its own.
+        kept: list[Vitals] = []
+
+        async def look() -> None:
+            watch = VitalsWatch(one, lambda message: None, is_heard=lambda: True, still_s=STILL_S)
+            kept.append(watch.look(everybody=True)[ONE])
+            for _ in range(3):
+                assert (await take_stacks(ONE, one.process.pid, one.page)).blob
+                kept.append(watch.look(everybody=True)[ONE])
+            kept.append(watch.look(everybody=True)[ONE])
+
+        asyncio.run(look())
+        assert {seen.wakes for seen in kept} == {0}
+
+
+def test_a_main_thread_that_sleeps_in_a_loop_wakes_and_other_threads_do_not_count() -> None:
+    loop = "while True: time.sleep(0.05)"
+    with worker(BEGIN + SAY + loop) as one:
+        seen: list[Vitals] = []
+        looks(one, lambda now: bool(seen.append(now)) or now.wakes >= 20)
+        assert {each.awaits for each in seen} == {""}, "each of its waits is one of a moment"
+    thread = f"import threading\ndef run():\n    {loop}\nthreading.Thread(target=run, daemon=True).start()\n"
+    with worker(BEGIN + thread + SAY + "threading.Event().wait(600)") as one:
+        looks(one, is_settled())
+        assert looks(one, is_settled()).wakes == 0
 
 
 def test_what_a_mapped_file_is_read_for_is_counted(tmp_path: Path) -> None:

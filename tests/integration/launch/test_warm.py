@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import SUPPORT, check_agreement
+from jobs import PROGRAMS, SUPPORT, check_agreement
 from jobs import Job as ElasticJob
 from launching import PATIENCE_S, Job, job, run
 
@@ -32,7 +32,7 @@ from elastic_driver.rendezvous.environment import ENV_WARM
 
 pytestmark = pytest.mark.integration
 
-PROBE = SUPPORT / "warm_probe.py"
+PROBE = PROGRAMS / "warm_probe.py"
 ENV = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", "PROBE": "numpy", "HOROVOD_RANK": "0"}
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from controllers import running_controller
 from elastic_job_objects import NAME, NAMESPACE, resource
-from jobs import ROOT, SUPPORT, check_agreement
+from jobs import PROGRAMS, ROOT, SUPPORT, check_agreement
 from json_lines import JsonLines
 from kubectl_exec import KubectlServer
 from kubelet import Kubelet
@@ -78,7 +78,7 @@ class World:
 
     def create(self, transport: str, replicas: int, *flags: str, worker: Line | None = None, **spec: Any) -> None:
         """The job, as its user writes it."""
-        program = [sys.executable, str(SUPPORT / "durable_program.py")]
+        program = [sys.executable, str(PROGRAMS / "durable_program.py")]
         command = ["elasticrun", "-np", "2", "--min-np", "1", *LIMITS, "--verbose", *flags, *program]
         user = {"runAsUser": UID, "runAsGroup": UID}
         launcher: Line = {"name": "launcher", "image": "training", "command": command}

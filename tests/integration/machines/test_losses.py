@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from jobs import SUPPORT, check_agreement
+from jobs import PROGRAMS, check_agreement
 from machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for, wait_for_nobody
 
 pytestmark = marks
@@ -90,7 +90,7 @@ def test_the_driver_stands_still_and_dies(tmp_path: Path) -> None:
             tmp_path,
             HOSTS,
             *("-np", "6", "--agent-timeout", "3"),
-            command=[sys.executable, str(SUPPORT / "printing_program.py")],
+            command=[sys.executable, str(PROGRAMS / "printing_program.py")],
             env={"STOP_AT": str(stop_at), "STEP_S": "0.05"},
         ) as job:
             job.wait_for_steps(6)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jobs import ROOT, SUPPORT
+from jobs import PROGRAMS, ROOT, SUPPORT
 from machines import MachinesJob, made_machines, marks, wait_for_nobody
 from namespaces import NamespaceHost, Namespaces
 
@@ -19,7 +19,7 @@ class ChiefJob(MachinesJob):
 
     def __init__(self, machines: Namespaces, folder: Path, hosts: str, *flags: str) -> None:
         self.orders = folder / "orders"
-        command = [sys.executable, str(SUPPORT / "chief_program.py"), str(self.orders)]
+        command = [sys.executable, str(PROGRAMS / "chief_program.py"), str(self.orders)]
         path = f"PYTHONPATH={SUPPORT / 'fake_tensorflow'}:{ROOT}"
         more = ("--parameter-servers", "1", "-x", path)
         super().__init__(machines, folder, hosts, *more, *flags, command=command)

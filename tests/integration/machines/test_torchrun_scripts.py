@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from jobs import SUPPORT
+from jobs import PROGRAMS
 from machines import MachinesJob, made_machines, marks
 
 pytestmark = marks
@@ -24,7 +24,7 @@ def test_a_script_for_torchrun_over_two_machines(tmp_path: Path) -> None:
             "node0:1\nnode1:1\n",
             *("-np", "2", "--min-np", "1", "--on-change", "restart", "--port-range", "42000-42031"),
             *(word for name in (*words, "STEP_LOG") for word in ("-x", name)),
-            command=[sys.executable, str(SUPPORT / "ddp_program.py")],
+            command=[sys.executable, str(PROGRAMS / "ddp_program.py")],
             env=words,
         ) as job,
     ):

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from fake_trainer import PATH
-from jobs import check_agreement
+from jobs import PROGRAMS, check_agreement
 from json_lines import JsonLines
 from machines import made_machines, marks
 from namespaces import NamespaceHost
@@ -58,7 +58,7 @@ class Pods(NodesJob):
             "KUBEFLOW_TRAINER_SERVER_TOKEN": "/var/run/secrets/kubeflow/trainer/token",
         }
         log = {"NODE": name, "LOG": str(self.log), "END": str(self._end), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "elastic_driver", *self.flags, str(SUPPORT / "node_worker.py")]
+        command = [sys.executable, "-m", "elastic_driver", *self.flags, str(PROGRAMS / "node_worker.py")]
         with (self.folder / f"{name}.out").open("wb") as out, (self.folder / f"{name}.err").open("wb") as err:
             env: dict[str, Any] = {**host.environment(), **told, **log}
             process = host.popen(command, stdout=out, stderr=err, env=env, cwd=self.folder)
@@ -111,7 +111,7 @@ def test_a_jobset_whose_pods_join(tmp_path: Path) -> None:
     token.write_text("a token of the test's own\n")
     token.chmod(0o600)
     installed = {"/etc/elastic-driver/token": [str(token)], "elasticrun": [sys.executable, "-m", "elastic_driver"]}
-    installed |= {"python": [sys.executable], "train.py": [str(SUPPORT / "step_program.py")]}
+    installed |= {"python": [sys.executable], "train.py": [str(PROGRAMS / "step_program.py")]}
     commands = {
         job["name"]: job["template"]["spec"]["template"]["spec"]["containers"][0]["command"]
         for job in manifest["spec"]["replicatedJobs"]

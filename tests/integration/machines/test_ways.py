@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import SUPPORT
+from jobs import PROGRAMS
 from machines import MachinesJob, connections, made_machines, marks
 
 pytestmark = marks
@@ -16,7 +16,7 @@ pytestmark = marks
 
 def test_functions_run_on_other_machines(tmp_path: Path) -> None:
     with made_machines() as machines:
-        program = str(SUPPORT / "run_over_machines.py")
+        program = str(PROGRAMS / "run_over_machines.py")
         done = machines[0].run([sys.executable, program, "node1:1,node2:1", "eth0"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout.splitlines()[-1])

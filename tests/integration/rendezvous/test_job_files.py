@@ -65,6 +65,22 @@ def test_a_job_whose_driver_was_killed_is_none_whoever_has_its_process_id_now(fo
     assert not folder.exists()
 
 
+def test_the_next_job_removes_what_dead_ones_have_left(folder: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from elastic_driver.rendezvous.credentials import JobKey\n"
+        "from elastic_driver.rendezvous.job_files import Posting, put_page\n"
+        "kept = Posting.post('dead', 'http://127.0.0.1:1', JobKey.new(), ())\n"
+        "put_page('dead', 'x')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert {path.name for path in folder.iterdir()} == {"dead.json", "dead.html"}
+    posted = post()
+    assert {path.name for path in folder.iterdir()} == {"1f.json"}
+    posted.remove()
+
+
 def test_what_a_driver_starts_does_not_keep_its_job_alive(folder: Path) -> None:
     code = (
         "import os, signal, subprocess; from elastic_driver.rendezvous.job_files import Posting;"

@@ -15,6 +15,7 @@ from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.rendezvous.server.web import (
     BODY_BYTES,
+    Probed,
     WebAnswer,
     WebRequest,
     WebStream,
@@ -41,6 +42,10 @@ class Site:
                 return WebStreaming(self.streams.append, self.ended.append, headers=(("X-A", "b"),))
             case "/wrong":
                 raise ZeroDivisionError
+            case "/metrics":
+                return WebAnswer(501, b"not here")
+            case "/teapot":
+                return WebAnswer(418, b"no name of ours")
             case "/login":
                 return WebAnswer(303, headers=(("Location", "/"), ("Set-Cookie", "a=b; HttpOnly")))
         return WebAnswer(200, b"<p>hello", "text/html; charset=utf-8")
@@ -70,6 +75,24 @@ def test_a_request_comes_whole_and_is_answered(service: Service, site: Site) -> 
     assert (first.headers["cookie"], first.headers["x-more"], first.encrypted) == ("x=1; y=2", "z", False)
     moved = requests.get(f"{service.url}/login", allow_redirects=False, timeout=PATIENCE_S)
     assert (moved.status_code, moved.headers["Location"], moved.headers["Set-Cookie"]) == (303, "/", "a=b; HttpOnly")
+
+
+def test_any_status_can_be_answered(service: Service) -> None:
+    for path, status, body in (("/metrics", 501, b"not here"), ("/teapot", 418, b"no name of ours")):
+        answer = requests.get(f"{service.url}{path}", timeout=PATIENCE_S)
+        assert (answer.status_code, answer.content) == (status, body)
+    assert requests.get(f"{service.url}/metrics", timeout=PATIENCE_S).reason == "Not Implemented"
+
+
+@pytest.mark.parametrize("web", [None, Site()], ids=["nobody", "a site"])
+def test_a_probe_is_answered_without_a_credential(web: Site | None) -> None:
+    with serving(web=Probed(web)) as service:
+        for method in ("GET", "HEAD"):
+            answer = requests.request(method, f"{service.url}/healthz", timeout=PATIENCE_S)
+            assert (answer.status_code, answer.content) == (200, b"ok\n" if method == "GET" else b"")
+        assert requests.post(f"{service.url}/healthz", timeout=PATIENCE_S).status_code == 405
+        assert requests.get(f"{service.url}/", timeout=PATIENCE_S).status_code == (404 if web is None else 200)
+        assert requests.get(f"{service.url}/v1/status", timeout=PATIENCE_S).status_code == 401
 
 
 def test_what_is_under_v1_is_asked_with_a_proof_as_ever(service: Service, site: Site) -> None:

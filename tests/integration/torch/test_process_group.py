@@ -19,15 +19,15 @@ import pytest
 import torch
 from backends import FIRST
 from distributed_program import expected_losses
-from fake_job import FakeJob, workers_on
-from jobs import FORKING, SUPPORT, Job
+from fake_job import PROGRAMS, FakeJob, workers_on
+from jobs import FORKING, Job
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import NoticeKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-PROGRAM = SUPPORT / "distributed_program.py"
+PROGRAM = PROGRAMS / "distributed_program.py"
 BOTH = "localhost:2\n127.0.0.1:2\n"
 ONE = "localhost:2\n"
 FOUR = workers_on(a=2, b=2)
@@ -191,7 +191,7 @@ def test_an_error_of_the_users_own_is_no_lost_peer() -> None:
 
 
 def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
-    code, said = forked.run([str(SUPPORT / "two_groups_program.py")])
+    code, said = forked.run([str(PROGRAMS / "two_groups_program.py")])
     assert (code, said.strip()) == (0, "well")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from jobs import SUPPORT, Job
+from jobs import PROGRAMS, Job
 from launching import job as launched
 from launching import run
 
@@ -33,7 +33,7 @@ class Script(Job):
             folder,
             hosts,
             *("-np", "1", "--min-np", "1", "--on-change", "restart", "--grace-time", "60", *flags),
-            command=[sys.executable, str(SUPPORT / "ddp_program.py"), "as ${local_rank}"],
+            command=[sys.executable, str(PROGRAMS / "ddp_program.py"), "as ${local_rank}"],
             env={name: str(file) for name, file in files.items()}
             | {"TORCHELASTIC_ERROR_FILE": str(self.error), "OMP_NUM_THREADS": "1"}
             | env,

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from backends import FIRST
-from fake_job import SUPPORT, FakeJob, Process, workers_on
+from fake_job import PROGRAMS, FakeJob, Process, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_ROUND
@@ -15,7 +15,7 @@ from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.integration
 
-PROGRAM = SUPPORT / "late_join_program.py"
+PROGRAM = PROGRAMS / "late_join_program.py"
 NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 LATE = WorkerId("b", 0, 0)
 THIRD_OF_THREE = [2, 3, 0, 1, 1, 2]

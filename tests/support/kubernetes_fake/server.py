@@ -39,12 +39,14 @@ class FakeKubernetes:
     Attributes:
         token: who has it may do everything.
         users: who else may do what.
+        says_date: whether its answers have a Date, as some servers' have not.
     """
 
     def __init__(self, *, namespaces: Iterable[str] = (), tls: Path | None = None) -> None:
         self.storage = Storage()
         self.users = Users(self.storage, ADMIN)
         self.token = self.users.add(ADMIN, (), "")
+        self.says_date = True
         self._tls = tls
         self._book = Book()
         self._faults = Faults()
@@ -101,6 +103,12 @@ class FakeKubernetes:
     async def _listen(self) -> None:
         app = web.Application(client_max_size=4 << 20)
         app.router.add_route("*", "/{path:.*}", self._service.handle)
+
+        async def date(_: web.Request, response: web.StreamResponse) -> None:
+            if not self.says_date:
+                response.headers.popall("Date", None)
+
+        app.on_response_prepare.append(date)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         context = None

@@ -73,7 +73,7 @@ def test_defaults() -> None:
         (["--rsh-agent", "kubexec -q"], "rsh_agent", ("kubexec", "-q")),
         (["--launcher-command", "a {host}", "--launcher-bootstrap", "command"], "launcher_bootstrap", "command"),
         (["--launcher-command", "srun -w {host}"], "launcher_command", "srun -w {host}"),
-        (["--launcher-command", "srun"], "launcher_bootstrap", "stdin"),
+        (["--launcher-command", "srun"], "launcher_bootstrap", None),
         (["--remote-python", "/p"], "remote_python", "/p"),
         (["--ssh-connect-timeout", "3"], "ssh_connect_timeout_s", 3.0),
         (["--port-range", "4000-4100"], "port_range", (4000, 4100)),

@@ -58,6 +58,14 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+def test_the_version_is_told_where_the_log_has_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(log)]) == 0
+    assert capsys.readouterr().out.startswith("job feedface, ")
+    log.write_text(log.read_text().replace('"job_id": "feedface"', '"job_id": "feedface", "version": "0.1.0"'))
+    assert main(["report", str(log)]) == 0
+    assert capsys.readouterr().out.startswith("job feedface, elasticrun 0.1.0, ")
+
+
 def test_on_the_terminal(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(log)]) == 0
     out, err = capsys.readouterr()

@@ -10,11 +10,13 @@ import pytest
 
 from elastic_driver.core.dumps import alike, debugger, innermost
 from elastic_driver.core.hangs import (
+    STALE_S,
     Cleared,
     Finding,
     HangWatch,
     Kind,
     ProvenHung,
+    Spared,
     StackWanted,
     Suspected,
     limit_of,
@@ -37,7 +39,8 @@ class World:
     def __init__(self, size: int = 4, *, proves: bool = True, step_s: float = 0.25) -> None:
         self.now = 100.0
         self.workers = [WorkerId(f"h{rank}", 0, 0) for rank in range(size)]
-        self.watch = HangWatch(proves=proves)
+        self.watch = HangWatch(proves=proves, is_of_the_job=lambda address: address == "10.0.0.1")
+        self.spares: Callable[[WorkerId], str] = lambda worker: ""
         self.watch.begin(1, {worker: rank for rank, worker in enumerate(self.workers)})
         self.looks = {
             worker: Vitals(1000.0 * rank, pid=rank + 1, state="S", pulse_s=0.1, round_id=1, rank=rank, can_dump=True)
@@ -61,6 +64,7 @@ class World:
         io: int = 0,
         known: bool = True,
         by_s: float = 1.0,
+        wakes_each_s: float = 0.0,
         silent: tuple[int, ...] = (),
         **of_culprits: object,
     ) -> list[Finding]:
@@ -73,8 +77,10 @@ class World:
                 look = self.looks[worker]
                 look = replace(look, at_s=look.at_s + by_s)
                 if rank in culprits:
-                    more = {"waits_s": 0.0, **of_culprits}
+                    more = {"waits_s": 0.0, "state": "S", **of_culprits}
                     look = replace(look, cpu_s=look.cpu_s + cpu * by_s, io_bytes=look.io_bytes + int(io * by_s), **more)  # type: ignore[arg-type]
+                    if wakes_each_s and look.at_s % wakes_each_s < by_s:
+                        look = replace(look, wakes=look.wakes + 1)
                 elif (culprits and others_wait) or all_stand:
                     look = replace(look, waits_s=look.waits_s + by_s)
                     if rank == 0 and known:
@@ -97,7 +103,10 @@ class World:
                     self.watch.take(worker, look, self.now)
                     self.watch.take(worker, look, self.now)  # twice is once
             found = self.watch.look(
-                self.now, trains=lambda worker: self.trains, lives=lambda worker: worker != self.told_to_end
+                self.now,
+                trains=lambda worker: self.trains,
+                lives=lambda worker: worker != self.told_to_end,
+                spares=lambda worker, ended: self.spares(worker),
             )
             self.told += [(self.now, finding) for finding in found]
             for finding in found:
@@ -252,6 +261,74 @@ def test_who_moves_is_named_and_never_ended(moves: str) -> None:
     assert kinds(found) == ([] if moves == "no pulse" else [Suspected])
     # A question each few seconds at most.
     assert len(only(found, StackWanted)) <= 150
+
+
+@pytest.mark.parametrize("each_s", [1.0, 32.0, 55.0])
+def test_a_main_thread_that_wakes_is_named_and_never_ended(each_s: float) -> None:
+    """It polls, or an object store has it back off: it sleeps for longer and longer, and tries again."""
+    world = World()
+    world.train()
+    found = world.pass_s(600, culprits=(2,), wakes_each_s=each_s)
+    assert kinds(found) == [Suspected]
+    assert len(only(found, StackWanted)) <= 150
+    assert kinds(world.pass_s(1, culprits=(2,), wakes_each_s=1.0)) == []
+    assert kinds(world.pass_s(58, culprits=(2,))) == []
+    assert kinds(world.pass_s(10, culprits=(2,))) == [ProvenHung], "it wakes no more"
+
+
+@pytest.mark.parametrize(
+    ("awaits", "peer", "ends"),
+    [
+        ("a file lock (flock) that process 7 holds", "", False),
+        ("a child process", "", False),
+        ("a connection to 10.9.9.9:443", "10.9.9.9", False),
+        ("a connection to 10.0.0.1:29500", "10.0.0.1", True),
+        ("", "", True),
+    ],
+)
+def test_who_waits_for_something_outside_the_job_is_named_and_never_ended(awaits: str, peer: str, ends: bool) -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(600, culprits=(2,), awaits=awaits, peer=peer)
+    assert kinds(found) == ([Suspected, ProvenHung] if ends else [Suspected])
+    suspected = only(found, Suspected)[0]
+    assert isinstance(suspected, Suspected)
+    assert suspected.kind is Kind.LACKS
+    assert suspected.ends_s == (60.0 if ends else None)
+    assert suspected.spared == ("" if ends else f"its main thread waits for {awaits}")
+
+
+def test_who_is_ready_to_run_and_gets_no_processor_is_never_ended() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(600, culprits=(2,), state="R")) == [Suspected]
+
+
+def test_who_comes_to_a_lock_of_its_own_after_one_outside_has_the_whole_deadline() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(50, culprits=(2,))
+    found += world.pass_s(30, culprits=(2,), awaits="a file lock (flock)")
+    found += world.pass_s(58, culprits=(2,), awaits="")
+    assert kinds(found) == [Suspected]
+    assert kinds(world.pass_s(10, culprits=(2,))) == [ProvenHung]
+
+
+@pytest.mark.parametrize("state", ["S", "T"])
+def test_who_alone_has_the_state_is_warned_of_once_and_ended_when_others_have_it(state: str) -> None:
+    world = World()
+    world.train()
+    world.spares = lambda worker: "nobody else has it"
+    found = world.pass_s(100, culprits=(2,), state=state)
+    assert kinds(found) == [Suspected, Spared]
+    suspected, spared = only(found, Suspected)[0], only(found, Spared)[0]
+    assert isinstance(suspected, Suspected)
+    assert isinstance(spared, Spared)
+    assert (suspected.ends_s, suspected.spared) == (None, "nobody else has it")
+    assert spared.reason == "nobody else has it"
+    assert "its stacks are the same" in spared.why if state == "S" else "state T" in spared.why
+    world.spares = lambda worker: ""
+    assert kinds(world.pass_s(2, culprits=(2,), state=state)) == [ProvenHung]
 
 
 def test_a_stopped_process_is_suspected_at_the_second_look_and_ended_after_ten_seconds() -> None:
@@ -418,6 +495,66 @@ def test_who_is_not_heard_is_excused_and_begins_anew() -> None:
     (cleared,) = only(world.pass_s(1, culprits=(2,)), Cleared)
     assert isinstance(cleared, Cleared)
     assert cleared.why == "nothing was heard of it for 21 s"
+
+
+@pytest.mark.parametrize("silent", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_suspicion_outlasts_a_silence_of_those_who_know(silent: tuple[int, ...], known: bool) -> None:
+    """The worker stands still all the time; who could say whether others wait for it is not heard."""
+    world = World()
+    world.train()
+    found = world.pass_s(20, culprits=(2,), known=known)
+    assert kinds(found) == [Suspected]
+    found = world.pass_s(20, culprits=(2,), known=known, silent=silent)
+    assert kinds(found) == []
+    found = world.pass_s(100, culprits=(2,), known=known)
+    # By what ranks say of themselves, who was not heard is not known to have waited.
+    assert kinds(found) == [ProvenHung]
+    if known and 0 not in silent:
+        return  # rank 0 knows by itself
+    at = next(at for at, finding in world.told if isinstance(finding, ProvenHung))
+    since = next(at for at, finding in world.told if isinstance(finding, Suspected))
+    assert at - since >= 60.0 + 20.0 - STALE_S, "what nobody could know is no evidence"
+
+
+def test_of_two_the_one_that_is_heard_is_not_taken_for_idle_while_the_other_may_wait_for_it() -> None:
+    world = World(2)
+    world.train()
+    assert kinds(world.pass_s(10, culprits=(1,))) == [Suspected]
+    assert world.pass_s(20, culprits=(1,), silent=(0,)) == []
+    assert [(rank, why.partition(",")[0]) for _, rank, why, _, _ in world.watch.suspects()] == [
+        (1, "it has not submitted allreduce 'grad.3'")
+    ]
+    assert kinds(world.pass_s(70, culprits=(1,))) == [ProvenHung]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_who_is_let_go_on_while_rank_0_is_not_heard_is_cleared(known: bool) -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(3, culprits=(2,), state="T", known=known)) == [Suspected]
+    assert kinds(world.pass_s(10, culprits=(2,), state="S", known=known, silent=(0,))) == [Cleared]
+
+
+def test_a_suspicion_that_was_dropped_while_the_worker_stood_still_is_taken_up_again() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(10, culprits=(2,))) == [Suspected]
+    world.trains = False
+    assert kinds(world.pass_s(5, culprits=(2,))) == [Cleared]
+    world.trains = True
+    assert kinds(world.pass_s(80, culprits=(2,))) == [Suspected, ProvenHung]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_the_waiting_have_slept_through_with_their_hosts_makes_nobody_look_late(known: bool) -> None:
+    """The hosts of all others stood still for a minute; who they have waited for since then had nothing to do."""
+    world = World()
+    world.train()
+    world.pass_s(6, culprits=(2,), others_wait=False, cpu=1.0)
+    assert world.pass_s(60, culprits=(2,), cpu=1.0, known=known, silent=(0, 1, 3)) == []
+    assert world.pass_s(4, culprits=(2,), cpu=1.0, known=known) == []
+    assert kinds(world.pass_s(4, culprits=(2,), cpu=1.0, known=known)) == [Suspected]
 
 
 @pytest.mark.parametrize("missed", [False, True])

@@ -22,6 +22,7 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import record_of
+from elastic_driver.core.survivors import why_spared
 from elastic_driver.driver.health import DRAIN_PAUSE_S, HOST_PAUSE_S, Health
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import Host, WorkerId
@@ -36,7 +37,7 @@ from elastic_driver.report.happenings import (
 )
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals, Waiting
-from elastic_driver.words import Backend, HangAction, ReadyCause, StragglerAction
+from elastic_driver.words import Backend, HangAction, OnChange, ReadyCause, StragglerAction
 
 pytestmark = pytest.mark.unit
 
@@ -247,6 +248,69 @@ def test_with_warn_nobody_is_reported_and_the_stack_is_told_nevertheless(victim:
         assert world.hangs == [WorkerSuspected]
 
     play(test, hang_action=HangAction.WARN)
+
+
+ONE_HOST = (Host("a", 2),)
+
+
+@pytest.mark.parametrize("victim", ["hung", "stopped"])
+def test_who_would_take_the_only_state_with_it_is_warned_of_and_not_ended(victim: str) -> None:
+    """Its host would be given up for it, and the other worker with it."""
+
+    async def test(world: World) -> None:
+        setattr(world, victim, {1})
+        await asyncio.sleep(200)
+        assert world.fed(WorkerHung) == []
+        (suspected,) = world.of(WorkerSuspected)
+        assert suspected.ends_s is None
+        assert suspected.spared.startswith("nobody who would be left has the training's state")
+        (warning,) = world.warnings
+        assert warning.startswith(f"worker {world.workers[1]} hangs (")
+        assert warning.endswith(f") and is not ended: {suspected.spared}")
+        assert world.health.may_not_end(world.workers[1]) == (victim == "stopped"), "nor for its silence"
+        assert not world.health.may_not_end(world.workers[0])
+
+    play(test, hosts=ONE_HOST, policy=Policy(num_proc=2, min_num_proc=1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "on_disc", "ends"),
+    [
+        (Policy(num_proc=2, min_num_proc=1, durable=True), False, False),
+        (Policy(num_proc=2, min_num_proc=1, durable=True), True, True),
+        (Policy(num_proc=2, min_num_proc=1, blames_hosts=False), False, True),
+    ],
+)
+def test_who_can_be_done_without_is_ended(policy: Policy, on_disc: bool, ends: bool) -> None:
+    """There is a commit on disc, or the other worker of its host stays."""
+
+    async def test(world: World) -> None:
+        world.health.is_on_disc = on_disc
+        world.stopped = {1}
+        await asyncio.sleep(20)
+        assert len(world.fed(WorkerHung)) == ends
+
+    play(test, hosts=ONE_HOST, policy=policy)
+
+
+def test_of_two_that_are_stopped_the_last_one_with_the_state_is_not_ended() -> None:
+    async def test(world: World) -> None:
+        world.stopped = {0, 1, 2, 3}
+        await asyncio.sleep(20)
+        assert {one.worker.hostname for one in world.fed(WorkerHung)} == {"a"}
+
+    play(test)
+
+
+def test_who_is_restarted_from_a_checkpoint_is_ended() -> None:
+    async def test(world: World) -> None:
+        state, worker = world.stepper.state, world.workers[0]
+        assert why_spared(state, worker, (), is_on_disc=False)
+        for on_change in (OnChange.RESTART, OnChange.NO_ROUNDS):
+            other = replace(state, policy=replace(state.policy, on_change=on_change))
+            assert why_spared(other, worker, (), is_on_disc=False) == ""
+
+    play(test, hosts=ONE_HOST, policy=Policy(num_proc=2, min_num_proc=1))
 
 
 @pytest.mark.parametrize("stack_s", [3.0, 1e6])

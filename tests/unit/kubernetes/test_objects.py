@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 import yaml
 from elastic_job_objects import Cluster, resource
 
+from elastic_driver.cli.flags import parse
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import Object
 from elastic_driver.kubernetes.spec import ElasticJob, Transport
+from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.settings import Settings
 
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
 TRANSPORTS = list(Transport)
@@ -67,7 +71,28 @@ def test_the_example_is_a_job() -> None:
     check(objects.worker_pod(job, 0))
     check(objects.launcher_job(job))
     options = env_of(objects.launcher_job(job)["spec"]["template"]["spec"])["ELASTIC_DRIVER_OPTIONS"]
-    assert "--min-np 2 --max-np 8 --accept-agents" in options
+    assert "--min-slots 2 --max-slots 8 --accept-agents" in options
+
+
+def test_a_job_with_parameter_servers_starts_at_its_own_minimum() -> None:
+    """Bounds of pods are bounds of slots, and servers take some of those."""
+    body = yaml.safe_load((MANIFESTS / "example.yaml").read_text())
+    body["metadata"] |= {"namespace": "default", "uid": "1"}
+    body["spec"] |= {"slotsPerWorker": 1, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4}}
+    spec = objects.launcher_job(ElasticJob.of(body))["spec"]["template"]["spec"]
+    options = shlex.split(env_of(spec)["ELASTIC_DRIVER_OPTIONS"])
+    # What a pod has mounted is not here.
+    options = [word for word in options if not word.startswith(("/", "--operator-token", "--join-token"))]
+
+    def settings(*words: str) -> Settings:
+        return settings_from(parse((*options, *words, "python", "train.py")), {})
+
+    with_server = settings("--parameter-servers", "1", "-np", "1")
+    assert (with_server.min_num_proc, with_server.max_num_proc) == (1, 3)
+    without = settings("-np", "3")
+    assert (without.min_num_proc, without.max_num_proc) == (2, 4)
+    told = settings("-np", "3", "--min-np", "1", "--max-np", "3")
+    assert (told.min_num_proc, told.max_num_proc) == (1, 3)
 
 
 def env_of(spec: Object) -> dict[str, str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,32 @@ def test_names_are_of_a_folder_that_is_removed() -> None:
     files.remove()
     files.remove()
     assert not one.parent.exists()
+
+
+def test_what_a_killed_agent_has_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "elastic_driver-errors-file").write_text("no folder")
+    (tmp_path / "elastic_driver-errors-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    code = (
+        "import os, signal\n"
+        "from elastic_driver.launch.error_files import ErrorFiles\n"
+        "files = ErrorFiles()\n"
+        "open(files.new(), 'w').write('an error')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    [left] = [path for path in tmp_path.glob("elastic_driver-errors-*") if path.is_dir() and not path.is_symlink()]
+    one, other = ErrorFiles(), ErrorFiles()
+    kept = Path(one.new())
+    assert not left.exists()
+    other.new()
+    assert kept.parent.is_dir(), "its agent lives"
+    one.remove()
+    other.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "elastic_driver-errors-file", "elastic_driver-errors-link", "elsewhere",
+    ]  # fmt: skip
 
 
 def test_what_is_no_file_or_too_long_holds_nobody_up(tmp_path: Path) -> None:

@@ -1,3 +1,6 @@
+import hashlib
+import secrets
+
 import pytest
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
@@ -12,6 +15,8 @@ from elastic_driver.rendezvous.credentials import (
     Identity,
     JobKey,
     Role,
+    join_key,
+    member,
     ranks_key,
 )
 from elastic_driver.rendezvous.environment import ENV_WORKER
@@ -85,3 +90,22 @@ def test_names_of_identities(identity):
 def test_names_that_nobody_has(name):
     with pytest.raises(ValueError, match=r".+"):
         Identity.parse(name)
+
+
+def test_a_token_s_key_costs_whoever_guesses_it_and_its_owner_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bytes, bytes, int]] = []
+    scrypt = hashlib.scrypt
+
+    def count(password: bytes, *, salt: bytes, n: int, r: int, p: int, dklen: int) -> bytes:
+        asked.append((password, salt, 128 * n * r))
+        return scrypt(password, salt=salt, n=n, r=r, p=p, dklen=dklen)
+
+    monkeypatch.setattr(hashlib, "scrypt", count)
+    token = secrets.token_hex(32)
+    keys = [join_key(token), join_key(token), member(token).key, member(token).key]
+    assert len(set(keys)) == 2, "what one of them may do the other may not"
+    assert {len(key) for key in keys} == {32}
+    assert {salt for _, salt, _ in asked} == {b"elastic_driver joiner", b"elastic_driver member"}
+    assert [(password, memory) for password, _, memory in asked] == [(token.encode(), 16 << 20)] * 2
+    assert member("").key == member("").key
+    assert len(asked) == 2, "there is nothing to guess"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,12 +38,21 @@ FULL = Vitals(
     waiting=(Waiting("allreduce 'é'", 1.5, (0, 3)),),
     can_dump=True,
     own_s=0.0625,
+    wakes=9,
+    awaits="a connection to 10.9.9.9:443",
+    peer="10.9.9.9",
 )
 
 
 def test_what_is_sent_arrives() -> None:
     looks = {"a[0]#0": FULL, "a[1]#0": Vitals(1.0, 2)}
     assert vitals_from_json(vitals_to_json(looks)) == looks
+
+
+def test_an_agent_of_an_earlier_version_says_less() -> None:
+    (row,) = json.loads(vitals_to_json({"a": FULL})).values()
+    (read,) = vitals_from_json(json.dumps({"a": row[:-3]}).encode()).values()
+    assert read == replace(FULL, wakes=0, awaits="", peer="")
 
 
 @pytest.mark.parametrize("place", range(21))

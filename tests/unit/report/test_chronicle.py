@@ -404,7 +404,8 @@ SUSPICIONS = {
     "awaited": (
         AWAITED,
         "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
-        f"(the limit: {LIMIT}); it is ended if it neither computes, reads, writes nor moves for 60 s",
+        f"(the limit: {LIMIT}); it is ended if it neither computes, reads, writes nor wakes for 60 s "
+        "(with --hang-action warn it would only be named)",
     ),
     "only a warning": (
         replace(AWAITED, ends_s=None, more=31),
@@ -413,7 +414,13 @@ SUSPICIONS = {
     ),
     "stopped": (
         replace(AWAITED, kind="stopped", why="it is stopped by a signal (state T)", rank=None, still_s=1.0, ends_s=9.0),
-        "worker a[1] may hang: it is stopped by a signal (state T); it is ended in 9 s if it stays so",
+        "worker a[1] may hang: it is stopped by a signal (state T); it is ended in 9 s if it stays so "
+        "(with --hang-action warn it would only be named)",
+    ),
+    "waits for somebody else": (
+        replace(AWAITED, ends_s=None, spared="its main thread waits for a file lock"),
+        "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
+        f"(the limit: {LIMIT}); it is not ended for that: its main thread waits for a file lock",
     ),
     "traced": (
         replace(AWAITED, kind="traced", why="it is stopped by a debugger (state t)", still_s=1.0, ends_s=None),
@@ -450,7 +457,7 @@ def test_who_may_hang_why_where_and_what_comes_of_it(story: Story, case: str) ->
         f"elasticrun: {who} is suspected no more: it goes on; it stood still for 12.3 s",
     ]
     (event,) = story.events("worker_suspected")
-    told = ("worker", "rank", "kind", "collective", "frames", "still_s", "limit_s", "limit", "ends_s", "more")
+    told = ("worker", "rank", "kind", "collective", "frames", "still_s", "limit_s", "limit", "ends_s", "more", "spared")
     assert {name: event[name] for name in told} == {
         "worker": "a[1]#0",
         "rank": suspected.rank,
@@ -462,6 +469,7 @@ def test_who_may_hang_why_where_and_what_comes_of_it(story: Story, case: str) ->
         "limit": LIMIT,
         "ends_s": suspected.ends_s,
         "more": suspected.more,
+        "spared": suspected.spared,
     }
 
 

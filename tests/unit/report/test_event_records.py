@@ -64,6 +64,7 @@ from elastic_driver.report.happenings import (
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant
+from elastic_driver.version import __version__
 from elastic_driver.words import Backend, NoticeKind, OnChange
 
 pytestmark = [pytest.mark.unit]
@@ -128,6 +129,11 @@ def events_of(happening: Happening) -> list[dict[str, Any]]:
 
 def test_each_kind_of_happening_has_an_example_here() -> None:
     assert {type(example) for example in EXAMPLES} == set(get_args(Happening))
+
+
+def test_a_log_says_which_version_has_written_it() -> None:
+    [started] = events_of(JobStarted("http://127.0.0.1:1", "77"))
+    assert started["version"] == __version__
 
 
 def test_the_schema_is_one() -> None:

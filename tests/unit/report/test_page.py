@@ -131,6 +131,16 @@ def act(job: ShownJob, cookie: str, what: object, **headers: str) -> WebAnswer:
     return answer
 
 
+def test_who_comes_from_another_page_is_led_on_by_a_page_of_ours(job: ShownJob) -> None:
+    """A browser sends a cookie of the strict kind only where one of our pages has led."""
+    answer = ask(job, f"/login?code={job.sessions.new_code(may_act=False)}", sec_fetch_site="cross-site")
+    headers = dict(answer.headers)
+    assert (answer.status, headers["Cache-Control"]) == (200, "no-store")
+    assert "Location" not in headers
+    assert headers["Set-Cookie"].startswith(f"elastic-{JOB}=")
+    assert re.search(rb'<meta http-equiv="refresh" content="0; url=/#token=[\w-]{32}">', answer.body)
+
+
 def test_a_link_is_good_once_and_its_cookie_is_the_jobs_own(job: ShownJob) -> None:
     code = job.sessions.new_code(may_act=False)
     assert ask(job, f"/login?code={code}", method="HEAD").status == 200  # does not take it

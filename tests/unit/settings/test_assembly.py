@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,6 @@ def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -
         ({"port_range": (1, "x")}, "argument --port-range: 'x' is not an integer"),
         ({"rsh_agent": "'a"}, "argument --rsh-agent: No closing quotation"),
         ({"rsh_agent": " "}, "--rsh-agent is empty"),
-        ({"rsh_agent": "a", "launcher_bootstrap": "stdin"}, "--launcher-bootstrap is for --launcher-command"),
         ({"passed_env": ["A"]}, "-x A: the variable is not set here"),
     ],
 )
@@ -108,10 +108,32 @@ def test_open_mpis_variables_stand_in() -> None:
     assert make(environ, ssh_port=2222).rsh_agent is None
     assert make({"OMPI_MCA_plm_rsh_agent": "ssh : rsh"}).rsh_agent is None, "that is what there is anyway"
     assert make({"OMPI_MCA_plm_rsh_agent": "rsh -x : ssh"}).rsh_agent == ("rsh", "-x")
+    assert make({"OMPI_MCA_plm_rsh_agent": " "}).rsh_agent is None
     with pytest.raises(SettingsError, match="the variable OMPI_MCA_orte_set_default_slots: 'x' is not an integer"):
         make({"OMPI_MCA_orte_set_default_slots": "x"})
     with pytest.raises(SettingsError, match="the variable OMPI_MCA_plm_rsh_agent: No closing quotation"):
         make({"OMPI_MCA_plm_rsh_agent": "'a"})
+
+
+@pytest.mark.parametrize("text", ["/usr/bin/ssh", "ssh -p 2222", "'/opt/my tools/ssh' -x : rsh"])
+def test_open_mpis_variable_takes_ssh_s_place_in_a_pod_only(text: str) -> None:
+    environ = {"OMPI_MCA_plm_rsh_agent": text}
+    words = tuple(shlex.split(text.partition(":")[0]))
+    made = make(environ, hosts="a,b")
+    assert made.rsh_agent is None
+    # What cannot be seen from outside is said.
+    assert [text.partition(":")[0].strip() in remark for remark in made.remarks] == [True] * (len(words) > 1)
+    assert make(environ, hosts="a,b", ssh_port=2222).remarks == ()
+    for pod in ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}):
+        in_pod = make(environ | pod, hosts="a,b")
+        assert in_pod.rsh_agent == words
+        assert in_pod.remarks == ()
+    assert make(environ, hosts="a,b", rsh_agent=text).rsh_agent is not None, "a flag says what it says"
+
+
+@pytest.mark.parametrize("value", [None, "stdin", "command"])
+def test_an_rsh_agent_may_be_told_how_its_agents_get_their_secret(value: str | None) -> None:
+    assert make(rsh_agent="a", launcher_bootstrap=value).launcher_bootstrap == value
 
 
 def test_the_config_files_interfaces_hold(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from fleet_fakes import FakeFleet, on_fleet, rest
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet import dialling
+from elastic_driver.launch.fleet.door import Ticket, User
 from elastic_driver.launch.launcher import CommandNotFoundError
 from elastic_driver.rendezvous.credentials import Identity
 
@@ -107,11 +108,43 @@ def test_a_ticket_that_others_can_read_is_good_from_the_hosts_addresses_only(mon
     monkeypatch.setattr(dialling, "_resolve", lambda host: frozenset({"10.0.0.1"}))
 
     async def main(fleet: FakeFleet) -> None:
-        fleet.remote.shows_bootstrap = True
+        fleet.remote.shows = True
         await fleet.fleet.want(["a"])
         await rest()
-        ticket = fleet.door.take(Identity.parse(fleet.remote.dials[0][1].identity), "10.0.0.1")
-        assert ticket is not None
+        user = User("1", "", "10.0.0.1", 1)
+        ticket = fleet.door.take(Identity.parse(fleet.remote.dials[0][1].identity), user)
+        assert isinstance(ticket, Ticket)
         assert ticket.addresses == {"10.0.0.1"}
+
+    on_fleet(main)
+
+
+def test_a_host_where_nothing_arrives_is_dialled_again_at_once_with_a_ticket_that_others_can_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialling, "_resolve", lambda host: frozenset({"10.0.0.1"}))
+
+    async def main(fleet: FakeFleet) -> None:
+        began = asyncio.get_running_loop().time()
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        fleet.remote.shows = True
+        for dialled in tuple(fleet.remote.dialled):
+            dialled.failed.set_result(DialFailure("nothing has arrived"))
+        await rest()
+        assert fleet.remote.hosts() == ["a", "b", "a", "b"]
+        assert asyncio.get_running_loop().time() == began
+        assert fleet.listener.unready == [], "that is no failed try"
+        [warning] = fleet.listener.warnings
+        assert "every user of the job's machines is trusted" in warning
+        old, _, new, _ = (Identity.parse(bootstrap.identity) for _, bootstrap in fleet.remote.dials)
+        assert fleet.door.key_of(old) is None
+        ticket = fleet.door.take(new, User("1", "", "10.0.0.1", 1))
+        assert isinstance(ticket, Ticket)
+        assert ticket.addresses == {"10.0.0.1"}
+        # What fails now has failed.
+        fleet.remote.dialled[2].failed.set_result(DialFailure("no"))
+        await rest()
+        assert fleet.listener.unready == [("a", DialFailure("no"))]
 
     on_fleet(main)

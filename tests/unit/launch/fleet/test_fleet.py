@@ -8,6 +8,7 @@ import math
 import pytest
 from fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
 
+from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.reception import RefusedError
@@ -101,6 +102,17 @@ def test_a_lost_agent_is_not_known_any_more() -> None:
         (agent,) = await fleet.has("a")
         agent.link.lose("a test")
         assert fleet.fleet.known(agent.link.agent) is None
+
+    on_fleet(main)
+
+
+def test_which_addresses_are_of_the_jobs_hosts() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a"])
+        await rest()
+        fleet.arrives("a", addresses=["eth0 10.1.2.3/24", "eth1 fd00::7/64"], peer="192.168.0.9")
+        asked = ("10.1.2.3", "fd00::7", "192.168.0.9", "10.1.2.4", "")
+        assert [fleet.fleet.has_address(one) for one in asked] == [True, True, True, False, False]
 
     on_fleet(main)
 
@@ -737,3 +749,33 @@ def test_a_host_that_joined_and_one_that_is_listed_no_more_are_told_of_as_well()
         assert sorted(host for host, sure in fleet.listener.silent if sure) == ["a", "j"]
 
     on_fleet(main)
+
+
+class Name(str):
+    """A host's name that counts how often it is compared with another."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("dials", [True, False])
+def test_a_long_list_of_hosts_is_not_compared_with_itself(dials: bool) -> None:
+    """20,000 hosts had the driver stand still for 10 s, each time that they were listed."""
+
+    async def main(fleet: FakeFleet) -> None:
+        fleet.remote.error = LaunchError("a test's")
+        Name.compared = 0
+        for _ in range(2):
+            await fleet.fleet.want([Name(f"a{number}") for number in range(number_of_hosts)])
+            await rest()
+            fleet.fleet.remark()
+        await fleet.fleet.want([])
+        assert Name.compared < 40 * number_of_hosts
+
+    number_of_hosts = 1000
+    on_fleet(main, dials=dials)

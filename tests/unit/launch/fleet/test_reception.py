@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet
+from fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
 
 from elastic_driver.hosts import Host
-from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.door import Door, User
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
 from elastic_driver.rendezvous.agreement import Agreement
@@ -119,16 +119,132 @@ def test_who_joins_with_labels_that_are_none_is_told_so(labels: str, why: str) -
     on_fleet(main)
 
 
-def test_a_ticket_is_good_for_one_agent() -> None:
+async def _wants(place: Place, host: str) -> Identity:
+    """The fleet wants the host, and has dialled it. Returns as whom its agent comes."""
+    await place.fleet.fleet.want([host])
+    await rest()
+    return Identity.parse(place.fleet.remote.dials[-1][1].identity)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 59.0])
+def test_a_ticket_that_a_stranger_has_used_first_is_revoked_when_the_agent_comes(after_s: float) -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        ticket = place.door.issue("a", 60)
-        first, second = place.dial(ticket.identity), place.dial(ticket.identity)
-        assert isinstance(first.says(_hello(host="another")[1]), Welcome)
+        identity = await _wants(place, "a")
+        stranger, agent = _hello(pid=66)[1], _hello(pid=7)[1]
+        dial = place.dial(identity)
+        assert isinstance(dial.says(stranger), Welcome)
+        await rest()
         assert fleet.fleet.is_up("a")
-        assert _refusal(second.says(_hello()[1])).startswith("this ticket is good for nothing any more")
-        assert second.transport.is_closed
-        assert place.door.key_of(ticket.identity) is None
+        await asyncio.sleep(after_s)
+        assert "used by another before" in _refusal(place.dial(identity).says(agent))
+        await rest()
+        # Neither is in the job, and nobody is dialled there any more.
+        assert dial.transport.is_closed
+        assert not fleet.fleet.is_up("a")
+        assert list(fleet.fleet.links()) == []
+        await asyncio.sleep(1000)
+        assert fleet.remote.hosts() == ["a"]
+        [(host, failure)] = fleet.listener.unready
+        assert (host, failure.permanent) == ("a", True)
+        assert "process 66 at " in failure.reason
+        assert "process 7 at " in failure.reason
+        assert fleet.listener.useless, "there is no other host"
+        # What the stranger has agreed on is of no use either.
+        again = place.dial(Identity(Role.AGENT, number=stranger.agent))
+        assert "given this agent up" in _refusal(again.says(hello(agent=stranger.agent, resumes=True)))
+        # Nor does the host come back under the same name.
+        await fleet.fleet.want([])
+        await fleet.fleet.want(["a"])
+        await asyncio.sleep(1000)
+        assert fleet.remote.hosts() == ["a"]
+
+    on_fleet(main)
+
+
+def test_a_second_use_after_the_start_limit_is_rejected_and_harms_nobody() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        identity = await _wants(place, "a")
+        place.dial(identity).says(_hello(pid=7)[1])
+        await rest()
+        await asyncio.sleep(61)
+        for _ in range(3):
+            assert "used by another before" in _refusal(place.dial(identity).says(_hello(pid=66)[1]))
+        await rest()
+        assert fleet.fleet.is_up("a")
+        assert fleet.listener.unready == []
+        [warning] = fleet.listener.warnings
+        assert "process 66 at " in warning
+        assert "process 7 at " in warning
+
+    on_fleet(main)
+
+
+def test_an_agent_that_has_not_heard_its_welcome_uses_its_ticket_again() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        identity = await _wants(place, "a")
+        agreement, first = _hello()
+        dial = place.dial(identity)
+        dial.says(first)
+        dial.connection.connection_lost(None)
+        welcome = place.dial(identity).says(first)
+        assert isinstance(welcome, Welcome)
+        assert agreement.with_(welcome.public).again == place.door.key_of(Identity(Role.AGENT, number=first.agent))
+        await rest()
+        assert fleet.fleet.is_up("a")
+        assert fleet.listener.unready == []
+        assert fleet.listener.warnings == []
+
+    on_fleet(main)
+
+
+def test_a_ticket_is_used_again_in_vain_once_the_host_is_not_wanted() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        identity = await _wants(place, "a")
+        first = _hello()[1]
+        dial = place.dial(identity)
+        dial.says(first)
+        dial.connection.connection_lost(None)
+        await fleet.fleet.want([])
+        await rest()
+        assert "not wanted any more" in _refusal(place.dial(identity).says(first))
+
+    on_fleet(main)
+
+
+def test_a_number_alone_makes_no_retry() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        identity = await _wants(place, "a")
+        first = _hello()[1]
+        place.dial(identity).says(first)
+        assert "used by another before" in _refusal(place.dial(identity).says(_hello(agent=first.agent)[1]))
+        assert not fleet.fleet.is_up("a")
+        # Who was revoked has no retry.
+        assert "used by another before" in _refusal(place.dial(identity).says(first))
+
+    on_fleet(main)
+
+
+def test_a_revoked_ticket_takes_with_it_whatever_else_was_dialled_there() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        identity = await _wants(place, "a")
+        dial = place.dial(identity)
+        dial.says(_hello()[1])
+        dial.connection.connection_lost(None)  # it has seen enough
+        await asyncio.sleep(2)
+        assert fleet.remote.hosts() == ["a", "a"]
+        fleet.arrives("a")
+        joined = fleet.arrives("j", ticket=False)
+        _refusal(place.dial(identity).says(_hello()[1]))
+        await rest()
+        assert [link.facts.host for link in fleet.fleet.links()] == ["j"]
+        assert not joined.link.is_lost
+        assert all(dialled.closed for dialled in fleet.remote.dialled)
 
     on_fleet(main)
 
@@ -185,6 +301,31 @@ def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
     on_fleet(main)
 
 
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"slots": 5_000_000}, "host j has 5000000 slots: at most 4096 are allowed"),
+        ({"slots": 1 << 62}, "at most 4096 are allowed"),
+        ({"host": "h" * 256}, "is no name for a host"),
+        ({"cores": 0}, "host j has 0 cores: 1 to 65536 are allowed"),
+        ({"cores": 1 << 62}, "1 to 65536 are allowed"),
+        ({"node_rank": 1 << 62}, "has node rank 4611686018427387904: -1 to 65535 are allowed"),
+        ({"node_rank": -2}, "has node rank -2: -1 to 65535 are allowed"),
+        ({"address": "fe80::1%a\nb"}, "'fe80::1%a\\nb' is not an IP address"),
+        ({"address": "x" * 300}, "is not an IP address"),
+        ({"addresses": ["eth0 10.0.0.1/24"] * 4097}, "host j has 4097 addresses: at most 4096 are allowed"),
+        ({"addresses": ["e" * 129]}, "is too long for an address"),
+        ({"labels": " ".join(f"l{number}" for number in range(33))}, "33 labels are too many for a host"),
+    ],
+)
+def test_a_host_beyond_what_a_host_can_be_is_told_why(more: dict[str, Any], why: str) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        assert why in _refusal(Place(fleet).dial().says(_hello(**more)[1]))
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
 @pytest.mark.parametrize("more", [{"agent": ""}, {"agent": "../x"}, {"public": "xyz"}, {"public": "00" * 32}])
 def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> None:
     async def main(fleet: FakeFleet) -> None:
@@ -193,6 +334,28 @@ def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> N
         assert dial.says(_hello(**more)[1]) is None
         assert dial.transport.is_closed
         assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("more", [{"cores": 0}, {"address": "x"}, {"node_rank": -2}], ids=["cores", "address", "rank"])
+def test_the_limits_hold_for_a_host_that_was_dialled_too(more: dict[str, Any]) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        assert "host a" in _refusal(place.dial(place.door.issue("a", 60).identity).says(_hello(**more)[1]))
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
+def test_who_comes_back_with_addresses_that_are_none_is_refused() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        first = _hello()[1]
+        place.dial().says(first)
+        again = place.dial(Identity(Role.AGENT, number=first.agent))
+        answer = again.says(hello(agent=first.agent, resumes=True, addresses=["eth0 10.0.0.1/24"] * 4097))
+        assert "at most 4096 are allowed" in _refusal(answer)
 
     on_fleet(main)
 
@@ -252,7 +415,7 @@ def test_a_ticket_from_another_place_is_refused_and_stays_good() -> None:
         place = Place(fleet)
         ticket = place.door.issue("a", 60, frozenset({"10.9.9.9"}))
         assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()[1]))
-        assert place.door.take(ticket.identity, "10.9.9.9") == ticket
+        assert place.door.take(ticket.identity, User("1", "", "10.9.9.9", 1)) == ticket
 
     on_fleet(main)
 
@@ -267,7 +430,7 @@ def test_tickets_run_out_and_are_forgotten() -> None:
     door.withdraw(tickets[2])
     now[0] = 11.0
     assert [door.key_of(ticket.identity) for ticket in tickets] == [None] * 3
-    assert door.take(tickets[0].identity) is None
+    assert door.take(tickets[0].identity, User("1", "", "10.0.0.1", 1)) is None
     door.issue("a", 10)
     assert len(door._tickets) == 1
     assert door.key_of(JOINER) is None
@@ -314,7 +477,7 @@ def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: str,
     on_fleet(main)
 
 
-@pytest.mark.parametrize("said", ["{", "[1]", '"text"'])
+@pytest.mark.parametrize("said", ["{", "[1]", '"text"', "[" * 100_000], ids=["cut", "array", "text", "deep"])
 def test_what_nodes_have_alike_is_a_json_object(said: str) -> None:
     async def main(fleet: FakeFleet) -> None:
         dial = Place(fleet, alike=ALIKE).dial()

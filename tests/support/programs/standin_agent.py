@@ -41,7 +41,7 @@ elif do == "leave":  # somebody who holds the standard error for as long as the 
     sys.exit("gone before its child")
 elif do == "leave one of the group":
     pass
-elif sys.argv[1:]:  # there may be no input
+elif sys.argv[1:2] == ["--bootstrap"]:  # there may be no input
     signal.pause()
 else:
     sys.stdin.read()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import fcntl
 import json
 import os
 import subprocess
@@ -82,6 +83,19 @@ def poll() -> None:
         time.sleep(0.1)
 
 
+def rest() -> None:
+    """Looks once a second whether something is there."""
+    end = time.monotonic() + Standstill.lasts_s
+    while time.monotonic() < end and not WHERE.exists():
+        time.sleep(1)
+
+
+def lock() -> None:
+    """Waits for a lock of a file that somebody outside the job holds."""
+    with WHERE.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
 def spin() -> None:
     """Computes in Python and never comes to an end."""
     while True:
@@ -130,6 +144,8 @@ KINDS = {
     "checkpoint": checkpoint,
     "evaluate": evaluate,
     "poll": poll,
+    "rest": rest,
+    "lock": lock,
     "spin": spin,
     "idle": idle,
     "c_call": call_c,

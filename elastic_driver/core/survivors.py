@@ -1,0 +1,32 @@
+"""Whether the training's state would be lost with a worker that hangs. Pure; ends nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from elastic_driver.core.state import State, WorkerPhase, record_of
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
+
+
+def why_spared(state: State, worker: WorkerId, ended: Collection[WorkerId], *, is_on_disc: bool) -> str:
+    """Why a worker that hangs may not be ended, in words; "" where the job would not lose the training's state.
+
+    Args:
+        state: of the job.
+        worker: which.
+        ended: others that are ended at this moment.
+        is_on_disc: whether there is a commit on disc that the job can go on from.
+    """
+    policy = state.policy
+    if policy.on_change is not OnChange.IN_PLACE or (policy.durable and is_on_disc):
+        return ""
+    one = record_of(state, worker)
+    if one is None or not one.has_state:
+        return ""
+    lost = {each.hostname for each in (worker, *ended)} if policy.blames_hosts else set()
+    for record in state.workers:
+        goes = record.phase is WorkerPhase.LEAVING or record.killed is not None or record.worker.hostname in lost
+        if record.has_state and not goes and record.worker != worker and record.worker not in ended:
+            return ""
+    return "nobody who would be left has the training's state, and no commit is on disc (--durable-dir)"

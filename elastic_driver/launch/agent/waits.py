@@ -1,0 +1,235 @@
+"""What a worker's main thread waits for outside its process, as the kernel tells: a lock, a child, a connection, time.
+
+Owns the reading of that. It is asked of a worker that stands still only. A lock inside the process (futex) is nothing
+outside it, and neither is what another worker of this host holds, or is the other end of. Where the kernel does not
+tell, there is nothing. Judges nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import itertools
+import os
+import platform
+import select
+import stat
+import struct
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from elastic_driver.launch.agent import proc
+from elastic_driver.launch.processes.sockets import peer_process
+
+# Numbers of system calls, as the kernel's headers have them.
+_X86_64 = {
+    "read": (0, 19),  # and readv
+    "write": (1, 20),
+    "poll": (7, 271),
+    "select": (23, 270),
+    "epoll": (232, 281, 441),
+    "connect": (42,),
+    "send": (44, 46, 307),
+    "receive": (45, 47, 299),
+    "wait": (61, 247),
+    "sleep": (35, 230),
+    "flock": (73,),
+    "fcntl": (72,),
+}
+_AARCH64 = {
+    "read": (63, 65),
+    "write": (64, 66),
+    "poll": (73,),
+    "select": (72,),
+    "epoll": (22, 441),
+    "connect": (203,),
+    "send": (206, 211, 269),
+    "receive": (207, 212, 243),
+    "wait": (260, 95),
+    "sleep": (101, 115),
+    "flock": (32,),
+    "fcntl": (25,),
+}
+_CALLS = {
+    number: name
+    for name, numbers in {"x86_64": _X86_64, "aarch64": _AARCH64}.get(platform.machine(), {}).items()
+    for number in numbers
+}
+_ON_ONE = ("read", "write", "connect", "send", "receive")
+# F_SETLKW and F_OFD_SETLKW.
+_WAITS_FOR_LOCK = (7, 38)
+_POLLED = struct.Struct("=ihh")
+_MOST_DESCRIPTORS, _MOST_BYTES = 1024, 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What is waited for.
+
+    Attributes:
+        what: in words: "a file lock (flock) that process 12 holds".
+        peer: the address of the other end, where that is a connection to another host; else "".
+    """
+
+    what: str
+    peer: str = ""
+
+
+def of_main_thread(
+    pid: int, *, children: Callable[[], Collection[int]], others: Callable[[], Collection[int]]
+) -> Wait | None:
+    """What the main thread of a process waits for outside; None for nothing that is known.
+
+    Args:
+        pid: the process.
+        children: its children and theirs.
+        others: processes of this host's other workers, and whoever else belongs to the job.
+    """
+    words = proc.read(f"/proc/{pid}/task/{pid}/syscall").split()
+    if len(words) < 7 or not words[0].isdigit():
+        return None
+    call, first, second, third, fourth = _CALLS.get(int(words[0]), ""), *(int(word, 16) for word in words[1:5])
+    if call == "wait":
+        return Wait("a child process")
+    if call == "sleep":
+        return Wait("a sleep to end")
+    if call == "flock" or (call == "fcntl" and second in _WAITS_FOR_LOCK):
+        return _lock(pid, call, others)
+    if call in _ON_ONE:
+        descriptors: Iterator[int] = iter((first,))
+    elif call == "poll":
+        descriptors = _polled(pid, first, second)
+    elif call == "select":
+        descriptors = _selected(pid, first, (second, third, fourth))
+    elif call == "epoll":
+        descriptors = _watched(pid, first)
+    else:
+        return None
+    for descriptor in itertools.islice(descriptors, _MOST_DESCRIPTORS):
+        if (found := _other_end(pid, descriptor, children, others)) is not None:
+            return found
+    return None
+
+
+def _lock(pid: int, call: str, others: Callable[[], Collection[int]]) -> Wait | None:
+    """The lock of a file. One that another thread of the process holds, or another worker, is none of others'."""
+    held_by: dict[bytes, int] = {}
+    holder = 0
+    # A lock, and behind it those who wait for it: "7: FLOCK ADVISORY WRITE 12 fe:00:34 0 EOF", "7: -> FLOCK ...".
+    for line in proc.read("/proc/locks", most=_MOST_BYTES).split(b"\n"):
+        number, *words = line.split() or [b""]
+        waits = words[:1] == [b"->"]
+        of = words[4:5] if waits else words[3:4]
+        if of and of[0].isdigit():  # not of an open file description's
+            if not waits:
+                held_by[number] = int(of[0])
+            elif int(of[0]) == pid:
+                holder = held_by.get(number, 0)
+    if holder == pid or (holder > 0 and holder in others()):
+        return None
+    return Wait(f"a file lock ({call})" + (f" that process {holder} holds" if holder > 0 else ""))
+
+
+def _polled(pid: int, address: int, number: int) -> Iterator[int]:
+    """The descriptors of an array of poll()."""
+    size = min(number, _MOST_DESCRIPTORS) * _POLLED.size
+    for descriptor, _, _ in _POLLED.iter_unpack(_memory(pid, address, size)):
+        if descriptor >= 0:
+            yield descriptor
+
+
+def _selected(pid: int, number: int, sets: Collection[int]) -> Iterator[int]:
+    """The descriptors of the sets of select()."""
+    size = (min(number, _MOST_DESCRIPTORS) + 63) // 64 * 8
+    for address in sets:
+        bits = int.from_bytes(_memory(pid, address, size) if address else b"", "little")
+        yield from (descriptor for descriptor in range(8 * size) if bits >> descriptor & 1)
+
+
+def _watched(pid: int, epoll: int) -> Iterator[int]:
+    """The descriptors that an epoll instance watches."""
+    for line in proc.read(f"/proc/{pid}/fdinfo/{epoll}", most=_MOST_BYTES).split(b"\n"):
+        words = line.split()
+        if words[:1] == [b"tfd:"] and int(words[3], 16) & ~select.EPOLLET:
+            yield int(words[1])
+
+
+def _memory(pid: int, address: int, size: int) -> bytes:
+    """Some of the memory of a process; b"" where it is not to be had, also since that might wait for a disc."""
+    with contextlib.suppress(OSError, OverflowError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            if proc.read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split()[:1] == [b"D"]:
+                return b""
+        descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(descriptor, size, address)
+        finally:
+            os.close(descriptor)
+        if len(data) == size:
+            return data
+    return b""
+
+
+def _other_end(
+    pid: int, descriptor: int, children: Callable[[], Collection[int]], others: Callable[[], Collection[int]]
+) -> Wait | None:
+    try:
+        about = os.stat(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return None
+    if stat.S_ISFIFO(about.st_mode):
+        child = _who_has(about.st_ino, children())
+        return None if child is None else Wait(f"a pipe to its child process {child}")
+    if not stat.S_ISSOCK(about.st_mode):
+        return None
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        if (found := _connected(pid, name, about.st_ino, children, others)) is not None:
+            return found[0]
+    peer = peer_process(pid, descriptor)
+    if peer in (0, pid) or peer in others():
+        return None
+    return Wait(f"a connection to process {peer} of its host")
+
+
+def _connected(
+    pid: int, name: str, inode: int, children: Callable[[], Collection[int]], others: Callable[[], Collection[int]]
+) -> tuple[Wait | None] | None:
+    """The other end of a socket, where that is in this table of the kernel's; None where it is not."""
+    rows = [line.split() for line in proc.read(f"/proc/{pid}/net/{name}", most=_MOST_BYTES).split(b"\n")[1:]]
+    wanted = str(inode).encode()
+    row = next((row for row in rows if len(row) > 9 and row[9] == wanted), None)
+    if row is None:
+        return None
+    address, port = _address(row[2])
+    if not port:
+        return (None,)  # it listens
+    shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    here = next((int(each[9]) for each in rows if len(each) > 9 and each[1:3] == [row[2], row[1]]), 0)
+    if here:
+        if _who_has(here, (pid,)) is not None or _who_has(here, others()) is not None:
+            return (None,)
+        child = _who_has(here, children())
+        return (Wait(f"a connection to {shown}" + (f" of its child process {child}" if child else ", of its host")),)
+    is_here = ipaddress.ip_address(address).is_loopback or row[1].partition(b":")[0] == row[2].partition(b":")[0]
+    return (Wait(f"a connection to {shown}", "" if is_here else address),)
+
+
+def _address(text: bytes) -> tuple[str, int]:
+    """Address and port of a field of such a table: words of 32 bits in the machine's order."""
+    digits, _, port = text.partition(b":")
+    data = bytes.fromhex(digits.decode())
+    data = b"".join(struct.pack(">I", *struct.unpack("=I", data[at : at + 4])) for at in range(0, len(data), 4))
+    address = ipaddress.ip_address(data)
+    return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
+
+
+def _who_has(inode: int, processes: Collection[int]) -> int | None:
+    """Which of these processes has a pipe, or a socket, open."""
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]:
+                with contextlib.suppress(OSError):
+                    about = os.stat(f"/proc/{pid}/fd/{name}")
+                    if about.st_ino == inode and (stat.S_ISFIFO(about.st_mode) or stat.S_ISSOCK(about.st_mode)):
+                        return pid
+    return None

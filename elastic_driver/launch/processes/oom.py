@@ -1,0 +1,67 @@
+"""Whether the kernel's OOM killer has ended a process of this process's cgroup.
+
+Owns the count that it goes by. A container's limit of memory, a pod's and a Slurm step's are limits of cgroups. The
+kernel counts there whom it kills, before it does; those, too, that it kills since the whole machine is out of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+from elastic_driver.launch.launcher import ExitStatus
+
+NOTE = "out of memory: the kernel's OOM killer"
+# A shell says so when SIGKILL has ended its command.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+class OomKills:
+    """The kills in this process's cgroup, and those below it, of which nobody has been told yet.
+
+    Args:
+        root: of the file system.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._file = next((file for file in _candidates(root) if _count(file) is not None), None)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was killed until now is no worker's end."""
+        self._told = self._now()
+
+    def note(self, status: ExitStatus) -> str:
+        """What is to be said of this end; "" where the OOM killer has nothing to do with it. Ask once for each."""
+        if status.returncode not in _KILLED or self._now() <= self._told:
+            return ""
+        self._told += 1
+        return NOTE
+
+    def _now(self) -> int:
+        return 0 if self._file is None else _count(self._file) or 0
+
+
+def _candidates(root: Path) -> list[Path]:
+    """Where the count may be: of version 1 and 2 of cgroups, also where a container sees its own cgroup only."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            folders = [path.strip("/"), ""]
+            if "memory" in controllers.split(","):
+                found += [root / "sys/fs/cgroup/memory" / folder / "memory.oom_control" for folder in folders]
+            elif number == "0" and not controllers:
+                found += [root / "sys/fs/cgroup" / folder / "memory.events" for folder in folders]
+    return found
+
+
+def _count(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return None
