@@ -67,7 +67,7 @@ def test_a_host_that_joined_is_told_that_it_was_given_up(tmp_path: Path) -> None
         job.ended(workers)
         assert "has given this agent up: its host was silent for too long" in said.read_text()
         job.end()
-        assert joined.wait(60) == 0
+        assert joined.wait(60) == 75, "its driver was told to end, and another may come"
 
 
 def test_an_address_changes_under_a_living_host(tmp_path: Path) -> None:

@@ -161,4 +161,4 @@ def test_a_jobset_whose_pods_join(tmp_path: Path) -> None:
         )
         driver.signal(signal.SIGTERM)
         assert driver.wait() == 128 + signal.SIGTERM
-        assert [second.wait(), third.wait()] == [0, 0], "the job is over"
+        assert [second.wait(), third.wait()] == [75, 75], "their driver was told to end, and another may come"
