@@ -30,10 +30,9 @@ def ends_at_once(state: State, worker: WorkerId) -> bool:
 
 def why_refused(state: State, hostname: str) -> str:
     """Why a host can be neither drained nor let off; "" when it can."""
-    if hostname in state.listed:
+    if state.is_listed(hostname):
         return ""
-    listed = [*(host.name for host in state.hosts), *sorted(state.discovery.down)]
-    return f"there is no host {hostname} in the job; its hosts: {', '.join(listed) or 'none'}"
+    return f"there is no host {hostname} in the job; its hosts: {', '.join(state.listed) or 'none'}"
 
 
 def why_needed(state: State, hostname: str, slot: int | None) -> str:

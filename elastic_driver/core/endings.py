@@ -92,18 +92,16 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
         ready: who has started, and is there for a round.
         begun: whether the job has started.
     """
-    state = t.state
-    alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
-    # Once it has started, those who live may hold its state.
     if _end_if_hosts_never_suffice(t):
         return True
-    listed = [*(host.name for host in state.hosts), *sorted(state.discovery.down)]
+    state, listed = t.state, t.state.listed
+    alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
+    # Once it has started, those who live may hold its state.
     if not listed or alive >= (1 if begun else state.policy.min_num_proc):
         return False
     if not all(map(state.blacklist.is_out_for_good, listed)):
         return False
-    hosts = ", ".join(listed)
-    what = "go on" if begun else "start"
+    hosts, what = ", ".join(listed), "go on" if begun else "start"
     t.end(
         ExitCode.USER_CODE_FAILED,
         f"cannot {what}: {described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
@@ -113,12 +111,12 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
 
 
 def _end_if_hosts_never_suffice(t: Transition) -> bool:
-    state, policy = t.state, t.state.policy
-    out = [host for host in state.discovery.order if state.blacklist.is_out_for_good(host.name)]
-    known = {host.name for host in state.discovery.order}
-    if not policy.fixed_hosts or not out or not known.issuperset(state.discovery.down):
+    state, policy, order = t.state, t.state.policy, t.state.discovery.order
+    out = [host for host in order if state.blacklist.is_out_for_good(host.name)] if policy.fixed_hosts else []
+    # How many slots a host has is not known before it has been up.
+    if not out or not state.discovery.down.issubset(host.name for host in order):
         return False
-    left = tuple(host for host in state.discovery.order if host.name in state.listed and host not in out)
+    left = tuple(host for host in order if state.is_listed(host.name) and host not in out)
     # A drain can be undone, and what is cut off, or has a cooldown, is let in again.
     whole = replace(state.discovery, hosts=left, down=frozenset())
     at_best = replace(state, discovery=whole, blacklist=Blacklist(), cuts=Cuts(), drained=frozenset())

@@ -132,17 +132,17 @@ def take(t: Transition, event: Event) -> None:
 def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     discovery = t.state.discovery
     outage = discovery.outage
-    if not event.answered:
-        pass  # the outage goes on
-    elif outage is not None and (discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S):
-        t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
+    if outage is not None and event.answered:
+        if discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S:
+            t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
+        outage = None
     up = dict.fromkeys(host.name for host in event.hosts)
     listed = event.down.union(up)
     # Who comes back is a new machine, even if the old one, no longer listed, has said again that it goes. So is who was
     # to go away, and has done so.
     has_gone = {one.hostname for one in t.state.departing if not one.listed and not one.by_hand}
-    has_gone &= {host.name for host in t.state.hosts} - up.keys()
-    kept = (t.state.listed & listed) - has_gone
+    has_gone &= discovery.slots.keys() - up.keys()
+    kept = listed.intersection(t.state.listed) - has_gone
     staying = event.down.union(record.worker.hostname for record in t.state.workers)
     # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
     known = () if t.state.phase is JobPhase.WAITING else discovery.order
@@ -154,7 +154,7 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
             hosts=tuple(host for host in order if host.name in up),
             down=event.down,
             order=order,
-            outage=None if event.answered else outage,
+            outage=outage,
         ),
         blacklist=t.state.blacklist.forgive_absent(listed).go_down(sorted(event.down - t.state.discovery.down), t.now),
         cuts=t.state.cuts.forget_absent(listed),
@@ -189,7 +189,7 @@ def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
         if one.listed and one.hostname not in said:
             _take_drain(t, DrainRequested(one.hostname, None, f"no longer so: {one.why}", undo=True))
     for departure in departures:
-        if departure.hostname in t.state.listed:
+        if t.state.is_listed(departure.hostname):
             why, within_s = departure.why, departure.within_s
             _take_drain(t, DrainRequested(departure.hostname, None, why, within_s=within_s), listed=True)
 
@@ -199,7 +199,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     name, slot = event.hostname, event.slot
     what = f"host {name}" if slot is None else f"worker {name}[{slot}]"
     inside = [r for r in t.state.workers if r.worker.hostname == name and slot in (None, r.worker.slot)]
-    if not inside and name not in t.state.listed:
+    if not inside and not t.state.is_listed(name):
         return  # a machine that has left, and says again that it goes
     if event.undo:
         places = frozenset(place for place in t.state.drained if place[0] == name and slot in (None, place[1]))
@@ -616,7 +616,7 @@ def take_crash(
         fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
     known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran, lost=lost)
-    if t.state.round is None or worker not in t.state.round:
+    if not t.state.is_member(worker):
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
         _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)

@@ -45,8 +45,7 @@ def check_invariants(state: State) -> None:
         assert not any(number % size for number in on_hosts.values()), "ranks of a host are no multiple"
     _check_hosts(state)
     for record in in_phase(state, WorkerPhase.MEMBER):
-        in_round = state.round is not None and record.worker in state.round
-        assert roundless or in_round, "a member that the round does not know"
+        assert roundless or state.is_member(record.worker), "a member that the round does not know"
         assert record.round_id == state.round_id
     names = [one.hostname for one in state.silent]
     assert len(names) == len(set(names)), "a host is silent twice"

@@ -31,6 +31,6 @@ def why_unpublished(state: State, worker: WorkerId, round_id: int) -> str:
         return f"worker {worker} is none of the job's workers any more"
     if round_id > state.round_id:
         return f"there has been no round {round_id}"
-    if state.round is None or worker not in state.round:
+    if not state.is_member(worker):
         return f"round {round_id} is over, and worker {worker} is no member of round {state.round_id}"
     return ""

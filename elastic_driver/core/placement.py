@@ -116,7 +116,7 @@ def is_wanted(state: State, record: WorkerRecord) -> bool:
     if policy.num_parameter_servers:
         return has_place(state, record)
     limit = policy.max_num_proc
-    if policy.multiple > 1 or (limit is not None and sum(state.discovery.slots.values()) > limit):
+    if policy.multiple > 1 or (limit is not None and state.discovery.total_slots > limit):
         return in_target(record, wanted_places(state))
     # All places are: to make all of them for each of thousands that end would take minutes. That of one who lives on a
     # blacklisted host is, too.

@@ -116,8 +116,8 @@ def name_workers(
     """
     free = list(places)
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
-    listed = t.state.listed
-    attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
+    is_listed = t.state.is_listed
+    attempts, given = t.state.attempts.give(free, needed=lambda place: is_listed(place[0]) or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
     records = (
         WorkerRecord(worker, WorkerPhase.BOOTING, t.now, parameter_server=servers.get((worker.hostname, worker.slot)))

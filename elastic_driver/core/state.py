@@ -305,9 +305,11 @@ class Discovery:
     told_at: Moment | None = None
     # By name, of the hosts that are up; and of all of them. Derived.
     slots: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    total_slots: int = field(default=0, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.slots.update((host.name, host.slots) for host in self.hosts or ())
+        object.__setattr__(self, "total_slots", sum(self.slots.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,9 +546,17 @@ class State:
         return self.discovery.hosts or ()
 
     @property
-    def listed(self) -> frozenset[str]:
-        """Names of the hosts that are listed, up or not."""
-        return self.discovery.down.union(host.name for host in self.hosts)
+    def listed(self) -> tuple[str, ...]:
+        """Names of the hosts that are listed: those that are up, in rank order, and then the others."""
+        return *self.discovery.slots, *sorted(self.discovery.down)
+
+    def is_listed(self, hostname: str) -> bool:
+        """Whether a host is listed, up or not."""
+        return hostname in self.discovery.slots or hostname in self.discovery.down
+
+    def is_member(self, worker: WorkerId) -> bool:
+        """Whether a worker is in the current round, or in a reset in the one that is over."""
+        return self.round is not None and worker in self.round
 
     @property
     def round_id(self) -> int:

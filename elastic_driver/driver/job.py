@@ -55,6 +55,7 @@ from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_hook import EventHook
@@ -63,7 +64,7 @@ from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.page.tails import Tails
 from elastic_driver.report.tally import Tally
-from elastic_driver.settings.join_token import new_join_token, read_join_token
+from elastic_driver.settings.join_token import read_join_token
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
 from elastic_driver.settings.nodes import Nodes
@@ -376,7 +377,7 @@ def _agents_of(
     if gathering is not None:
         token = gathering.token
     elif settings.accept_agents:
-        token = new_join_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
+        token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
     door = Door(clock, join_key=join_key(token) if token else None)
     certificate = Certificate.new() if settings.tls else None
     fingerprint = "" if certificate is None else certificate.fingerprint

@@ -934,7 +934,7 @@ class ElasticDriver:
     def _keep_error_file(self, worker: WorkerId, process: WorkerProcess, returncode: int | None) -> None:
         # A joiner's failure ends no job. Hosts of always new names may fail as long as it waits for slots.
         state = self._stepper.state
-        if state.round is not None and state.round_id and worker not in state.round:
+        if state.round_id and not state.is_member(worker):
             return
         if worker in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
             self._error_files[worker] = process.error_file, returncode

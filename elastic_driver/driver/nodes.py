@@ -34,6 +34,7 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.grace import grace_s
@@ -41,7 +42,6 @@ from elastic_driver.settings.join_token import (
     ENV_JOIN_TOKEN,
     ENV_JOIN_TOKEN_FILE,
     join_token,
-    new_join_token,
     read_join_token,
     who_else_reads,
 )
@@ -218,7 +218,7 @@ class _Node:
         others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self._place}"
         gathering = Gathering(
             listener=listener,
-            token=self._token or new_join_token(),
+            token=self._token or new_token(),
             host=self._name,
             node_rank=-1 if nodes.node_rank is None else nodes.node_rank,
             address=self._address,

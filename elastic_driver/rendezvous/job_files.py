@@ -22,6 +22,7 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
+from elastic_driver.system.safe_files import put_text
 
 _log = logging.getLogger("elastic_driver")
 _PAGE = ".html"
@@ -145,12 +146,9 @@ def put_page(name: str, text: str) -> Path:
         OSError: it cannot be written.
         SettingsError: the folder is another's, or open to others.
     """
-    path = private_folder(make=True) / f"{name}{_PAGE}"
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    new.replace(path)
-    return path
+    folder, file = private_folder(make=True), f"{name}{_PAGE}"
+    put_text(folder, file, text, mode=0o600)
+    return folder / file
 
 
 def _folder() -> Path:

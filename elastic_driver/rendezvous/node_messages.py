@@ -193,7 +193,7 @@ class NodeRequest:
             member, terms, number = data["member"], data["terms"], data["number"]
         except (KeyError, ValueError) as error:
             raise RendezvousProtocolError(f"cannot read message: {error!r}") from None
-        if not (isinstance(job, str) and 0 < len(job) <= _MOST_TEXT):
+        if not (isinstance(job, str) and _is_text(job)):
             raise RendezvousProtocolError("cannot read message: the job's id (--rdzv-id) is missing or too long")
         if not (_is_number(version) and _is_number(number) and _is_seconds(wait_s)):
             raise RendezvousProtocolError("cannot read message: field 'number', 'version' or 'wait_s' is wrong")

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from types import MappingProxyType
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import natural_key
@@ -87,7 +86,7 @@ class Job:
     """
 
     terms: Terms
-    nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
+    nodes: Mapping[str, Node] = field(default_factory=dict)
     formed: Formed | None = None
     broken: str = ""
     broken_at: float = 0.0
@@ -107,19 +106,28 @@ class Job:
 
     def put(self, *nodes: Node) -> Job:
         """With these, in the places of those that they were."""
-        made, joining, ranked, awaited = dict(self.nodes), self.joining, self.ranked, self.awaited
-        for node in nodes:
-            for one, by in ((made.get(node.member.node), -1), (node, 1)):
-                if one is not None:
-                    joining += by * one.joining
-                    ranked += by * (one.rank is not None)
-                    awaited += by * one.is_awaited
-            made[node.member.node] = node
-        return replace(self, nodes=made, joining=joining, ranked=ranked, awaited=awaited)
+        fresh = {node.member.node: node for node in nodes}
+        former = [self.nodes[name] for name in fresh if name in self.nodes]
+        return self._become({**self.nodes, **fresh}, more=fresh.values(), fewer=former)
+
+    def without(self, *gone: Node) -> Job:
+        """Without these."""
+        names = {node.member.node for node in gone}
+        return self._become({name: node for name, node in self.nodes.items() if name not in names}, fewer=gone)
 
     def only(self, nodes: Iterable[Node]) -> Job:
         """With these nodes and no others, in this order."""
-        return replace(self, nodes={}, joining=0, ranked=0, awaited=0).put(*nodes)
+        return self.without(*self.nodes.values()).put(*nodes)
+
+    def _become(self, nodes: Mapping[str, Node], *, more: Iterable[Node] = (), fewer: Iterable[Node] = ()) -> Job:
+        """With these nodes: more than there were, and fewer. To count all of them anew would cost as much for each."""
+        joining, ranked, awaited = self.joining, self.ranked, self.awaited
+        for changed, by in ((more, 1), (fewer, -1)):
+            for node in changed:
+                joining += by * node.joining
+                ranked += by * (node.rank is not None)
+                awaited += by * node.is_awaited
+        return replace(self, nodes=nodes, joining=joining, ranked=ranked, awaited=awaited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +360,7 @@ def _lost(job: Job, nodes: tuple[str, ...], now: float) -> Job:
     lost = [job.nodes[node] for node in nodes if node in job.nodes]
     if not lost:
         return job
-    job = _without(job, *lost)
+    job = job.without(*lost)
     members = [node.member.name for node in lost if node.rank is not None]
     if not members:
         return job
@@ -365,7 +373,7 @@ def _left(job: Job, node: str, outcome: Outcome, now: float) -> Job:
     known = job.nodes.get(node)
     if known is None:
         return job
-    job = _without(job, known)
+    job = job.without(known)
     if known.rank is None:
         return job
     if outcome is Outcome.SUCCEEDED:
@@ -436,18 +444,6 @@ def _break(job: Job, why: str, now: float) -> Job:
     if job.broken or job.formed is None:
         return job
     return replace(job, broken=why, broken_at=now, version=job.version + 1)
-
-
-def _without(job: Job, *gone: Node) -> Job:
-    numbers = {node.member.node for node in gone}
-    kept = {number: node for number, node in job.nodes.items() if number not in numbers}
-    return replace(
-        job,
-        nodes=kept,
-        joining=job.joining - sum(node.joining for node in gone),
-        ranked=job.ranked - sum(node.rank is not None for node in gone),
-        awaited=job.awaited - sum(node.is_awaited for node in gone),
-    )
 
 
 def _some(names: Iterable[str]) -> str:

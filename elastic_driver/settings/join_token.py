@@ -9,17 +9,12 @@ import stat
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.token_file import MOST_BYTES, new_token, weakness
+from elastic_driver.rendezvous.token_file import MOST_BYTES, weakness
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import read_named
 
 ENV_JOIN_TOKEN = "ELASTIC_DRIVER_JOIN_TOKEN"
 ENV_JOIN_TOKEN_FILE = "ELASTIC_DRIVER_JOIN_TOKEN_FILE"
-
-
-def new_join_token() -> str:
-    """One that nobody can guess."""
-    return new_token()
 
 
 def read_join_token(path: Path) -> str:

@@ -146,10 +146,14 @@ def _own(addresses: Sequence[str]) -> tuple[list[_Own], list[_Own]]:
     return own, [one for one in own if not one.address.is_loopback and not one.address.is_unspecified]
 
 
+def address_in(line: str) -> str:
+    """The address of such a line, with its zone and without its prefix."""
+    return line.rpartition(" ")[2].partition("/")[0]
+
+
 def _read(line: str) -> _Own | None:
-    interface, _, address = line.rpartition(" ")
     try:
-        return _Own(interface, ipaddress.ip_address(address.partition("/")[0]))
+        return _Own(line.rpartition(" ")[0], ipaddress.ip_address(address_in(line)))
     except ValueError:
         return None
 

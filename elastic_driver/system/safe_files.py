@@ -70,19 +70,21 @@ def open_named(path: Path, flags: int) -> int:
     return descriptor
 
 
-def new_file(folder: Path, name: str) -> tuple[int, Path]:
+def new_file(folder: Path, name: str, mode: int = 0o666) -> tuple[int, Path]:
     """Makes a file that nobody can have foreseen: ``.NAME.RANDOM.tmp``. Raises OSError."""
     path = folder / f".{name}.{secrets.token_hex(8)}.tmp"
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), path
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode), path
 
 
-def put_text(folder: Path, name: str, text: str, place: Callable[[Path, Path], object] = os.replace) -> None:
+def put_text(
+    folder: Path, name: str, text: str, place: Callable[[Path, Path], object] = os.replace, *, mode: int = 0o666
+) -> None:
     """Writes a small file under another name, and puts it in its place: by default over whatever is there.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    descriptor, path = new_file(folder, name)
+    descriptor, path = new_file(folder, name, mode)
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)

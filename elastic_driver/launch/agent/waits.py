@@ -8,6 +8,7 @@ tell, there is nothing. Judges nobody.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import itertools
 import os
@@ -15,8 +16,9 @@ import platform
 import select
 import stat
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.processes.sockets import peer_process
@@ -60,6 +62,8 @@ _ON_ONE = ("read", "write", "connect", "send", "receive")
 _WAITS_FOR_LOCK = (7, 38)
 _POLLED = struct.Struct("=ihh")
 _MOST_DESCRIPTORS, _MOST_BYTES = 1024, 4 << 20
+
+_Sockets: TypeAlias = Mapping[bytes, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,11 @@ def of_main_thread(
         descriptors = _watched(pid, first)
     else:
         return None
+    # What is asked for again for many a descriptor, and takes a walk through /proc.
+    children, others = functools.cache(children), functools.cache(others)
+    sockets = functools.cache(functools.partial(_sockets, pid))
     for descriptor in itertools.islice(descriptors, _MOST_DESCRIPTORS):
-        if (found := _other_end(pid, descriptor, children, others)) is not None:
+        if (found := _other_end(pid, descriptor, sockets, children, others)) is not None:
             return found
     return None
 
@@ -171,7 +178,11 @@ def _memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _other_end(
-    pid: int, descriptor: int, children: Callable[[], Collection[int]], others: Callable[[], Collection[int]]
+    pid: int,
+    descriptor: int,
+    sockets: Callable[[str], _Sockets],
+    children: Callable[[], Collection[int]],
+    others: Callable[[], Collection[int]],
 ) -> Wait | None:
     try:
         about = os.stat(f"/proc/{pid}/fd/{descriptor}")
@@ -183,7 +194,7 @@ def _other_end(
     if not stat.S_ISSOCK(about.st_mode):
         return None
     for name in ("tcp", "tcp6", "udp", "udp6"):
-        if (found := _connected(pid, name, about.st_ino, children, others)) is not None:
+        if (found := _connected(pid, sockets(name), about.st_ino, children, others)) is not None:
             return found[0]
     peer = peer_process(pid, descriptor)
     if peer in (0, pid) or peer in others():
@@ -191,20 +202,28 @@ def _other_end(
     return Wait(f"a connection to process {peer} of its host")
 
 
+def _sockets(pid: int, name: str) -> _Sockets:
+    """A table of the kernel's, as a process sees it: by inode, the fields of a socket."""
+    lines = proc.read(f"/proc/{pid}/net/{name}", most=_MOST_BYTES).split(b"\n")[1:]
+    return {row[9]: row for row in map(bytes.split, lines) if len(row) > 9}
+
+
 def _connected(
-    pid: int, name: str, inode: int, children: Callable[[], Collection[int]], others: Callable[[], Collection[int]]
+    pid: int,
+    table: _Sockets,
+    inode: int,
+    children: Callable[[], Collection[int]],
+    others: Callable[[], Collection[int]],
 ) -> tuple[Wait | None] | None:
     """The other end of a socket, where that is in this table of the kernel's; None where it is not."""
-    rows = [line.split() for line in proc.read(f"/proc/{pid}/net/{name}", most=_MOST_BYTES).split(b"\n")[1:]]
-    wanted = str(inode).encode()
-    row = next((row for row in rows if len(row) > 9 and row[9] == wanted), None)
+    row = table.get(str(inode).encode())
     if row is None:
         return None
     address, port = _address(row[2])
     if not port:
         return (None,)  # it listens
     shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    here = next((int(each[9]) for each in rows if len(each) > 9 and each[1:3] == [row[2], row[1]]), 0)
+    here = next((int(each[9]) for each in table.values() if each[1:3] == [row[2], row[1]]), 0)
     if here:
         if _who_has(here, (pid,)) is not None or _who_has(here, others()) is not None:
             return (None,)

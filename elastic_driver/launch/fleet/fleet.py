@@ -25,6 +25,7 @@ from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import RefusedError
 from elastic_driver.rendezvous.agent_messages import JOB_IS_OVER, Bootstrap, Bye, Close, Leaves, Said
+from elastic_driver.system.interfaces import address_in
 from elastic_driver.system.tasks import Tasks
 
 # What an agent may take to end, beyond the time that its workers' deaths take.
@@ -315,8 +316,8 @@ class Fleet:
     def has_address(self, address: str) -> bool:
         """Whether one of the job's hosts has this address. Its other names are not looked up."""
         for link in self._agents.values():
-            known = (line.rpartition(" ")[2].partition("/")[0] for line in link.facts.hello.addresses)
-            if address in (link.facts.hello.address, link.facts.peer) or address in known:
+            ends = (link.facts.hello.address, link.facts.peer)
+            if address in ends or address in map(address_in, link.facts.hello.addresses):
                 return True
         return False
 

@@ -31,7 +31,7 @@ from elastic_driver.launch.agent.horovod.detection import Detection
 from elastic_driver.launch.agent.horovod.notification import notify
 from elastic_driver.launch.agent.horovod.port import HorovodPort, Rounds, Store, Surroundings
 from elastic_driver.rendezvous.messages import Notice
-from elastic_driver.system.interfaces import host_addresses, interface_of
+from elastic_driver.system.interfaces import address_in, host_addresses, interface_of
 from elastic_driver.system.process_name import is_below, is_stopped
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import NoticeKind
@@ -231,7 +231,7 @@ def _round_of(port: HorovodPort) -> int:
 
 def _own() -> list[str]:
     """The addresses of this machine."""
-    return [line.rpartition(" ")[2].partition("/")[0] for line in host_addresses()]
+    return [address_in(line) for line in host_addresses()]
 
 
 def _interface(address: str) -> str:
