@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from namespaces import NamespaceHost
 
 pytestmark = marks
 
+ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a token of the test's own"
 
 
@@ -92,3 +95,26 @@ def test_hosts_join_leave_and_vanish(tmp_path: Path) -> None:
         job.end()
         assert first.wait(60) == second.wait(60) == 75
         assert TOKEN not in job.said() + "".join(path.read_text() for path in tmp_path.glob("node*.txt"))
+
+
+def test_the_example_of_the_readme_trains_on_both_machines(tmp_path: Path) -> None:
+    """Its commands as they stand there, but for the driver's address; its numpy script is quicker than PyTorch's."""
+    blocks = re.findall(r"^```(?:text|python)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (script,) = (block for block in blocks if block.startswith("# train_numpy.py\n"))
+    (tmp_path / "train.py").write_text(script)
+    (example,) = (block for block in blocks if "elasticrun join " in block)
+    make_token, start, join, _ = (
+        [str(Path(sys.executable).with_name(word)) if word in ("elasticrun", "python") else word for word in words]
+        for words in (shlex.split(line, comments=True) for line in example.splitlines())
+    )
+    said = tmp_path / "said.txt"
+    with made_machines(2, sshd=False) as (node0, node1), said.open("w") as file:
+        assert node0.run(make_token, cwd=tmp_path).returncode == 0
+        driver = node0.popen(start, cwd=tmp_path, stdout=file, stderr=file)
+        url = wait_for("where to join", lambda: said.read_text().partition("join --driver ")[2]).split()[0]
+        join[join.index("--driver") + 1] = url
+        joined = node1.run(join, cwd=tmp_path)
+        assert driver.wait(150) == 0, said.read_text()
+    assert joined.returncode == 0, joined.stderr
+    assert "4 workers on localhost:2, node1:2" in said.read_text()
+    assert len(re.findall(r"rank \d of 4: weights", said.read_text())) == 4, said.read_text()
