@@ -191,7 +191,7 @@ def link(size: int) -> float:
     for peer in peers:
         (length,) = struct.unpack("<I", _read(peer, 4))
         _read(peer, length)
-        agreed = bytes([1, 1, 0])
+        agreed = bytes([1, 1, 0]) + _text(b"")
         peer.sendall(struct.pack("<I", len(agreed)) + agreed)
     for peer in peers:
         (length,) = struct.unpack("<I", _read(peer, 4))

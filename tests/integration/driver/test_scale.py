@@ -20,6 +20,7 @@ from elastic_driver.settings.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
+import scale
 from simulated import SLOTS_PER_HOST, Simulation, Worker, simulation
 
 pytestmark = pytest.mark.integration
@@ -69,6 +70,13 @@ def test_hosts_of_one_worker_each() -> None:
     few, many = bytes_of_two_rounds(32, slots_per_host=1), bytes_of_two_rounds(512, slots_per_host=1)
     assert many[0] < few[0] + SLACK
     assert many[1] < few[1] + SLACK
+
+
+def test_each_column_of_the_benchmark_is_measured() -> None:
+    """It speaks the engine's wire itself, which may change."""
+    assert all(figure >= 0 for figure in uvloop.run(scale.one_run(32, None)))
+    assert scale.link(20) > 0
+    assert scale.http_threads(8) > 0
 
 
 def test_rank_0_dies_before_it_has_said_where_it_listens() -> None:
