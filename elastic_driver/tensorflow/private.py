@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_lib
+from tensorflow.python.distribute import input_lib, parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator as stock
 from tensorflow.python.distribute.coordinator import coordinator_context, values
 from tensorflow.python.eager import cancellation, context, executor
@@ -261,14 +261,29 @@ def _faults() -> Iterator[str]:
             if not hasattr(thing, name):
                 yield f"{getattr(thing, '__name__', thing)}.{name} is gone"
 
+    def gives(kind: type, *names: str) -> Iterator[str]:
+        # What an object has that the class has not.
+        given = inspect.unwrap(kind.__init__).__code__.co_names  # type: ignore[misc]
+        for name in names:
+            if name not in given:
+                yield f"{kind.__name__}.{name} is gone"
+
     def takes(function: Any, *names: str) -> Iterator[str]:
         there = tuple(inspect.signature(function).parameters)
         if there[: len(names)] != names:
             yield f"{function.__qualname__} takes {', '.join(there)}"
 
-    yield from has(stock, "_disallow_remote_value_as_input", "_select_worker_slice")
+    yield from has(
+        stock,
+        "_disallow_remote_value_as_input",
+        "_extract_failed_ps_instances",
+        "_is_ps_failure",
+        "_is_worker_failure",
+        "_select_worker_slice",
+    )
     yield from takes(stock.Closure.__init__, "self", "function", "cancellation_mgr", "args", "kwargs")
     yield from takes(stock.Closure.execute_on, "self", "worker")
+    yield from gives(stock.Closure, "_output_remote_value_ref", "_output_type_spec", "get_cancelable_function")
     yield from has(
         stock.ResourceClosure,
         "_init_remote_value",
@@ -279,15 +294,41 @@ def _faults() -> Iterator[str]:
     yield from takes(stock.Closure.maybe_call_with_output_remote_value, "self", "method")
     yield from has(values.RemoteValueImpl, "_set_aborted", "_set_error", "_set_values", "_copy_to_local", "get")
     yield from takes(values.RemoteValueImpl.__init__, "self", "closure", "type_spec")
+    yield from gives(
+        values.RemoteValueImpl,
+        "_closure",
+        "_fetched_tensors",
+        "_has_fetched_to_local",
+        "_has_fetched_to_local_lock",
+        "_type_spec",
+        "_values",
+    )
     yield from takes(stock.ClusterCoordinator.__new__, "cls", "strategy")
     yield from has(stock.ClusterCoordinator, "_create_per_worker_resources", "_create_per_worker_variables")
     for name in ("_create_per_worker_resources", "_create_per_worker_variables"):
         yield from takes(getattr(stock.ClusterCoordinator, name), "self", "fn", "args", "kwargs")
-    yield from takes(values.PerWorkerDatasetFromDatasetFunction.__init__, "self", "dataset_fn", "coordinator")
-    yield from takes(values.PerWorkerDatasetFromDataset.__init__, "self", "dataset", "coordinator")
+    yield from gives(stock.ClusterCoordinator, "_cluster", "_has_initialized", "_strategy")
+    yield from gives(stock.Cluster, "workers")
+    yield from has(stock.Cluster, "done", "stop")
+    yield from gives(stock.Worker, "_resource_remote_value_refs")
+    yield from gives(tf.distribute.ParameterServerStrategy, "_cluster_coordinator", "_is_parameter_server_strategy_v2")
+    yield from gives(parameter_server_strategy_v2.ParameterServerStrategyV2Extended, "_used_with_coordinator")
+    for kind, first in ((DatasetFromFunction, "dataset_fn"), (DatasetFromDataset, "dataset")):
+        yield from takes(kind.__init__, "self", first, "coordinator")
+    yield from gives(DatasetFromFunction, "_coordinator", "_dataset_fn")
+    if not issubclass(DatasetFromDataset, DatasetFromFunction):
+        yield "datasets are per worker in another way"
+    yield from has(tf.data.Dataset, "_type_spec")
+    yield from has(input_lib, "get_iterator_spec_from_dataset")
+    yield from has(concrete_function.ConcreteFunction, "structured_outputs")
     yield from takes(coordinator_context.DispatchContext.__init__, "self", "worker_obj")
     yield from takes(context.Context.update_server_def, "self", "server_def")
     yield from has(context.Context, "_initialize_logical_devices", "call_function", *_ALONE)
+    yield from has(context, "context", "get_server_def")
+    yield from takes(executor.new_executor, "enable_async")
+    yield from has(executor.Executor, "clear_error")
+    yield from has(CancellationManager, "is_cancelled", "start_cancel")
+    yield from has(cancellation, "_active_context", "context")
     if "cancellation" not in context.Context.call_function.__code__.co_names:
         yield "functions are cancelled in another way"
 
