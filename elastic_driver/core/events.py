@@ -120,6 +120,7 @@ class WorkerExited:
         error: the last line that it wrote; "" for none.
         where: the line of code that it named last; "" for none.
         host_lost: whether its whole host is lost, and it with it.
+        out_of_memory: whether the kernel's OOM killer took it.
     """
 
     worker: WorkerId
@@ -129,6 +130,7 @@ class WorkerExited:
     error: str = ""
     where: str = ""
     host_lost: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class WorkerDying:
         returncode: what it is going to end with; None when it dumps its core, and that is not known yet.
         how: in words, "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
-        error, where: see WorkerExited.
+        error, where, out_of_memory: see WorkerExited.
     """
 
     worker: WorkerId
@@ -149,6 +151,7 @@ class WorkerDying:
     draw: float
     error: str = ""
     where: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ class ChiefExited:
         number: of its start.
         returncode: exit code; negative for a signal; None where there was no process.
         how: in words, "exited with code 1".
-        error, where: see WorkerExited.
+        error, where, out_of_memory: see WorkerExited.
         bad_command: whether the command itself cannot be run.
     """
 
@@ -228,6 +231,7 @@ class ChiefExited:
     error: str = ""
     where: str = ""
     bad_command: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

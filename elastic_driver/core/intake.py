@@ -440,7 +440,7 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
     else:
-        end = record.killed or Kill(event.how, fault_of(event.returncode))
+        end = record.killed or Kill(event.how, fault_of(event.returncode, out_of_memory=event.out_of_memory))
         failure = _failure(record, end.how, event.error, event.where)
         stays = _stays(t, record, end.fault) or _aborts_for_others(t.state, record, event.returncode)
         lost = event.host_lost
@@ -464,7 +464,7 @@ def _take_chief_exit(t: Transition, event: ChiefExited) -> None:
         return
     worker = WorkerId(CHIEF, 0, event.number - 1)
     failure = Failure.said(worker, None, event.how, event.error, event.where, "the chief")
-    setbacks = t.state.setbacks.failed(failure, Fault.OWN if event.returncode is None else fault_of(event.returncode))
+    setbacks = t.state.setbacks.failed(failure, fault_of(event.returncode, out_of_memory=event.out_of_memory))
     if t.now - chief.since >= LONG_ROUND_S:
         setbacks = setbacks.ran_long()
     reset = t.in_reset().with_cause(failure.told, failure)
@@ -482,7 +482,7 @@ def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) ->
 
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
     wanted = is_wanted(t.state, record)
-    end = record.killed or Kill(event.how, fault_of(event.returncode))
+    end = record.killed or Kill(event.how, fault_of(event.returncode, out_of_memory=event.out_of_memory))
     t.commands.append(ReportDying(event.worker, end.how))
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))

@@ -21,7 +21,7 @@ from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
 
 # What the system sends a process for what it did itself. All other signals are somebody else's: the machine's shutdown,
-# the scheduler, the OOM killer, a person.
+# the scheduler, a person.
 _OWN_SIGNALS = frozenset(
     (
         signal.SIGABRT,
@@ -55,13 +55,14 @@ _LONGEST_ERROR = 300
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
-def fault_of(returncode: int | None) -> Fault:
+def fault_of(returncode: int | None, *, out_of_memory: bool = False) -> Fault:
     """Whose doing it is that a process ends so.
 
     Args:
         returncode: its exit code, or minus the number of the signal; None when it dumps its core, which says as much.
+        out_of_memory: whether the OOM killer took it. It would take its successor as well, where that does the same.
     """
-    if returncode is None:
+    if returncode is None or out_of_memory:
         return Fault.OWN
     if returncode < 0:
         return Fault.OWN if -returncode in _OWN_SIGNALS else Fault.OUTSIDE

@@ -203,7 +203,8 @@ class ChiefKeeper:
         status = future.result()
         # TensorFlow writes to its end of servers that are gone.
         error, where = last_words(process.last_lines, of_traceback=True) if status.returncode else ("", "")
-        self._listener.chief_exited(ChiefExited(number, status.returncode, str(status), error, where), process.pid)
+        ended = ChiefExited(number, status.returncode, str(status), error, where, out_of_memory=status.out_of_memory)
+        self._listener.chief_exited(ended, process.pid)
 
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()

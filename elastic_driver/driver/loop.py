@@ -907,10 +907,10 @@ class ElasticDriver:
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
-        returncode = None if isinstance(status, str) else status.returncode
+        returncode, starved = (None, False) if isinstance(status, str) else (status.returncode, status.out_of_memory)
         self._keep_error_file(worker, process, returncode)
         error, where = _last_words(process)
-        self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where))
+        self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where, starved))
 
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         """A process has ended."""
@@ -922,7 +922,8 @@ class ElasticDriver:
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)
         draw, how = random.random(), str(status)
-        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, status.host_lost))
+        lost, starved = status.host_lost, status.out_of_memory
+        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, lost, starved))
 
     def killed(self, order: KillWorker) -> None:
         """A process is being ended."""

@@ -17,6 +17,9 @@ from elastic_driver.hosts import WorkerId
 
 Stream = Literal["stdout", "stderr"]
 
+# The note of an end that was the OOM killer's.
+OUT_OF_MEMORY = "out of memory: the kernel's OOM killer"
+
 
 class CommandNotFoundError(LaunchError):
     """The command itself cannot be run (no such file, not executable): another attempt or host changes nothing."""
@@ -42,6 +45,11 @@ class ExitStatus:
     def ok(self) -> bool:
         """Whether it ended by itself with exit code 0."""
         return self.returncode == 0
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel's OOM killer took it."""
+        return self.note == OUT_OF_MEMORY
 
     @property
     def signal_name(self) -> str | None:

@@ -178,8 +178,10 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
-        lost = returncode == -9 and draw > 0.5
-        self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw, host_lost=lost))
+        lost, starved = returncode == -9 and draw > 0.5, returncode == -9 and draw < 0.25
+        how = f"ended with {returncode}"
+        worker = self.a_worker(data)
+        self.job.feed(WorkerExited(worker, returncode, how, draw, host_lost=lost, out_of_memory=starved))
 
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=draws)

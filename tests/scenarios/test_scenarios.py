@@ -18,7 +18,7 @@ A line that is not indented is input:
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
                [raised=1] [unreachable=0,2]     _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
-    TIME exit WHO CODE [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal
+    TIME exit WHO CODE [oom] [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal; oom: of the OOM killer
     TIME lost WHO                   with their hosts
     TIME dying WHO                  killed by SIGKILL, but not dead yet
     TIME exiting WHO                says that its script is over
@@ -282,6 +282,7 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     draw=float(options.get("draw", 0)),
                     error=options.get("error", "").replace("_", " "),
                     where=options.get("where", "").replace("_", " "),
+                    out_of_memory="oom" in words,
                 )
             case "lost":
                 commands += job.lose(who)

@@ -243,10 +243,12 @@ class Job:
         draw: float = 0.0,
         error: str = "",
         where: str = "",
+        out_of_memory: bool = False,
     ) -> list[Command]:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
-        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, error, where), at=at)
+        event = WorkerExited(worker_id(text), returncode, how, draw, error, where, out_of_memory=out_of_memory)
+        return self.feed(event, at=at)
 
     def lose(self, text: str, *, at: float | None = None) -> list[Command]:
         """A worker is lost with its host."""

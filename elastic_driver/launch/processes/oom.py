@@ -10,9 +10,8 @@ import contextlib
 import signal
 from pathlib import Path
 
-from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.launcher import OUT_OF_MEMORY, ExitStatus
 
-NOTE = "out of memory: the kernel's OOM killer"
 # A shell says so when SIGKILL has ended its command.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
@@ -37,7 +36,7 @@ class OomKills:
         if status.returncode not in _KILLED or self._now() <= self._told:
             return ""
         self._told += 1
-        return NOTE
+        return OUT_OF_MEMORY
 
     def _now(self) -> int:
         return 0 if self._file is None else _count(self._file) or 0

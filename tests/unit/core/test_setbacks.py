@@ -12,7 +12,7 @@ from elastic_driver.core.events import EndJob, Fault, PublishRound, Report, Work
 from elastic_driver.core.setbacks import Failure, Setbacks, fault_of, last_words
 from elastic_driver.core.state import JobPhase, WorkerPhase
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import ReadyCause
+from elastic_driver.words import OnChange, ReadyCause
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +38,10 @@ def test_signals_of_its_own_making(number: str) -> None:
 def test_signals_of_others(number: str) -> None:
     signum = signal.Signals[f"SIG{number}"]
     assert fault_of(-signum) is fault_of(128 + signum) is Fault.OUTSIDE
+
+
+def test_want_of_memory_is_its_own() -> None:
+    assert fault_of(-signal.SIGKILL, out_of_memory=True) is Fault.OWN
 
 
 def test_exit_codes_and_cores_are_its_own() -> None:
@@ -287,3 +291,21 @@ def test_a_crash_loop_from_disc_ends_whatever_the_cooldown() -> None:
     assert job.ended.exit_code == 1
     assert "failed 4 times in a row and came no further than commit 3; the same error each time" in job.ended.message
     assert job.now == 0.5 + 0.5 + 2.0 + 4.0, "where there is a pause, it is longer than the cooldown"
+
+
+@pytest.mark.parametrize("kind", [OnChange.IN_PLACE, OnChange.RESTART])
+def test_workers_that_run_out_of_memory_again_and_again_end_the_job(kind: OnChange) -> None:
+    """As their host comes back each time, a preemption would not: there is another machine then."""
+    ends = {}
+    for starved in (True, False):
+        job = Job(num_proc=2, min_num_proc=1, on_change=kind, cooldown_range_s=(1.0, 1.0), setbacks_limit=3)
+        job.train("a:1", "b:1")
+        for attempt in range(6):
+            job.exit(f"b[0]#{attempt}", -9, out_of_memory=starved)
+            if job.ended is not None:
+                break
+            job.cooperate()  # until there is nothing left to do: b has a worker again
+        ends[starved] = job.ended
+    assert ends[False] is None
+    assert ends[True] is not None
+    assert ends[True].message.startswith("the training failed 3 times in a row")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.launch.processes.oom import NOTE, OomKills
+from elastic_driver.launch.launcher import OUT_OF_MEMORY, ExitStatus
+from elastic_driver.launch.processes.oom import OomKills
 
 pytestmark = pytest.mark.unit
 
@@ -35,14 +35,21 @@ def test_the_count_is_found(tmp_path: Path, where: str) -> None:
     kills = OomKills(tmp_path)
     assert kills.note(KILLED) == ""
     file.write_text("low 0\noom 9\noom_kill 4\noom_group_kill 0\n")
-    assert kills.note(KILLED) == NOTE
+    assert kills.note(KILLED) == OUT_OF_MEMORY
 
 
 def test_each_kill_explains_one_end(tmp_path: Path) -> None:
     file = machine(tmp_path, *FOLDERS["v2"])
     kills = OomKills(tmp_path)
     file.write_text("oom_kill 5\n")
-    assert [kills.note(ExitStatus(code)) for code in (1, 0, -15, 137, -9, -9)] == ["", "", "", NOTE, NOTE, ""]
+    assert [kills.note(ExitStatus(code)) for code in (1, 0, -15, 137, -9, -9)] == [
+        "",
+        "",
+        "",
+        OUT_OF_MEMORY,
+        OUT_OF_MEMORY,
+        "",
+    ]
     file.write_text("oom_kill 6\n")
     kills.forget()
     assert kills.note(KILLED) == ""
@@ -59,4 +66,4 @@ def test_a_machine_that_does_not_count_says_nothing(tmp_path: Path) -> None:
 
 
 def test_how_it_is_told() -> None:
-    assert str(ExitStatus(-9, note=NOTE)) == "killed by SIGKILL (out of memory: the kernel's OOM killer)"
+    assert str(ExitStatus(-9, note=OUT_OF_MEMORY)) == "killed by SIGKILL (out of memory: the kernel's OOM killer)"
