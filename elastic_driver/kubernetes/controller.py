@@ -1,6 +1,6 @@
 """The controller: does for each ElasticJob what :mod:`~elastic_driver.kubernetes.plan` says.
 
-    elastic-driver-controller [--namespace N]        or: python -m elastic_driver.kubernetes
+    elastic-driver-controller [--namespace N] [--health-port P]        or: python -m elastic_driver.kubernetes
 
 kopf watches the jobs and the pods and Jobs that belong to them; each event only says that a job is to be looked at. One
 task a job looks at all there is of it, has a plan made, and carries it out. It looks again when something happens, when
@@ -55,6 +55,7 @@ from elastic_driver.kubernetes.plan import (
     plan,
 )
 from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, ElasticJob, SpecError
+from elastic_driver.system.interfaces import host_addresses, without_loopback
 
 # Events that come together are looked at together.
 _GATHER_S = 0.05
@@ -62,6 +63,7 @@ _GATHER_S = 0.05
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
 # Drivers; each answers at once, or takes seconds.
 _ASKED_AT_ONCE = 128
+_HEALTH_PATH = "/healthz"
 _CONFLICT, _REFUSED = 409, (400, 403, 422)
 
 _T = TypeVar("_T")
@@ -425,6 +427,7 @@ async def run(
     ready: Callable[[], None] = lambda: None,
     stop: asyncio.Event | None = None,
     make: Callable[[Api], Controller] = Controller,
+    health_port: int | None = None,
 ) -> None:
     """Runs the controller until it is cancelled, or told to stop.
 
@@ -433,9 +436,11 @@ async def run(
         ready: called when it watches.
         stop: ends it.
         make: makes the controller.
+        health_port: where probes are answered, at /healthz on all addresses; None for nowhere.
 
     Raises:
         DiscoveryError: there is neither a cluster around nor a kubeconfig.
+        OSError: it cannot listen at the port.
     """
     api = Api(await Access().client())
     controller = make(api)
@@ -454,12 +459,19 @@ async def run(
             standalone=True,
             ready_flag=ready_flag,
             stop_flag=stop,
+            liveness_endpoint=None if health_port is None else f"http://{_any_address()}:{health_port}{_HEALTH_PATH}",
         )
         await running
     finally:
         telling.cancel()
         await controller.close()
         await api.close()
+
+
+def _any_address() -> str:
+    """For a URL. kopf listens on one family; a pod that has IPv6 only is probed there."""
+    own = without_loopback(host_addresses())
+    return "[::]" if own and all(":" in address for address in own) else "0.0.0.0"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -469,12 +481,23 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     text = "look after this namespace only; may be repeated (default: all that there are)"
     parser.add_argument("--namespace", "-n", action="append", default=[], metavar="N", help=text)
+    text = "answer liveness probes (GET /healthz) at this port, on all addresses (default: no)"
+    parser.add_argument("--health-port", type=int, metavar="P", help=text)
     parser.add_argument("--verbose", action="store_true", help="say each change")
     arguments = parser.parse_args(words)
+    health_port: int | None = arguments.health_port
+    if health_port is not None and not 1 <= health_port <= 65535:
+        parser.error(f"--health-port {health_port} is not within 1 to 65535")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     _log.setLevel(logging.INFO if arguments.verbose or os.environ.get("ELASTIC_DRIVER_VERBOSE") else logging.WARNING)
     try:
-        asyncio.run(run(namespaces=arguments.namespace, ready=lambda: _log.warning("looks after ElasticJobs now")))
+        asyncio.run(
+            run(
+                namespaces=arguments.namespace,
+                ready=lambda: _log.warning("looks after ElasticJobs now"),
+                health_port=health_port,
+            )
+        )
     except DiscoveryError as error:
         print(f"elastic-driver-controller: error: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,7 @@ from elastic_driver.rendezvous.routes import MEMBER, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
+from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.service.jobs import Jobs
 from elastic_driver.system.job_clock import JobClock
 
@@ -110,6 +111,7 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         on_full=tell,
         call_later=clock.call_later,
     )
+    server.web = Probed(None)
     port = await server.start(place.host, place.port)
     keeper = asyncio.ensure_future(clock.keep(lambda lost_s: tell(f"this process stood still for {lost_s:.0f} s")))
     sweeper = asyncio.ensure_future(_sweep(clock, used, forget))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import requests
 from rendezvous_process import PATIENCE_S, a_rendezvous
 
 from elastic_driver.cli.main import main
@@ -60,6 +61,7 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
                 client.say_node(JOIN.to_json())
             client.close()
         assert friend.jobs() == {}, "no stranger was heard"
+        assert requests.get(f"{url}/healthz", timeout=PATIENCE_S).text == "ok\n", "probes have no token"
         friend.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import signal
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import requests
 import yaml
 from controllers import running_controller
 from elastic_job_objects import NAME, NAMESPACE, UID, resource
 from kubernetes_fake import FakeKubernetes
+from machines import wait_for
+from nodes import free_port
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import Api
@@ -393,11 +397,26 @@ def test_the_manifests_rights_are_for_what_it_does() -> None:
         assert "*" not in str(body.get("rules", ""))
 
 
+def is_alive(url: str) -> bool:
+    """Whether a probe is answered."""
+    with contextlib.suppress(requests.ConnectionError):
+        return requests.get(url, timeout=150).ok
+    return False
+
+
 def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
-    command = [sys.executable, "-m", "elastic_driver.kubernetes", "--verbose", "--namespace", NAMESPACE]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    [deployment] = yaml.safe_load_all((MANIFESTS / "deployment.yaml").read_text())
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    [port], probe = container["ports"], container["livenessProbe"]["httpGet"]
+    command = [sys.executable, "-m", "elastic_driver.kubernetes", *container["command"][1:], "--namespace", NAMESPACE]
+    at = command.index("--health-port") + 1
+    assert (port["name"], str(port["containerPort"])) == (probe["port"], command[at])
+    command[at] = str(free_port())
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
         assert process.stderr is not None
         assert "looks after ElasticJobs now" in process.stderr.readline()
+        wait_for("an answer to a probe", lambda: is_alive(f"http://127.0.0.1:{command[at]}{probe['path']}"))
         world.cluster.create(job())
         world.wait(lambda: len(world.pods()) == 2, "pods")
         process.send_signal(signal.SIGTERM)
