@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -73,9 +74,17 @@ def test_whose_an_address_is(
     assert place.is_ours() is ours
 
 
-def test_a_port_is_had_by_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        place = Endpoint("127.0.0.1", server.getsockname()[1])
+@pytest.fixture
+def loopback(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address where nobody else has ports: on 127.0.0.1 any program may get the same one meanwhile."""
+    address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    monkeypatch.setattr(endpoint, "LOOPBACK", address)
+    return address
+
+
+def test_a_port_is_had_by_one(loopback: str) -> None:
+    with socket.create_server((loopback, 0)) as server:
+        place = Endpoint(loopback, server.getsockname()[1])
         assert place.claim() is None
         # One that has just ended leaves connections in TIME_WAIT.
         with socket.create_connection(server.getsockname()[:2]) as sock:
@@ -84,10 +93,11 @@ def test_a_port_is_had_by_one() -> None:
     first = place.claim()
     assert first is not None
     with first:
-        assert first.getsockname() == ("127.0.0.1", place.port)
+        assert first.getsockname() == (loopback, place.port)
         assert place.claim() is None
 
 
+@pytest.mark.usefixtures("loopback")
 def test_another_program_on_the_endpoints_own_address_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.2", 0)) as server:
         port = server.getsockname()[1]
