@@ -32,6 +32,23 @@ def start(folder: Path, hosts: str, *flags: str, elasticrun: tuple[str, ...] = (
     return Job(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()}, **more)
 
 
+class Stoppable:
+    """A job that trains until the test has it end: whatever the fault takes, the training is not over before.
+
+    Args: see :func:`start`.
+    """
+
+    def __init__(self, folder: Path, hosts: str, *flags: str, **env: object) -> None:
+        self._stop = folder / "stop"
+        self.job = start(folder, hosts, *flags, STOP=self._stop, **env)
+
+    def end(self) -> int:
+        """Blocks until it has ended well. Gives its last step."""
+        self._stop.touch()
+        assert self.job.wait() == 0, self.job.said()
+        return int(self.job.steps()[-1]["step"])
+
+
 def until(job: Job, what: str, found: Callable[[], Any]) -> Any:
     return job.wait_for(what, found)
 
@@ -83,7 +100,9 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
     folder = tmp_path / "commits"
     flags = ("--min-np", "1", "--durable-dir", str(folder), "--durable-keep", "3", "--preload", "elastic_driver.torch")
     env = {"SAMPLES": 480, "BALLAST": 16 * MIB}
-    with start(tmp_path / "1", "localhost:2\n", "-np", "2", *flags, elasticrun=FORKING, **env, STEP_S=0.1) as job:
+    with start(
+        tmp_path / "1", "localhost:2\n", "-np", "2", *flags, elasticrun=FORKING, **env, STEP_S=0.05, STEP_GROWS=1.25
+    ) as job:
         job.wait_for_steps(2, 4)
         beyond(job, folder, 1)
         _, torn = stop_while_writing(job, folder)
@@ -116,9 +135,8 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
 
 def test_a_disc_that_is_full_and_has_room_again(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
-    with start(
-        tmp_path, "localhost:2\n", "-np", "2", "--durable-dir", str(folder), STEPS=150, BALLAST=2 * MIB
-    ) as job:  # fmt: skip
+    training = Stoppable(tmp_path, "localhost:2\n", "-np", "2", "--durable-dir", str(folder), BALLAST=2 * MIB)
+    with training.job as job:
         beyond(job, folder, 3)
         writer = rank_0(job)
         writer.rlimit(resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
@@ -129,17 +147,18 @@ def test_a_disc_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         assert newest(folder) == before
         until(job, "a moment between two tries", lambda: not list(folder.glob(".commit-*")))
         writer.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert job.wait() == 0, job.said()
+        until(job, "that there is room", lambda: "are on disc in" in job.said())
+        last = training.end()
         assert job.said().count("training goes on") == 1
-        assert "are on disc in" in job.said()
-        assert f"elasticrun: on disc: commit 150 in {folder}\n" in job.said()
-    assert newest(folder) == 150
+        assert f"elasticrun: on disc: commit {last} in {folder}\n" in job.said()
+    assert newest(folder) == last
     check_agreement(job.steps())
 
 
 def test_a_folder_that_is_removed_and_one_that_cannot_be_written_to(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
-    with start(tmp_path, "localhost:2\n", "-np", "2", "--durable-dir", str(folder), STEPS=300) as job:
+    training = Stoppable(tmp_path, "localhost:2\n", "-np", "2", "--durable-dir", str(folder))
+    with training.job as job:
         beyond(job, folder, 3)
         shutil.rmtree(folder, ignore_errors=True)
         commits = beyond(job, folder, 3)
@@ -154,28 +173,30 @@ def test_a_folder_that_is_removed_and_one_that_cannot_be_written_to(tmp_path: Pa
         until(job, "steps without commits", lambda: job.steps()[-1]["step"] > step + 10)
         folder.unlink()
         assert beyond(job, folder, commits) > step
-        second = tmp_path / "second"
-        with start(second, "localhost:1\n", "-np", "1", "--durable-dir", str(folder), STEPS=301) as other:
+        second = Stoppable(tmp_path / "second", "localhost:1\n", "-np", "1", "--durable-dir", str(folder))
+        with second.job as other:
             # The lock went with the old folder, so the new one is the second job's: the first keeps out of it.
-            assert other.wait() == 0, other.said()
-        assert job.wait() == 0, job.said()
-    assert newest(folder) == 301
-    assert "now; training goes on" in job.said()
+            until(job, "whose it is", lambda: "now; training goes on" in job.said())
+            other.wait_for_steps(1, 3)
+            training.end()
+            last = second.end()
+    assert newest(folder) == last
 
 
 def test_a_stopped_writer_is_followed_by_another(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
-    with start(
+    training = Stoppable(
         tmp_path, TWO_HOSTS, "-np", "2", "--min-np", "1", "--durable-dir", str(folder), "--heartbeat-timeout", "4",
-        BALLAST=32 * MIB, STEPS=60, STEP_S=0.05,
-    ) as job:  # fmt: skip
+        BALLAST=32 * MIB, STEP_S=0.05,
+    )  # fmt: skip
+    with training.job as job:
         beyond(job, folder, 1)
         writer, _ = stop_while_writing(job, folder)
         before = newest(folder)
         beyond(job, folder, before)
         assert not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE
-        assert job.wait() == 0, job.said()
-    assert newest(folder) == 60
+        last = training.end()
+    assert newest(folder) == last
     for path in folder.glob("commit-*"):
         durable_format.read(path)
 
@@ -238,11 +259,12 @@ def test_all_that_is_known_is_lost_with_its_machine(tmp_path: Path) -> None:
 def test_two_jobs_that_want_one_folder_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     flags = ("-np", "1", "--durable-dir", str(folder))
-    # Long enough for the other to come before the end.
-    both = [start(tmp_path / name, "localhost:1\n", *flags, STEPS=100, STEP_S=0.06) for name in "ab"]
-    with both[0], both[1]:
-        codes = sorted(job.wait() for job in both)
-        assert codes == [0, 2], [job.said() for job in both]
-    (refused,) = [job for job in both if job.process.returncode == 2]
-    assert f"another job uses the folder {folder}" in refused.said()
-    assert newest(folder) == 100
+    both = [Stoppable(tmp_path / name, "localhost:1\n", *flags) for name in "ab"]
+    with both[0].job, both[1].job:
+        (refused,) = until(both[0].job, "who is refused", lambda: [x for x in both if x.job.process.poll() is not None])
+        assert refused.job.process.returncode == 2, [each.job.said() for each in both]
+        assert f"another job uses the folder {folder}" in refused.job.said()
+        (other,) = (each for each in both if each is not refused)
+        other.job.wait_for_steps(1, 3)
+        last = other.end()
+    assert newest(folder) == last

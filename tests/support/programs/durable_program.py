@@ -1,7 +1,9 @@
 """A training whose commits go to disc, with a line for each step. Run by tests under elasticrun.
 
-Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds a step takes), BALLAST (bytes that each commit has
-besides), LOCAL_DISCS (folder; each host has a folder of its own in it for its commits, as if on a disc of its own),
+Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds a step takes), STEP_GROWS (each takes so many times as
+long as the one before, so that an epoch is not over before a test has done what it has to), BALLAST (bytes that each
+commit has besides), LOCAL_DISCS (folder; each host has a folder of its own in it for its commits, as if on a disc of
+its own),
 SAMPLES (that many samples of one epoch are gone through by an ElasticSampler, and STEPS does not count), STOP (file;
 when it is there, the training ends at the next step).
 """
@@ -23,6 +25,7 @@ import elastic_driver as hvd
 
 STEPS = int(os.environ.get("STEPS", "1000000"))
 STEP_S = float(os.environ.get("STEP_S", "0.02"))
+STEP_GROWS = float(os.environ.get("STEP_GROWS", "1"))
 BALLAST = int(os.environ.get("BALLAST", "0"))
 SAMPLES = int(os.environ.get("SAMPLES", "0"))
 STOP = os.environ.get("STOP", "")
@@ -43,7 +46,7 @@ def main() -> None:
         state = hvd.elastic.ObjectState(**values)
 
     def do_step(state: Any, samples: list[int]) -> None:
-        time.sleep(STEP_S)
+        time.sleep(STEP_S * STEP_GROWS**state.step)
         state.weights = state.weights - 0.01 * hvd.allreduce(np.full(100, 0.5 + state.step % 3), name="gradient")
         state.step += 1
         line = {
