@@ -78,7 +78,8 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
         width: of the terminal, characters; 0 for none.
     """
     command = shlex.join(map(str, answer["command"]))
-    title = f"job {name}, {answer['phase']}, {length(answer['age_s'])} old: {command}"
+    phase = "stalled" if answer.get("stalled") else answer["phase"]
+    title = f"job {name}, {phase}, {length(answer['age_s'])} old: {command}"
     restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
     # Those that are restarted have no commits, and may tell of steps.
     # Nor do those that run Horovod's own library tell of any.

@@ -16,6 +16,11 @@ from elastic_driver.vitals import DEBUGGED, Vitals
 
 # Rates are of what happened in about this time.
 _WINDOW_S = 5.0
+# What the workers did during a standstill of the driver is known of those that last this long. Only longer ones are
+# reported.
+_STANDSTILL_S = 2.0
+# Who has waited for so long in a collective does not go on.
+_WAITS_S = 2.0
 
 
 @dataclass(slots=True)
@@ -43,6 +48,7 @@ class Board:
 
     Args:
         clock: the job's time, seconds.
+        lost_s: for how long that clock has stood still so far.
         on_vitals: told of each look at a worker, once it stands here.
     """
 
@@ -50,8 +56,13 @@ class Board:
         self,
         clock: Callable[[], float],
         on_vitals: Callable[[WorkerId, Vitals, float], None] = lambda worker, vitals, now: None,
+        *,
+        lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._clock = clock
+        self._lost_s = lost_s
+        self._known_lost_s = lost_s()
+        self._before: dict[WorkerId, Vitals] = {}  # the last looks before the driver stood still
         self.on_vitals = on_vitals
         self._entries: dict[WorkerId, _Entry] = {}
         # Of processes that are no more.
@@ -62,6 +73,9 @@ class Board:
     def take(self, worker: WorkerId, vitals: Vitals) -> None:
         """An agent has looked at a worker. A look that is not later than the last one is dropped."""
         now = self._clock()
+        if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
+            self._before = dict(self)
+        self._known_lost_s = self._lost_s()
         entry = self._entries.get(worker)
         if entry is None:
             entry = self._entries[worker] = _Entry(vitals, now)
@@ -98,6 +112,21 @@ class Board:
         """How long ago the last look at a worker came, seconds."""
         return self._clock() - self._entries[worker].taken_at
 
+    def went_on(self) -> bool | None:
+        """Whether the workers went on in their round while the driver last stood still; None where that is not known."""
+        if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
+            return None  # nothing has come since
+        heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
+        if not heard:
+            return None
+        return all(
+            new is not None
+            and (new.pid, new.round_id) == (old.pid, old.round_id)
+            and (new.steps, new.finished) != (old.steps, old.finished)
+            and new.waits_s < _WAITS_S
+            for old, new in heard
+        )
+
     def is_debugged(self, worker: WorkerId) -> bool:
         """Whether a debugger had stopped it at the last look."""
         vitals = self.of(worker)
@@ -106,7 +135,7 @@ class Board:
     def rates(self, worker: WorkerId) -> Rates:
         """What it did in the last seconds."""
         entry = self._entries.get(worker)
-        if entry is None or len(entry.past) < 2:
+        if entry is None or len(entry.past) < 2 or self.age_s(worker) > _WINDOW_S:
             return Rates()
         first, last = entry.past[0], entry.past[-1]
         took_s = last.at_s - first.at_s

@@ -86,6 +86,7 @@ class Rounds:
         about: gives what the status says of the job beside its state.
         booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
+        stall: for how long no worker has stepped, and why, in words; "" while they step.
         on_notice: takes each notice, for those who watch elsewhere.
         board: of the workers' vitals.
     """
@@ -102,6 +103,7 @@ class Rounds:
         about: Callable[[], Mapping[str, object]],
         booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
+        stall: Callable[[], str] = lambda: "",
         on_notice: Callable[[Notice], None] = lambda notice: None,
         board: Board | None = None,
     ) -> None:
@@ -115,6 +117,7 @@ class Rounds:
         self._about = about
         self._booked = booked
         self._remark = remark
+        self._stall = stall
         self._board = board or Board(clock)
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
@@ -284,7 +287,8 @@ class Rounds:
 
     def explained(self) -> str:
         """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
-        return "; ".join(filter(None, (explain(self._stepper.state, self._clock()), self._remark())))
+        sentence = explain(self._stepper.state, self._clock(), stall=self._stall())
+        return "; ".join(filter(None, (sentence, self._remark())))
 
     def newest_commit(self) -> int:
         """The furthest worker's, by its number; the state's own are those with which the round began."""
