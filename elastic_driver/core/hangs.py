@@ -412,7 +412,9 @@ class HangWatch:
             sights.append(Sight(worker, active_at, waits, is_fresh and worker.hostname not in lost, is_stopped))
         is_lost = any(worker.hostname in lost for worker in self._ranks)
         is_lost = is_lost or (is_over and not all(sight.is_fresh for sight in sights))
-        return stall_of(sights, now, limit_s=self.limit.seconds, lost=is_lost)
+        # A script may commit seldom, and tell of no other steps.
+        by_gaps = limit_of(self._gaps.top, self._gaps.slowest_s, "gaps between collectives")
+        return stall_of(sights, now, limit_s=min(self.limit.seconds, by_gaps.seconds), lost=is_lost)
 
     @property
     def proof(self) -> Limit:

@@ -113,7 +113,7 @@ class Board:
         return self._clock() - self._entries[worker].taken_at
 
     def went_on(self) -> bool | None:
-        """Whether the workers went on in their round while the driver last stood still; None where that is not known."""
+        """Whether the workers went on in their round while the driver last stood still; None where nobody knows."""
         if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
             return None  # nothing has come since
         heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
