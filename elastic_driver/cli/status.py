@@ -138,6 +138,8 @@ def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     rows = []
     for name in dict.fromkeys([*listed, *of_workers]):
         remarks = [word for kind, word in _REMARKS.items() if name in answer.get(kind, [])]
+        if slots := answer.get("drained_slots", {}).get(name):
+            remarks.append(f"slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))} drained")
         remarks += [] if name in listed else ["not listed"]
         remarks += labels.get(name, [])
         rows.append((name, str(listed.get(name, "-")), str(of_workers.count(name)), ", ".join(remarks)))

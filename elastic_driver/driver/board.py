@@ -50,6 +50,9 @@ class Board:
         clock: the job's time, seconds.
         lost_s: for how long that clock has stood still so far.
         on_vitals: told of each look at a worker, once it stands here.
+
+    Attributes:
+        steps: that the job has done so far, those that were done again included.
     """
 
     def __init__(
@@ -69,6 +72,10 @@ class Board:
         self._past_operations: Counter[str] = Counter()
         self._past_bytes: Counter[str] = Counter()
         self._past_waited_s = 0.0
+        # Steps of the job: those before the present round, and what each member's count stood at when it began.
+        self.steps = self._steps_before = 0
+        self._round_id = 0
+        self._begun_at: dict[WorkerId, int] = {}
 
     def take(self, worker: WorkerId, vitals: Vitals) -> None:
         """An agent has looked at a worker. A look that is not later than the last one is dropped."""
@@ -85,11 +92,22 @@ class Board:
             # Another process speaks for it, or another program in it, whose counts begin anew.
             self._keep(entry.vitals)
             entry.past.clear()
+        self._count_steps(worker, vitals, entry.past[-1] if entry.past else None)
         entry.vitals, entry.taken_at = vitals, now
         entry.past.append(vitals)
         while len(entry.past) > 2 and vitals.at_s - entry.past[1].at_s >= _WINDOW_S:
             entry.past.popleft()
         self.on_vitals(worker, vitals, now)
+
+    def _count_steps(self, worker: WorkerId, vitals: Vitals, before: Vitals | None) -> None:
+        if vitals.round_id > self._round_id:
+            self._round_id, self._steps_before = vitals.round_id, self.steps
+            self._begun_at.clear()
+        if vitals.round_id == self._round_id:
+            begun_at = self._begun_at.setdefault(worker, 0 if before is None else before.steps)
+            if before is None or vitals.steps < begun_at:
+                begun_at = self._begun_at[worker] = 0  # another process
+            self.steps = max(self.steps, self._steps_before + vitals.steps - begun_at)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has ended."""
@@ -182,7 +200,7 @@ class Board:
                 payload[each.kind] += each.payload_bytes
         return {
             "steps_per_s": _rounded(self.steps_per_s(members)),
-            "steps": max((vitals.steps for _, vitals in self), default=0),
+            "steps": self.steps,
             "waiting": self.waiting(),
             "collectives": [
                 {"kind": kind, "operations": operations[kind], "payload_bytes": payload[kind]}

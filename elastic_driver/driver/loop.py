@@ -756,10 +756,9 @@ class ElasticDriver:
         state = self._stepper.state
         if state.phase is not JobPhase.RUNNING:
             return ()
-        steps = max((vitals.steps for _, vitals in self.board), default=0)
         return figures(
             steps_per_s=self.board.steps_per_s(),
-            steps=steps,
+            steps=self.board.steps,
             commits=self.rounds.newest_commit(),
             suspected=self.health.suspected,
         )

@@ -159,7 +159,7 @@ class Narrator:
                 if resumed:
                     console.line(wording.of_stall(stood_s, waits_for) + "; it goes on")
             case NoticeGiven(round_id, kind, reason):
-                console.detail(f"round {round_id}: {kind} ({reason})")
+                console.detail(f"round {round_id} {kind.told}: {reason}")
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s, stalled_s):

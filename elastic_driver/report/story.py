@@ -14,6 +14,7 @@ from typing import Any
 from elastic_driver.core.standing import Doing
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.goodput import Booked, Category
+from elastic_driver.words import NoticeKind
 
 # What a worker did in a piece of its life.
 BOOTS, WORKS, WAITS, DRAINED, ENDS = "boots", "works", "waits", "drained", "ends"
@@ -208,7 +209,8 @@ class Reader:
                 text = f"host {event['host']} is lost: {event['reason']}"
                 story.marks.append(Mark(at, kind, text, str(event["host"])))
             case "notice":
-                story.marks.append(Mark(at, kind, f"round {event['round_id']}: {event['kind']} ({event['reason']})"))
+                told = NoticeKind(event["kind"]).told
+                story.marks.append(Mark(at, kind, f"round {event['round_id']} {told}: {event['reason']}"))
             case "round_formed":
                 self._round(story, event, at)
             case "round_resumed":

@@ -239,6 +239,12 @@ class Feed:
             if told is not None and abs(told["since"] - since) < _SAME_S:
                 since = told["since"]
             job["discovery_fails"] = {"reason": fails["reason"], "since": since}
+        stalled, told = job.get("stalled"), self._job.get("stalled")
+        if isinstance(stalled, Mapping):
+            since = round(now - stalled["since_s"], 1)
+            if told is not None and abs(told["since"] - since) < _SAME_S:
+                since = told["since"]
+            job["stalled"] = {"since": since, "waits_for": stalled["waits_for"]}
         listed = self.story.hosts
         if listed is not None:
             job["listed"] = {"t": listed[0], "hosts": [[host.name, host.slots] for host in listed[1]]}
