@@ -50,6 +50,8 @@ _DROPPED_AT_ONCE = 300
 _TOGETHER_S, _NAMED, _DRAWN = 1.0, 4, 2000
 _LONGEST_TEXT = 400
 _LONGEST_LINE = 2000
+# Less than that is no loss to tell of.
+_LOST_S = 0.05
 
 
 class Story:
@@ -146,10 +148,6 @@ class Story:
             case _:
                 pass
 
-    def lost(self, since: float) -> None:
-        """What was trained since then is lost."""
-        self._add("lost", f"up to {self._clock() - since:.1f} s of training are done again", t0=round(since, 2))
-
     def all(self) -> list[Entry]:
         """All entries, the oldest first."""
         return list(self._entries.values())
@@ -217,6 +215,10 @@ class Story:
             self._add("host_changed", f"host {name} has {after[name]} slots now", host=name)
 
     def _round_formed(self, formed: RoundFormed) -> None:
+        if formed.lost_s is not None and formed.lost_s >= _LOST_S:
+            since = self._clock() - formed.formed_in_s - (formed.since_commit_s or formed.lost_s)
+            text = f"{formed.lost_s:.1f} s of training are done again"
+            self._add("lost", text, t0=round(since, 2), t1=round(since + formed.lost_s, 2))
         size = len(formed.members)
         was = f"{formed.old_size} -> {size}" if formed.old_size else f"{size}"
         text = f"round {formed.round_id}: {was} workers" + (f", {formed.cause}" if formed.cause else "")
