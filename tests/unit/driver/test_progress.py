@@ -44,6 +44,21 @@ def test_what_a_round_has_lost_is_not_progress() -> None:
     assert progress.estimate(12.0) == Estimate(50, 1000)
 
 
+def test_a_script_may_train_again_from_the_beginning() -> None:
+    """Its workers begin again one after the other: who is still in the first training says nothing of the second."""
+    progress = Progress()
+    for worker in "ab":
+        progress.told(worker, 1, 900, 1000, now=0.0)
+    progress.told("a", 1, 5, 0, now=10.0)
+    assert progress.estimate(10.0) == Estimate(5)
+    progress.told("b", 1, 1000, 1000, now=10.5)
+    assert progress.estimate(10.5).step == 5
+    progress.told("b", 1, 8, 200, now=11.0)
+    assert (progress.estimate(11.0).step, progress.estimate(11.0).percentage) == (8, 4)
+    progress.told("c", 1, 20, 200, now=20.0)
+    assert progress.estimate(20.0) == Estimate(20, 200, 1.5, 120.0)
+
+
 def test_only_the_last_minutes_count() -> None:
     progress = Progress()
     for second in range(300):
