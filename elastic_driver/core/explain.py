@@ -106,9 +106,9 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
             )
             return f"{lacks}, {why}{slots_left}"
         case JobPhase.RUNNING:
-            number = _count(len(in_phase(state, WorkerPhase.MEMBER)), "worker")
-            runs = f"round {state.round_id} runs with {number}"
-            members = f"round {state.round_id} with {number} has been {stall}" if stall else runs
+            workers = _count(len(in_phase(state, WorkerPhase.MEMBER)), "worker")
+            runs = f"round {state.round_id} runs with {workers}"
+            members = f"round {state.round_id} with {workers} has been {stall}" if stall else runs
             if finishing(state):
                 return f"{members}; some have finished, waiting for the others"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
