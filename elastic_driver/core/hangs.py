@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elastic_driver.core.dumps import alike, debugger
-from elastic_driver.core.stalls import Sight, Stall, stall_of
+from elastic_driver.core.stalls import LEAST_S, Sight, Stall, stall_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, RUNNABLE, STOPPED, Vitals, Waiting
 
@@ -391,13 +391,13 @@ class HangWatch:
         seen = self._seen.get(worker)
         return seen is not None and seen.halted_s is not None
 
-    def stall(self, now: float, *, lost: Collection[str] = (), is_over: bool = False) -> Stall | None:
+    def stall(self, now: float, *, lost: Collection[str] = (), is_broken: bool = False) -> Stall | None:
         """The stall that the round is in; None where it goes on, or nobody can know.
 
         Args:
             now: the present, of the job's time, seconds.
             lost: hosts that are not heard.
-            is_over: whether the round has just been broken: who is not heard any more is what broke it.
+            is_broken: whether the round has just been broken: who is not heard any more is what broke it.
         """
         sights = []
         for worker in self._ranks:
@@ -409,9 +409,11 @@ class HangWatch:
             waits = vitals.waits_s > 0
             is_stopped = seen.halted_s is not None and seen.halted_looks >= 2
             active_at = seen.seen_at - (vitals.waits_s if waits else idle_s)
+            if now - active_at < LEAST_S:
+                return None  # as a rule that of the first: large jobs are looked at twice a second, too
             sights.append(Sight(worker, active_at, waits, is_fresh and worker.hostname not in lost, is_stopped))
         is_lost = any(worker.hostname in lost for worker in self._ranks)
-        is_lost = is_lost or (is_over and not all(sight.is_fresh for sight in sights))
+        is_lost = is_lost or (is_broken and not all(sight.is_fresh for sight in sights))
         # A script may commit seldom, and tell of no other steps.
         by_gaps = limit_of(self._gaps.top, self._gaps.slowest_s, "gaps between collectives")
         return stall_of(sights, now, limit_s=min(self.limit.seconds, by_gaps.seconds), lost=is_lost)

@@ -61,7 +61,7 @@ def stall_of(sights: Collection[Sight], now: float, *, limit_s: float, lost: boo
         return None
     since = max(sight.active_at for sight in sights)
     is_sure = lost or any(sight.is_stopped for sight in fresh)
-    if now - since < (min(LEAST_S, limit_s) if is_sure else limit_s):
+    if now - since < (LEAST_S if is_sure else limit_s):
         return None
     others = tuple(sight.worker for sight in sights if not (sight.is_fresh and sight.waits))
     return Stall(since, others if len(others) < len(sights) else ())

@@ -130,8 +130,8 @@ class Board:
         """How long ago the last look at a worker came, seconds."""
         return self._clock() - self._entries[worker].taken_at
 
-    def went_on(self) -> bool | None:
-        """Whether the workers went on in their round while the driver last stood still; None where nobody knows."""
+    def went_on(self, round_id: int) -> bool | None:
+        """Whether the workers went on in a round while the driver last stood still; None where nobody knows."""
         if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
             return None  # nothing has come since
         heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
@@ -139,7 +139,7 @@ class Board:
             return None
         return all(
             new is not None
-            and (new.pid, new.round_id) == (old.pid, old.round_id)
+            and (new.pid, new.round_id) == (old.pid, round_id)
             and (new.steps, new.finished) != (old.steps, old.finished)
             and new.waits_s < _WAITS_S
             for old, new in heard

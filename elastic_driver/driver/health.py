@@ -230,12 +230,15 @@ class Health:
 
         What it has stalled for is told before that.
         """
-        trains = standing_of(self._stepper.state).doing is Doing.TRAINING
-        is_over = not trains or any(isinstance(command, PublishRound) for command in commands)
-        if is_over and self._trains_since is not None:
-            self._take_stall(self._find_stall(now, is_over=True) or self._stall, now)
-            if self._stall is not None:
-                self._end_stall(now, resumed=False)
+        doing = standing_of(self._stepper.state).doing
+        trains = doing is Doing.TRAINING
+        is_replaced = any(isinstance(command, PublishRound) for command in commands)
+        if (is_replaced or not trains) and self._trains_since is not None:
+            is_broken = is_replaced or doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+            stall = self._find_stall(now, is_broken=is_broken)
+            if stall is not None:
+                self._take_stall(stall, now)
+            self._end_stall(now, resumed=False)
             self._trains_since = None
         if trains and self._trains_since is None:
             self._trains_since = now
@@ -246,22 +249,22 @@ class Health:
         stall = self._find_stall(now)
         if stall is not None:
             self._take_stall(stall, now)
-        elif self._stall is not None:
+        else:
             self._end_stall(now, resumed=True)
 
-    def _find_stall(self, now: float, *, is_over: bool = False) -> Stall | None:
+    def _find_stall(self, now: float, *, is_broken: bool = False) -> Stall | None:
         silent = [one.hostname for one in self._stepper.state.silent]
-        stall = self._hangs.stall(now, lost=silent, is_over=is_over)
+        stall = self._hangs.stall(now, lost=silent, is_broken=is_broken)
         since = self._trains_since or 0.0
         return stall if stall is None or stall.since >= since else replace(stall, since=since)
 
-    def _take_stall(self, stall: Stall | None, now: float) -> None:
-        if stall is None:
-            return
-        if self._stall is None or (stall.waits_for and stall.waits_for != self._stall.waits_for):
-            stall = stall if self._stall is None else replace(stall, since=self._stall.since)
+    def _take_stall(self, stall: Stall, now: float) -> None:
+        """Tells of a new one; of the one that is known it may be clearer by now whom the others wait for."""
+        if self._stall is None:
             self._stall = stall
             self._chronicle.stalled(now - stall.since, stall.waits_for)
+        elif stall.waits_for:
+            self._stall = replace(self._stall, waits_for=stall.waits_for)
 
     def _end_stall(self, now: float, *, resumed: bool) -> None:
         stall, self._stall = self._stall, None

@@ -262,7 +262,8 @@ class ElasticDriver:
                 on_answer=chronicle.server_answers,
             )
         self.board = Board(self._clock, lost_s=lambda: self._clock.lost_s)
-        self._standstills: list[tuple[float, float]] = []  # not booked yet: for how long, and when it went on
+        # Not booked yet: for how long, when it went on, and the round that trained; 0 for none.
+        self._standstills: list[tuple[float, float, int]] = []
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
             heartbeats,
@@ -521,7 +522,7 @@ class ElasticDriver:
 
     def _stood_still(self, stood_s: float) -> None:
         self._book_standstills(at_once=True)
-        self._standstills.append((stood_s, time.monotonic()))
+        self._standstills.append((stood_s, time.monotonic(), self._round_that_trains()))
         self._chronicle.warning(
             f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disc that it writes to hung; "
             "no time limit ran meanwhile"
@@ -530,14 +531,19 @@ class ElasticDriver:
     def _book_standstills(self, *, at_once: bool) -> None:
         """Books how long this process stood still, once the workers have said what they did meanwhile."""
         while self._standstills:
-            stood_s, went_on_at = self._standstills[0]
-            ended_s, trained = time.monotonic() - went_on_at, self.board.went_on()
-            # What came meanwhile is read within the next moments.
-            if not at_once and ended_s < (_FIRST_LOOKS_S if trained is not None else _NO_LOOKS_S):
+            stood_s, went_on_at, round_id = self._standstills[0]
+            ended_s = time.monotonic() - went_on_at
+            trained = round_id > 0 and self._round_that_trains() == round_id and self.board.went_on(round_id)
+            # What came meanwhile is read first, and may be old.
+            if not at_once and ended_s < (_FIRST_LOOKS_S if trained else _NO_LOOKS_S):
                 return
             del self._standstills[0]
-            trains = standing_of(self._stepper.state).doing is Doing.TRAINING
-            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=trains and trained is True)
+            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=bool(trained))
+
+    def _round_that_trains(self) -> int:
+        """Its number; 0 for none."""
+        state = self._stepper.state
+        return state.round_id if standing_of(state).doing is Doing.TRAINING else 0
 
     async def _finish(self, end: EndJob) -> None:
         """Stops what is left, then closes the book. The workers' last words come before ours."""

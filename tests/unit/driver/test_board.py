@@ -121,19 +121,20 @@ def test_what_workers_did_while_the_driver_stood_still() -> None:
         board.take(two, Vitals(at_s, pid=8, round_id=1, steps=steps + other, waits_s=waits_s))
 
     look(1.0, 10)
-    assert board.went_on() is None
+    assert board.went_on(1) is None
     lost_s[0] += 8
-    assert board.went_on() is None, "nothing has come since"
+    assert board.went_on(1) is None, "nothing has come since"
     look(2.0, 20)
-    assert board.went_on() is True
+    assert board.went_on(1) is True
+    assert board.went_on(2) is False, "another round has begun"
     look(3.0, 30, waits_s=5.0)
-    assert board.went_on() is False
+    assert board.went_on(1) is False
     lost_s[0] += 8
     look(4.0, 30)
-    assert board.went_on() is False
+    assert board.went_on(1) is False
     board.forget(two)
     board.take(ONE, Vitals(5.0, pid=7, round_id=1, steps=40))
-    assert board.went_on() is False, "one has ended"
+    assert board.went_on(1) is False, "one has ended"
 
 
 def test_a_worker_that_is_not_heard_has_no_rate() -> None:
