@@ -56,6 +56,19 @@ class NoticeKind(StrEnum):
     ABORT = "abort"  # the round is broken: end blocked collectives now
     JOB_OVER = "job_over"  # the job ends; the process is about to be stopped
 
+    @property
+    def told(self) -> str:
+        """In words, of a round: "round 2 ..."."""
+        return _NOTICES[self]
+
+
+_NOTICES = {
+    NoticeKind.NONE: "goes on",
+    NoticeKind.HOSTS_UPDATED: "ends at its next commit",
+    NoticeKind.ABORT: "is over",
+    NoticeKind.JOB_OVER: "is over, and the job with it",
+}
+
 
 class Cloud(StrEnum):
     """Whose metadata endpoint says that a machine goes away (--spot-notices)."""

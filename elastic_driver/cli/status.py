@@ -78,7 +78,8 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
         width: of the terminal, characters; 0 for none.
     """
     command = shlex.join(map(str, answer["command"]))
-    title = f"job {name}, {answer['phase']}, {length(answer['age_s'])} old: {command}"
+    phase = "stalled" if answer.get("stalled") else answer["phase"]
+    title = f"job {name}, {phase}, {length(answer['age_s'])} old: {command}"
     restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
     # Those that are restarted have no commits, and may tell of steps.
     # Nor do those that run Horovod's own library tell of any.
@@ -137,6 +138,8 @@ def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     rows = []
     for name in dict.fromkeys([*listed, *of_workers]):
         remarks = [word for kind, word in _REMARKS.items() if name in answer.get(kind, [])]
+        if slots := answer.get("drained_slots", {}).get(name):
+            remarks.append(f"slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))} drained")
         remarks += [] if name in listed else ["not listed"]
         remarks += labels.get(name, [])
         rows.append((name, str(listed.get(name, "-")), str(of_workers.count(name)), ", ".join(remarks)))

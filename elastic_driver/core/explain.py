@@ -48,13 +48,14 @@ def names(workers: Sequence[WorkerId]) -> str:
     return f"worker{'s' if len(workers) > 1 else ''} {text}"
 
 
-def explain(state: State, now: float, *, gives_up: bool = False) -> str:
+def explain(state: State, now: float, *, gives_up: bool = False, stall: str = "") -> str:
     """Why the job stands where it stands.
 
     Args:
         state: the job.
         now: the present, seconds of the core's clock.
         gives_up: whether the wait for slots is over: then nothing is said of the time that is left for it.
+        stall: "stalled for ...", where a round that runs does not go on.
     """
     policy, reset = state.policy, state.reset
     slots_left = "" if gives_up else _left(state.slots_deadline, now)
@@ -105,7 +106,9 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
             )
             return f"{lacks}, {why}{slots_left}"
         case JobPhase.RUNNING:
-            members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
+            workers = _count(len(in_phase(state, WorkerPhase.MEMBER)), "worker")
+            runs = f"round {state.round_id} runs with {workers}"
+            members = f"round {state.round_id} with {workers} has been {stall}" if stall else runs
             if finishing(state):
                 return f"{members}; some have finished, waiting for the others"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:

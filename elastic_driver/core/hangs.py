@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elastic_driver.core.dumps import alike, debugger
+from elastic_driver.core.stalls import LEAST_S, Sight, Stall, stall_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, RUNNABLE, STOPPED, Vitals, Waiting
 
@@ -232,6 +233,7 @@ class HangWatch:
         self._is_of_the_job = is_of_the_job
         self._spares: Callable[[WorkerId], str] = lambda worker: ""
         self._seen: dict[WorkerId, _Seen] = {}
+        self._gone: dict[WorkerId, _Seen] = {}  # members of the round that have ended, as they were seen last
         self._ranks: dict[WorkerId, int] = {}
         self._round_id = 0
         self._number = 0
@@ -248,6 +250,7 @@ class HangWatch:
     def begin(self, round_id: int, ranks: Mapping[WorkerId, int]) -> None:
         """A round begins: its members, and their ranks. Limits are learned anew."""
         self._round_id, self._ranks = round_id, dict(ranks)
+        self._gone.clear()
         self._learn_anew()
         self._still.clear()
         for worker in sorted(self._suspects, key=self._order):
@@ -387,6 +390,33 @@ class HangWatch:
         """Whether it was stopped by a signal, and not by a debugger, when it was looked at last."""
         seen = self._seen.get(worker)
         return seen is not None and seen.halted_s is not None
+
+    def stall(self, now: float, *, lost: Collection[str] = (), is_broken: bool = False) -> Stall | None:
+        """The stall that the round is in; None where it goes on, or nobody can know.
+
+        Args:
+            now: the present, of the job's time, seconds.
+            lost: hosts that are not heard.
+            is_broken: whether the round has just been broken: who is not heard any more is what broke it.
+        """
+        sights = []
+        for worker in self._ranks:
+            seen = self._seen.get(worker) or self._gone.get(worker)
+            if seen is None or seen.vitals.pulse_s is None or seen.vitals.round_id != self._round_id:
+                return None
+            vitals, is_fresh = seen.vitals, worker in self._seen and self._is_fresh(seen, now)
+            idle_s = 0.0 if vitals.state == RUNNABLE else vitals.at_s - max(seen.moved_s, seen.quiet_s)
+            waits = vitals.waits_s > 0
+            is_stopped = seen.halted_s is not None and seen.halted_looks >= 2
+            active_at = seen.seen_at - (vitals.waits_s if waits else idle_s)
+            if now - active_at < LEAST_S:
+                return None  # as a rule that of the first: large jobs are looked at twice a second, too
+            sights.append(Sight(worker, active_at, waits, is_fresh and worker.hostname not in lost, is_stopped))
+        is_lost = any(worker.hostname in lost for worker in self._ranks)
+        is_lost = is_lost or (is_broken and not all(sight.is_fresh for sight in sights))
+        # A script may commit seldom, and tell of no other steps.
+        by_gaps = limit_of(self._gaps.top, self._gaps.slowest_s, "gaps between collectives")
+        return stall_of(sights, now, limit_s=min(self.limit.seconds, by_gaps.seconds), lost=is_lost)
 
     @property
     def proof(self) -> Limit:
@@ -703,7 +733,9 @@ class HangWatch:
     def _drop(self, worker: WorkerId) -> None:
         for kept in (self._still, self._halted, self._suspects):
             kept.pop(worker, None)
-        self._seen.pop(worker, None)
+        seen = self._seen.pop(worker, None)
+        if seen is not None and worker in self._ranks:
+            self._gone[worker] = seen
 
     def _is_still(self, seen: _Seen) -> bool:
         return seen.vitals.pulse_s is not None and seen.vitals.at_s - seen.moved_s >= self.limit.seconds

@@ -16,6 +16,11 @@ from elastic_driver.vitals import DEBUGGED, Vitals
 
 # Rates are of what happened in about this time.
 _WINDOW_S = 5.0
+# What the workers did during a standstill of the driver is known of those that last this long. Only longer ones are
+# reported.
+_STANDSTILL_S = 2.0
+# Who has waited for so long in a collective does not go on.
+_WAITS_S = 2.0
 
 
 @dataclass(slots=True)
@@ -43,25 +48,41 @@ class Board:
 
     Args:
         clock: the job's time, seconds.
+        lost_s: for how long that clock has stood still so far.
         on_vitals: told of each look at a worker, once it stands here.
+
+    Attributes:
+        steps: that the job has done so far, those that were done again included.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
         on_vitals: Callable[[WorkerId, Vitals, float], None] = lambda worker, vitals, now: None,
+        *,
+        lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._clock = clock
+        self._lost_s = lost_s
+        self._known_lost_s = lost_s()
+        self._before: dict[WorkerId, Vitals] = {}  # the last looks before the driver stood still
         self.on_vitals = on_vitals
         self._entries: dict[WorkerId, _Entry] = {}
         # Of processes that are no more.
         self._past_operations: Counter[str] = Counter()
         self._past_bytes: Counter[str] = Counter()
         self._past_waited_s = 0.0
+        # Steps of the job: those before the present round, and what each member's count stood at when it began.
+        self.steps = self._steps_before = 0
+        self._round_id = 0
+        self._begun_at: dict[WorkerId, int] = {}
 
     def take(self, worker: WorkerId, vitals: Vitals) -> None:
         """An agent has looked at a worker. A look that is not later than the last one is dropped."""
         now = self._clock()
+        if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
+            self._before = dict(self)
+        self._known_lost_s = self._lost_s()
         entry = self._entries.get(worker)
         if entry is None:
             entry = self._entries[worker] = _Entry(vitals, now)
@@ -71,11 +92,22 @@ class Board:
             # Another process speaks for it, or another program in it, whose counts begin anew.
             self._keep(entry.vitals)
             entry.past.clear()
+        self._count_steps(worker, vitals, entry.past[-1] if entry.past else None)
         entry.vitals, entry.taken_at = vitals, now
         entry.past.append(vitals)
         while len(entry.past) > 2 and vitals.at_s - entry.past[1].at_s >= _WINDOW_S:
             entry.past.popleft()
         self.on_vitals(worker, vitals, now)
+
+    def _count_steps(self, worker: WorkerId, vitals: Vitals, before: Vitals | None) -> None:
+        if vitals.round_id > self._round_id:
+            self._round_id, self._steps_before = vitals.round_id, self.steps
+            self._begun_at.clear()
+        if vitals.round_id == self._round_id:
+            begun_at = self._begun_at.setdefault(worker, 0 if before is None else before.steps)
+            if before is None or vitals.steps < begun_at:
+                begun_at = self._begun_at[worker] = 0  # another process
+            self.steps = max(self.steps, self._steps_before + vitals.steps - begun_at)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has ended."""
@@ -98,6 +130,21 @@ class Board:
         """How long ago the last look at a worker came, seconds."""
         return self._clock() - self._entries[worker].taken_at
 
+    def went_on(self, round_id: int) -> bool | None:
+        """Whether the workers went on in a round while the driver last stood still; None where nobody knows."""
+        if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
+            return None  # nothing has come since
+        heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
+        if not heard:
+            return None
+        return all(
+            new is not None
+            and (new.pid, new.round_id) == (old.pid, round_id)
+            and (new.steps, new.finished) != (old.steps, old.finished)
+            and new.waits_s < _WAITS_S
+            for old, new in heard
+        )
+
     def is_debugged(self, worker: WorkerId) -> bool:
         """Whether a debugger had stopped it at the last look."""
         vitals = self.of(worker)
@@ -106,7 +153,7 @@ class Board:
     def rates(self, worker: WorkerId) -> Rates:
         """What it did in the last seconds."""
         entry = self._entries.get(worker)
-        if entry is None or len(entry.past) < 2:
+        if entry is None or len(entry.past) < 2 or self.age_s(worker) > _WINDOW_S:
             return Rates()
         first, last = entry.past[0], entry.past[-1]
         took_s = last.at_s - first.at_s
@@ -153,7 +200,7 @@ class Board:
                 payload[each.kind] += each.payload_bytes
         return {
             "steps_per_s": _rounded(self.steps_per_s(members)),
-            "steps": max((vitals.steps for _, vitals in self), default=0),
+            "steps": self.steps,
             "waiting": self.waiting(),
             "collectives": [
                 {"kind": kind, "operations": operations[kind], "payload_bytes": payload[kind]}

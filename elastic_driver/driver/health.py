@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastic_driver.core.draining import why_needed
 from elastic_driver.core.dumps import debugger, innermost
-from elastic_driver.core.events import DrainRequested, WorkerHung
+from elastic_driver.core.events import Command, DrainRequested, PublishRound, WorkerHung
 from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
+from elastic_driver.core.stalls import Stall
+from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.core.survivors import why_spared
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report import happenings
+from elastic_driver.report import happenings, wording
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
@@ -89,6 +91,8 @@ class Health:
         self._hangs = HangWatch(proves=hang_action == HangAction.END, is_of_the_job=is_of_the_job)
         self._stragglers = StragglerWatch()
         self._round_id = 0
+        self._trains_since: float | None = None  # None while it does not train
+        self._stall: Stall | None = None  # that was told
         self._untold: dict[WorkerId, _Untold] = {}
         # Slow workers that could not be drained when they were found.
         self._kept: dict[WorkerId, StragglerFound] = {}
@@ -130,9 +134,15 @@ class Health:
     # --- what is asked of it ---------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        """Of ``GET /v1/status``: who is suspected, and the present limits."""
-        limit, proof = self._hangs.limit, self._hangs.proof
+        """Of ``GET /v1/status``: who is suspected, the present limits, and whether the round goes on at all."""
+        limit, proof, stall = self._hangs.limit, self._hangs.proof, self._stall
         return {
+            "stalled": None
+            if stall is None
+            else {
+                "since_s": round(self._clock() - stall.since, 3),
+                "waits_for": [worker.key for worker in stall.waits_for],
+            },
             "suspected": [
                 {
                     "worker": worker.key,
@@ -150,6 +160,12 @@ class Health:
                 "ended_why": proof.told,
             },
         }
+
+    @property
+    def stall(self) -> str:
+        """For how long no worker has stepped, and whom they wait for, in words; "" while they step."""
+        stall = self._stall
+        return "" if stall is None else wording.of_stall(self._clock() - stall.since, stall.waits_for)
 
     @property
     def suspected(self) -> int:
@@ -170,6 +186,7 @@ class Health:
 
     def _look(self, *, stragglers: bool) -> None:
         state, now = self._stepper.state, self._clock()
+        self._look_for_stall(now)
         is_running = state.phase is JobPhase.RUNNING and not finishing(state)
         for finding in self._hangs.look(
             now,
@@ -207,6 +224,52 @@ class Health:
         for slow in list(self._kept.values()):
             if is_running and _trains(state, slow.worker):
                 self._drain(slow, now)
+
+    def note_step(self, commands: Collection[Command], now: float) -> None:
+        """The core has made a step, whose commands are not told of yet: a round may be over with it.
+
+        What it has stalled for is told before that.
+        """
+        doing = standing_of(self._stepper.state).doing
+        trains = doing is Doing.TRAINING
+        is_replaced = any(isinstance(command, PublishRound) for command in commands)
+        if (is_replaced or not trains) and self._trains_since is not None:
+            is_broken = is_replaced or doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+            stall = self._find_stall(now, is_broken=is_broken)
+            if stall is not None:
+                self._take_stall(stall, now)
+            self._end_stall(now, resumed=False)
+            self._trains_since = None
+        if trains and self._trains_since is None:
+            self._trains_since = now
+
+    def _look_for_stall(self, now: float) -> None:
+        if self._trains_since is None:
+            return
+        stall = self._find_stall(now)
+        if stall is not None:
+            self._take_stall(stall, now)
+        else:
+            self._end_stall(now, resumed=True)
+
+    def _find_stall(self, now: float, *, is_broken: bool = False) -> Stall | None:
+        silent = [one.hostname for one in self._stepper.state.silent]
+        stall = self._hangs.stall(now, lost=silent, is_broken=is_broken)
+        since = self._trains_since or 0.0
+        return stall if stall is None or stall.since >= since else replace(stall, since=since)
+
+    def _take_stall(self, stall: Stall, now: float) -> None:
+        """Tells of a new one; of the one that is known it may be clearer by now whom the others wait for."""
+        if self._stall is None:
+            self._stall = stall
+            self._chronicle.stalled(now - stall.since, stall.waits_for)
+        elif stall.waits_for:
+            self._stall = replace(self._stall, waits_for=stall.waits_for)
+
+    def _end_stall(self, now: float, *, resumed: bool) -> None:
+        stall, self._stall = self._stall, None
+        if stall is not None:
+            self._chronicle.stall_ended(now - stall.since, stall.waits_for, resumed=resumed)
 
     def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
         return why_spared(self._stepper.state, worker, ended, is_on_disc=self.is_on_disc)

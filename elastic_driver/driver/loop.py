@@ -20,6 +20,7 @@ import random
 import secrets
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -58,6 +59,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
+from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import (
     LAST_CALL_S,
     LAST_MOMENT_S,
@@ -124,6 +126,9 @@ from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, Sizing
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
+# Looks at workers come about once a second: when those of the time after a standstill are there, and when they will not
+# come any more.
+_FIRST_LOOKS_S, _NO_LOOKS_S = 1.5, 4.0
 # Of a worker that speaks through its agent: it may be its host's only one.
 _CONNECTIONS_THROUGH_AGENTS = 1
 _MOST_ERROR_FILES = 100
@@ -256,7 +261,9 @@ class ElasticDriver:
                 address_of=chief.address_of,
                 on_answer=chronicle.server_answers,
             )
-        self.board = Board(self._clock)
+        self.board = Board(self._clock, lost_s=lambda: self._clock.lost_s)
+        # Not booked yet: for how long, when it went on, and the round that trained; 0 for none.
+        self._standstills: list[tuple[float, float, int]] = []
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
             heartbeats,
@@ -286,6 +293,7 @@ class ElasticDriver:
             about=self._about,
             booked=self._booked,
             remark=self._remark,
+            stall=lambda: self.health.stall,
             board=self.board,
         )
         token_file = settings.operator_token_file
@@ -513,14 +521,33 @@ class ElasticDriver:
             self._agents.reception.close()
 
     def _stood_still(self, stood_s: float) -> None:
-        self._chronicle.stood_still(stood_s)
+        self._book_standstills(at_once=True)
+        self._standstills.append((stood_s, time.monotonic(), self._round_that_trains()))
         self._chronicle.warning(
             f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disc that it writes to hung; "
             "no time limit ran meanwhile"
         )
 
+    def _book_standstills(self, *, at_once: bool) -> None:
+        """Books how long this process stood still, once the workers have said what they did meanwhile."""
+        while self._standstills:
+            stood_s, went_on_at, round_id = self._standstills[0]
+            ended_s = time.monotonic() - went_on_at
+            trained = round_id > 0 and self._round_that_trains() == round_id and self.board.went_on(round_id)
+            # What came meanwhile is read first, and may be old.
+            if not at_once and ended_s < (_FIRST_LOOKS_S if trained else _NO_LOOKS_S):
+                return
+            del self._standstills[0]
+            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=bool(trained))
+
+    def _round_that_trains(self) -> int:
+        """Its number; 0 for none."""
+        state = self._stepper.state
+        return state.round_id if standing_of(state).doing is Doing.TRAINING else 0
+
     async def _finish(self, end: EndJob) -> None:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
+        self._book_standstills(at_once=True)
         self.rounds.job_over(end.message)
         if self._agents is not None:
             self._agents.fleet.job_over(end.exit_code, end.message, preempted=self._preempted)
@@ -605,6 +632,7 @@ class ElasticDriver:
 
     def _carry_out_all(self, commands: Sequence[Command], now: float) -> None:
         """Does what a step of the core says, and tells of what has become of the job."""
+        self.health.note_step(commands, now)
         # What has happened is told before what comes of it.
         for command in commands:
             if isinstance(command, ReportDying | ReportExit):
@@ -716,6 +744,8 @@ class ElasticDriver:
                 what = state.phase.value
             case JobPhase.STARTING:
                 what, patience = state.phase.value, _START_PATIENCE
+            case JobPhase.RUNNING if self.health.stall:
+                what = "stall"
             case JobPhase.RUNNING if state.discovery.outage is not None:
                 what = "discovery"
             case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
@@ -732,19 +762,19 @@ class ElasticDriver:
         state = self._stepper.state
         if state.phase is not JobPhase.RUNNING:
             return ()
-        steps = max((vitals.steps for _, vitals in self.board), default=0)
         return figures(
             steps_per_s=self.board.steps_per_s(),
-            steps=steps,
+            steps=self.board.steps,
             commits=self.rounds.newest_commit(),
             suspected=self.health.suspected,
         )
 
     async def _tick(self) -> None:
         """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
-        self._note_wait(self._clock())
         while self._ended is not None and not self._ended.done():
             now = self._clock()
+            self._note_wait(now)
+            self._book_standstills(at_once=False)
             due = self._chronicle.look(now)
             if due or self._chronicle.live:
                 text = self.rounds.explained()

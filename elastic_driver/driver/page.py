@@ -163,10 +163,12 @@ class Page:
             mark: set(_texts(status.get(mark))) for mark in ("blacklisted", "silent", "left_out", "drained")
         }
         hosts: list[dict[str, Any]] = []
-        rows = status.get("hosts")
+        rows, slots = status.get("hosts"), status.pop("drained_slots", None)
         for host in rows if isinstance(rows, list) else []:
-            row = {**host, **{mark: True for mark, names in marks.items() if host["name"] in names}}
+            row: dict[str, Any] = {**host, **{mark: True for mark, names in marks.items() if host["name"] in names}}
             entry = state.blacklist.entry_of(host["name"])
+            if isinstance(slots, Mapping) and host["name"] in slots:
+                row["drained_slots"] = slots[host["name"]]
             if "blacklisted" in row and entry is not None and entry.until is not None and math.isfinite(entry.until):
                 row["ready_in_s"] = max(0.0, entry.until - now)
             hosts.append(row)

@@ -7,6 +7,7 @@ total=...)``; nothing here counts for a decision.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 # A speed is that of so long, seconds: changes of the membership change it.
@@ -47,12 +48,16 @@ class Progress:
     def __init__(self) -> None:
         self._round_id = 0
         self._total = 0
+        # A script may train several times, from 0 on each time: which of them, and by worker, with its last step.
+        self._training = 0
+        self._of_workers: dict[Hashable, tuple[int, int]] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_MOST_SAMPLES)
 
-    def told(self, round_id: int, step: int, total: int, now: float) -> None:
-        """A worker has said how far it has come.
+    def told(self, worker: Hashable, round_id: int, step: int, total: int, now: float) -> None:
+        """A worker has said how far it has come. One that goes back within a round has begun another training.
 
         Args:
+            worker: which.
             round_id: its round; of one that has passed nothing counts.
             step: how far.
             total: how far it goes; 0 when it does not say.
@@ -61,7 +66,17 @@ class Progress:
         if round_id < self._round_id:
             return
         if round_id > self._round_id:
-            self._round_id = round_id
+            self._round_id, self._training = round_id, 0
+            self._of_workers.clear()
+            self._samples.clear()
+        training, last = self._of_workers.get(worker, (self._training, 0))
+        if step < last:
+            training += 1
+        self._of_workers[worker] = training, step
+        if training < self._training:
+            return
+        if training > self._training:
+            self._training, self._total = training, 0
             self._samples.clear()
         self._total = total or self._total
         if not self._samples or step > self._samples[-1][1]:

@@ -86,6 +86,7 @@ class Rounds:
         about: gives what the status says of the job beside its state.
         booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
+        stall: for how long no worker has stepped, and why, in words; "" while they step.
         on_notice: takes each notice, for those who watch elsewhere.
         board: of the workers' vitals.
     """
@@ -102,6 +103,7 @@ class Rounds:
         about: Callable[[], Mapping[str, object]],
         booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
+        stall: Callable[[], str] = lambda: "",
         on_notice: Callable[[Notice], None] = lambda notice: None,
         board: Board | None = None,
     ) -> None:
@@ -115,12 +117,14 @@ class Rounds:
         self._about = about
         self._booked = booked
         self._remark = remark
+        self._stall = stall
         self._board = board or Board(clock)
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
+        self._newest_commit = 0  # of the present round, as far as was heard
 
     # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
 
@@ -221,6 +225,7 @@ class Rounds:
         if record_of(self._stepper.state, worker) is None:
             return
         self._board.take(worker, vitals)
+        self._newest_commit = max(self._newest_commit, vitals.commits)
         if vitals.pulse_s is not None and vitals.pulse_s < _ALIVE_S:
             self._heartbeats.alive(worker, submitted=vitals.submitted, finished=vitals.finished)
 
@@ -232,7 +237,7 @@ class Rounds:
         """
         event = WorkerRunning(report.worker, report.round_id, report.commits, report.another, report.synced)
         self._check(event)
-        self.progress.told(report.round_id, report.commits, max(0, report.total), self._clock())
+        self.progress.told(report.worker, report.round_id, report.commits, max(0, report.total), self._clock())
         self._stepper.report(event)
 
     def _check(self, event: WorkerReady | WorkerRunning) -> None:
@@ -284,13 +289,15 @@ class Rounds:
 
     def explained(self) -> str:
         """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
-        return "; ".join(filter(None, (explain(self._stepper.state, self._clock()), self._remark())))
+        sentence = explain(self._stepper.state, self._clock(), stall=self._stall())
+        return "; ".join(filter(None, (sentence, self._remark())))
 
     def newest_commit(self) -> int:
-        """The furthest worker's, by its number; the state's own are those with which the round began."""
+        """The furthest worker's, by its number, also when that has ended since; those that a loss took back are not."""
         state = self._stepper.state
         told = (vitals.commits for _, vitals in self._board)
-        return max(state.commits, *(record.commits for record in state.workers), *told, 0)
+        self._newest_commit = max(self._newest_commit, state.commits, *(r.commits for r in state.workers), *told, 0)
+        return self._newest_commit
 
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
@@ -314,7 +321,7 @@ class Rounds:
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
             "silent": [one.hostname for one in state.silent if one.sure],
             "left_out": sorted(state.cuts.out),
-            "drained": sorted({name for name, _ in state.drained}),
+            **_drained(state),
             "workers": [
                 {
                     "worker": record.worker.key,
@@ -345,6 +352,7 @@ class Rounds:
             command: the round.
             addresses: where its members listen, by host.
         """
+        self._newest_commit = command.commits
         if command.backend is None:
             return  # they know their places, and are watched by nothing but their ends
         # Who stands by goes on to be watched.
@@ -397,6 +405,20 @@ class Rounds:
         future = self._parked.pop(worker, None)
         if future is not None and not future.done():
             future.set_result(reply)
+
+
+def _drained(state: State) -> dict[str, object]:
+    """Hosts that get no workers any more, and of others the slots that get none, by host."""
+    slots = {host.name: host.slots for host in state.hosts}
+    whole = {name for name, slot in state.drained if slot is None}
+    some: dict[str, list[int]] = {}
+    for name, slot in sorted((name, slot) for name, slot in state.drained if slot is not None and name not in whole):
+        some.setdefault(name, []).append(slot)
+    whole |= {name for name, those in some.items() if len(those) >= slots.get(name, 1)}
+    return {
+        "drained": sorted(whole),
+        "drained_slots": {name: those for name, those in some.items() if name not in whole},
+    }
 
 
 def _server_of(record: WorkerRecord) -> dict[str, object]:

@@ -49,6 +49,8 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     RoundSummary,
     ServerAnswers,
+    Stalled,
+    StallEnded,
     Status,
     StoodStill,
     StragglerFound,
@@ -162,6 +164,7 @@ class Chronicle:
         self._folders: dict[str, _Folder] = {}
         self._waiting_since: float | None = None
         self._stood_still_s = 0.0
+        self._stalled_s = 0.0  # the stall that the present round came of
         self._has_trained = False
         self._told_of_horovod = False
         self._waits_for = ""
@@ -322,6 +325,16 @@ class Chronicle:
         """A worker is slower than the others, or is so no more."""
         self._tell(straggler)
 
+    def stalled(self, stood_s: float, waits_for: Sequence[WorkerId]) -> None:
+        """No member of the round has gone on for so long."""
+        self._tell(Stalled(stood_s, waits_for))
+
+    def stall_ended(self, stood_s: float, waits_for: Sequence[WorkerId], *, resumed: bool) -> None:
+        """A stall is over: the members have gone on, or the round has ended."""
+        if not resumed:
+            self._stalled_s = stood_s
+        self._tell(StallEnded(stood_s, waits_for, resumed))
+
     def worker_dismissed(self, worker: WorkerId, reason: str) -> None:
         """A worker is told that it has no place any more."""
         self._tell(WorkerDismissed(worker, reason))
@@ -345,6 +358,7 @@ class Chronicle:
         if command.backend is None:
             # Its members need not tell of anything: it is there when their processes are.
             formed.took_s, formed.commits = since_s, None
+            self._stalled_s = 0.0
         elif command.backend is Backend.HOROVOD:
             formed.commits = None  # nor of commits
             if len({placed.worker.hostname for placed in command.placed}) > 1 and not self._told_of_horovod:
@@ -354,6 +368,7 @@ class Chronicle:
                     "to be each other's"
                 )
         self._keep(formed)
+        since_commit_s = command.lost_s
         self._tell(
             RoundFormed(
                 command.round_id,
@@ -365,7 +380,8 @@ class Chronicle:
                 since_s,
                 members,
                 command.reinit,
-                command.lost_s,
+                None if since_commit_s is None else self.goodput.trained_s(since_commit_s),
+                since_commit_s,
             )
         )
 
@@ -386,10 +402,12 @@ class Chronicle:
         """All members of the round train."""
         self._has_trained = True
         commits: int | None = command.commits
+        stalled_s, self._stalled_s = self._stalled_s, 0.0
+        took_s = command.took_s + stalled_s
         if self._present is not None and self._present.round_id == command.round_id:
             commits = None if self._present.commits is None else command.commits
-            self._present.took_s, self._present.commits = command.took_s, commits
-        self._tell(RoundResumed(command.round_id, commits, command.took_s))
+            self._present.took_s, self._present.commits = took_s, commits
+        self._tell(RoundResumed(command.round_id, commits, took_s, stalled_s))
 
     def report(self, command: Report) -> None:
         """The core has something to say."""
@@ -419,10 +437,16 @@ class Chronicle:
         if folder.troubled >= 2 and folder.troubled.bit_count() == 1:
             self.warning(f"commits do not reach the disc: the newest is {folder}")
 
-    def stood_still(self, stood_s: float) -> None:
-        """The driver was stopped, or starved, for so long. What changes cost is measured without that."""
+    def stood_still(self, stood_s: float, *, ended_s: float = 0.0, trained: bool = False) -> None:
+        """The driver was stopped, or starved, for so long. What changes cost is measured without that.
+
+        Args:
+            stood_s: seconds.
+            ended_s: how long ago it went on.
+            trained: whether the workers are known to have gone on meanwhile.
+        """
         self._stood_still_s += stood_s
-        self._tell(StoodStill(stood_s))
+        self._tell(StoodStill(stood_s, ended_s, trained))
 
     def found_on_disc(self, where: str, newest: int, damaged: tuple[int, ...] = ()) -> None:
         """What is in the driver's own folder, when nobody writes any more.

@@ -37,6 +37,8 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
     ServerAnswers,
+    Stalled,
+    StallEnded,
     Status,
     StoodStill,
     StragglerFound,
@@ -115,8 +117,13 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("worker_ready", worker=worker.key) for worker in workers]
         case WorkersDrained(workers, undone):
             return [_record("worker_drained", worker=worker.key, undone=undone) for worker in workers]
-        case StoodStill(stood_s):
-            return [_record("stood_still", stood_s=round(stood_s, 4))]
+        case StoodStill(stood_s, ended_s, trained):
+            return [_record("stood_still", stood_s=round(stood_s, 4), ended_s=round(ended_s, 4), trained=trained)]
+        case Stalled(stood_s, waits_for):
+            return [_record("stalled", stood_s=round(stood_s, 4), waits_for=[worker.key for worker in waits_for])]
+        case StallEnded(stood_s, waits_for, resumed):
+            names = [worker.key for worker in waits_for]
+            return [_record("stall_ended", stood_s=round(stood_s, 4), waits_for=names, resumed=resumed)]
         case TimeBooked(seconds, wall_s, share):
             booked = _rounded(seconds)
             return [_record("goodput", seconds=booked, wall_s=round(wall_s, 4), share=round(share, 6))]
@@ -127,8 +134,9 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("notice", round_id=round_id, kind=kind, reason=reason)]
         case RoundFormed():
             return [_of_round(happening)]
-        case RoundResumed(round_id, commits, took_s):
-            return [_record("round_resumed", round_id=round_id, commits=commits, took_s=round(took_s, 4))]
+        case RoundResumed(round_id, commits, took_s, stalled_s):
+            costs = {"took_s": round(took_s, 4), "stalled_s": round(stalled_s, 4)}
+            return [_record("round_resumed", round_id=round_id, commits=commits, **costs)]
         case Remark(text, warning):
             return [_record("report", text=text, warning=warning)]
         case FirstFailure(worker, rank, how, last_lines, alike):
@@ -225,5 +233,6 @@ def _of_round(formed: RoundFormed) -> Record:
         backend=formed.backend,
         formed_in_s=round(formed.formed_in_s, 4),
         lost_s=None if formed.lost_s is None else round(formed.lost_s, 6),
+        since_commit_s=None if formed.since_commit_s is None else round(formed.since_commit_s, 6),
         members=[{"rank": member.rank, "worker": member.worker.key, "pid": member.pid} for member in formed.members],
     )

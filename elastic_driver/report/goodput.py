@@ -26,6 +26,8 @@ from elastic_driver.report.happenings import (
     ProcessEnded,
     ProcessStarted,
     RoundFormed,
+    Stalled,
+    StallEnded,
     StoodStill,
     WorkerDismissed,
     WorkersDrained,
@@ -36,7 +38,7 @@ from elastic_driver.words import OnChange
 
 # Stretches of a book that can still turn out to be something else than they seemed: what is lost of the training is
 # known when the next round is formed, and that the driver stood still when it goes on.
-_RECENT = 8
+_RECENT = 32
 
 
 class Category(StrEnum):
@@ -46,6 +48,7 @@ class Category(StrEnum):
     TRAINING = "training"
     WAITING_FOR_SLOTS = "waiting_for_slots"
     RESET = "reset"
+    STALLED = "stalled"
     RECOMPUTED = "recomputed"
     JOINER_BOOT = "joiner_boot"
     DRAINED = "drained"
@@ -120,6 +123,13 @@ class Book:
         if old in self._sums:
             self._sums[into] = self._sums.get(into, 0.0) + self._sums.pop(old)
 
+    def within(self, category: Category, began: float, ended: float) -> float:
+        """How much of the time between these went into this, as far as that is not summed up yet."""
+        stretches = [*self._recent, (self.category, self.since, max(ended, self.since))]
+        return sum(
+            max(0.0, min(until, ended) - max(since, began)) for each, since, until in stretches if each is category
+        )
+
     def seconds(self, now: float) -> dict[str, float]:
         """What went into each category until now; none that nothing went into."""
         sums = dict(self._sums)
@@ -151,7 +161,7 @@ class Booked:
 
     def told(self) -> str:
         """In words: "goodput 97.3 %: training 1,234 s, reset 12.1 s (3), start 14.0 s, unexplained 0.2 s"."""
-        first = (Category.TRAINING, Category.RESET, Category.RECOMPUTED)
+        first = (Category.TRAINING, Category.RESET, Category.STALLED, Category.RECOMPUTED)
         order = [*first, *(each for each in Category if each not in first)]
         parts = []
         for category in order:
@@ -199,6 +209,8 @@ class Goodput:
         self._on_change: OnChange | None = None
         self._has_trained = False
         self._trained_until: float | None = None
+        self._changed_at = 0.0  # when it last came to do something else, or to another round
+        self._is_stalled = False
         self._lost_unknown = False
         self._resets = 0
 
@@ -224,6 +236,18 @@ class Goodput:
         booked = self.worker(worker)
         self._workers.pop(worker, None)
         return booked
+
+    def trained_s(self, within_s: float) -> float:
+        """How much of the last seconds of the round that is over was training."""
+        until = self._over_at()
+        return (
+            0.0 if self._job is None or until is None else self._job.within(Category.TRAINING, until - within_s, until)
+        )
+
+    def _over_at(self) -> float | None:
+        """When the last training ended; None before there was any."""
+        # A loss and the round after it are one step: the round is heard first.
+        return self._clock() if self._doing is Doing.TRAINING else self._trained_until
 
     def _filled(self, sums: Mapping[str, float], zeros: Mapping[str, float]) -> dict[str, float]:
         filled = dict(zeros)
@@ -265,23 +289,40 @@ class Goodput:
                     self._place(worker, _Place.LEAVING)
             case ProcessEnded(worker):
                 self._turn_worker(worker)
-            case StoodStill(stood_s):
-                now = self._clock()
-                for book in self._books():
-                    book.rewrite(now - stood_s, now, Category.UNEXPLAINED)
+            case StoodStill(stood_s, ended_s, trained):
+                until = self._clock() - ended_s
+                for book in [] if trained else self._books():
+                    book.rewrite(until - stood_s, until, Category.UNEXPLAINED)
+            case Stalled(stood_s):
+                self._take_stall(stood_s)
+            case StallEnded():
+                self._is_stalled = False
+                self._turn_all()
             case _:
                 pass
 
     def _books(self) -> list[Book]:
         return [*filter(None, (self._job,)), *(one.book for one in self._workers.values())]
 
+    def _take_stall(self, stood_s: float) -> None:
+        """Nobody has gone on for so long, and nobody does until more is heard."""
+        if self._doing is not Doing.TRAINING:
+            return
+        now, self._is_stalled = self._clock(), True
+        since = max(now - stood_s, self._changed_at)
+        if since < now:
+            for book in self._books():
+                book.rewrite(since, now, Category.STALLED, only=Category.TRAINING)
+        self._turn_all()
+
     def _take_phase(self, changed: PhaseChanged) -> None:
         now, before = self._clock(), self._doing
+        self._changed_at, self._is_stalled = now, False
         if self._on_change is OnChange.RESTART and changed.on_change is OnChange.IN_PLACE:
             # Its workers have called init(): what they did until then was to start.
             self._has_trained = False
             for book in self._books():
-                for category in (Category.TRAINING, Category.RECOMPUTED, Category.RESET):
+                for category in (Category.TRAINING, Category.RECOMPUTED, Category.RESET, Category.STALLED):
                     book.rewrite_all(category, Category.START, now)
             self._resets, self._lost_unknown, self._trained_until = 0, False, None
         self._on_change, self._doing = changed.on_change, changed.doing
@@ -294,31 +335,31 @@ class Goodput:
     def _take_round(self, formed: RoundFormed) -> None:
         members = {member.worker for member in formed.members}
         self._lost_unknown = self._lost_unknown or formed.lost_s is None
-        if self._doing is Doing.TRAINING:
-            self._trained_until = self._clock()  # a loss and the round after it are one step: this is heard first
+        self._trained_until = self._over_at()
+        self._changed_at, self._is_stalled = self._clock(), False
         for worker, one in self._workers.items():
             if one.place is _Place.MEMBER:
-                self._take_back(one.book, formed.lost_s or 0.0)
+                self._take_back(one.book, formed.since_commit_s or 0.0)
             if worker in members:
                 one.place = _Place.MEMBER
             elif one.place is _Place.MEMBER:
                 one.place = _Place.READY  # it waits, for a member to be lost
         if self._job is not None:
-            self._take_back(self._job, formed.lost_s or 0.0)
+            self._take_back(self._job, formed.since_commit_s or 0.0)
         self._turn_all()
 
-    def _take_back(self, book: Book, lost_s: float) -> None:
-        """The last seconds of the training are to be done again."""
+    def _take_back(self, book: Book, within_s: float) -> None:
+        """What was trained in the last seconds of the round is to be done again."""
         until = self._trained_until
-        if until is not None and lost_s > 0:
-            book.rewrite(until - lost_s, until, Category.RECOMPUTED, only=Category.TRAINING)
+        if until is not None and within_s > 0:
+            book.rewrite(until - within_s, until, Category.RECOMPUTED, only=Category.TRAINING)
 
     # --- which category --------------------------------------------------------------------------------------------
 
     def _of_job(self) -> Category:
         match self._doing:
             case Doing.TRAINING:
-                return Category.TRAINING
+                return Category.STALLED if self._is_stalled else Category.TRAINING
             case Doing.WAITING_FOR_SLOTS:
                 return Category.WAITING_FOR_SLOTS
             case Doing.FINISHING | Doing.ENDED:

@@ -326,9 +326,45 @@ class WorkersDrained:
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """The driver did nothing for so long, until now: it was stopped, or starved."""
+    """The driver did nothing for a while: it was stopped, or starved.
+
+    Attributes:
+        stood_s: for so long.
+        ended_s: how long ago it went on.
+        trained: the workers were seen to have gone on meanwhile.
+    """
 
     stood_s: float
+    ended_s: float = 0.0
+    trained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """No member of the round goes on.
+
+    Attributes:
+        stood_s: for so long already.
+        waits_for: the members that the others wait for; empty where all wait for each other, or nobody waits.
+    """
+
+    stood_s: float
+    waits_for: Sequence[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
+class StallEnded:
+    """A stall is over.
+
+    Attributes:
+        stood_s: how long it was.
+        waits_for: as before.
+        resumed: whether the members went on; else the round has ended.
+    """
+
+    stood_s: float
+    waits_for: Sequence[WorkerId]
+    resumed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +415,7 @@ class RoundFormed:
         reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
         lost_s: how long the round before had trained beyond the commit that this one goes back to; None where nobody
             knows.
+        since_commit_s: from that commit until the round before was over, stalls included; None where nobody knows.
     """
 
     round_id: int
@@ -391,15 +428,24 @@ class RoundFormed:
     members: Sequence[Member]
     reinit: bool
     lost_s: float | None = None
+    since_commit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResumed:
-    """All members of the round train; from the change until now it took so long. Some workers tell of no commits."""
+    """All members of the round train.
+
+    Attributes:
+        round_id: the round.
+        commits: of the state that it goes on from; None where the workers tell of none.
+        took_s: since the round before did something last.
+        stalled_s: of that, how long that round had stalled before it was over.
+    """
 
     round_id: int
     commits: int | None
     took_s: float
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +599,8 @@ Happening: TypeAlias = (
     | WorkersReady
     | WorkersDrained
     | StoodStill
+    | Stalled
+    | StallEnded
     | TimeBooked
     | WorkerTimeBooked
     | NoticeGiven

@@ -29,7 +29,7 @@ _OPEN = "application/openmetrics-text"
 _NO_LIBRARY = (
     "metrics need the package prometheus_client where the driver runs: pip install 'elastic-driver[metrics]'\n"
 )
-_JOB_PHASES = ("waiting", "starting", "running", "resetting", "ended")
+_JOB_PHASES = ("waiting", "starting", "running", "stalled", "resetting", "ended")
 _WORKER_PHASES = ("booting", "ready", "member", "leaving")
 # A host is counted once: under the first that holds of it.
 _HOST_STATES = ("blacklisted", "left_out", "silent", "drained", "in_use", "unused")
@@ -139,10 +139,10 @@ class _Source:
         }
         yield InfoMetricFamily("elastic_driver_job", "The job, and the version of its driver.", labels)
         yield _one("age_seconds", "Since the driver began.", status["age_s"])
-        phase = status["phase"]
+        phase = "stalled" if status.get("stalled") else status["phase"]
         yield _by_label(
             "job_phase",
-            "1 for where the job stands: it waits for its first workers, starts them, trains, or resets.",
+            "1 for where the job stands: it waits for its first workers, starts them, trains, stalls, or resets.",
             "phase",
             {each: float(each == phase) for each in _JOB_PHASES},
         )
@@ -164,7 +164,9 @@ class _Source:
             {each.value: tally.notices[each.value] for each in NoticeKind if each is not NoticeKind.NONE},
         )
         yield _histogram(
-            "reset_duration_seconds", "From a change until all members of the next round train.", tally.stalls
+            "reset_duration_seconds",
+            "From the last thing that a round did before a change until all members of the next round train.",
+            tally.stalls,
         )
         yield _counter("stall_seconds", "What changes have cost, until all members trained again.", tally.stall_s)
         if tally.lost_s is not None:

@@ -38,6 +38,8 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
     ServerAnswers,
+    Stalled,
+    StallEnded,
     Status,
     StoodStill,
     StragglerFound,
@@ -151,15 +153,21 @@ class Narrator:
                 console.detail(f"worker {worker} leaves: {reason}")
             case PhaseChanged() | WorkersReady() | WorkersDrained() | StoodStill() | TimeBooked() | WorkerTimeBooked():
                 pass  # for accounts
+            case Stalled():
+                pass  # a wait like others: the chronicle reports it when it takes long
+            case StallEnded(stood_s, waits_for, resumed):
+                if resumed:
+                    console.line(wording.of_stall(stood_s, waits_for) + "; it goes on")
             case NoticeGiven(round_id, kind, reason):
-                console.detail(f"round {round_id}: {kind} ({reason})")
+                console.detail(f"round {round_id} {kind.told}: {reason}")
             case RoundFormed():
                 self._tell_round(happening)
-            case RoundResumed(round_id, commits, took_s):
+            case RoundResumed(round_id, commits, took_s, stalled_s):
                 console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     where = "" if commits is None else f" from commit {commits}"
-                    console.line(f"{self._pending_round.line}, resumed{where} in {took_s:.2f} s")
+                    stalled = f", of which it had stalled for {stalled_s:.2f} s" if stalled_s else ""
+                    console.line(f"{self._pending_round.line}, resumed{where} in {took_s:.2f} s{stalled}")
                     self._pending_round = None
             case FirstFailure():
                 self._tell_first_failure(happening)

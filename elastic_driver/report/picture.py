@@ -37,6 +37,7 @@ _NAMES = {
     Category.TRAINING: "training",
     Category.RECOMPUTED: "recomputed",
     Category.RESET: "reset",
+    Category.STALLED: "stalled",
     Category.WAITING_FOR_SLOTS: "waiting for slots",
     Category.START: "start",
     Category.IDLE: "idle",

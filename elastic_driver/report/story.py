@@ -14,6 +14,7 @@ from typing import Any
 from elastic_driver.core.standing import Doing
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.goodput import Booked, Category
+from elastic_driver.words import NoticeKind
 
 # What a worker did in a piece of its life.
 BOOTS, WORKS, WAITS, DRAINED, ENDS = "boots", "works", "waits", "drained", "ends"
@@ -145,6 +146,7 @@ class Reader:
         self._on_change: str | None = None
         self._trained_until: float | None = None
         self._has_trained = False
+        self._changed_at = 0.0  # when the job last came to do something else, or to another round
 
     def read(self, lines: Iterable[bytes]) -> Story | None:
         """Takes all lines. Gives the story; None when there is no such job."""
@@ -175,6 +177,7 @@ class Reader:
             return
         self._zero, self._living, self._members = zero, {}, frozenset()
         self._doing, self._on_change, self._trained_until, self._has_trained = None, None, None, False
+        self._changed_at = 0.0
         version = str(event.get("version", ""))
         self.story = Story(job_id, began, version=version, pieces=[Piece(Category.START, 0.0)])
 
@@ -183,9 +186,21 @@ class Reader:
             case "phase":
                 self._phase(story, event, at)
             case "stood_still":
-                stood_s = _seconds(event["stood_s"])
-                _rewrite(story.pieces, at - stood_s, at, Category.UNEXPLAINED)
-                story.marks.append(Mark(at, kind, f"the driver stood still for {stood_s:.0f} s"))
+                stood_s, ended = _seconds(event["stood_s"]), at - _seconds(event.get("ended_s", 0.0))
+                if not event.get("trained"):
+                    _rewrite(story.pieces, ended - stood_s, ended, Category.UNEXPLAINED)
+                story.marks.append(Mark(ended, kind, f"the driver stood still for {stood_s:.0f} s"))
+            case "stalled" if self._doing is Doing.TRAINING:
+                since = max(at - _seconds(event["stood_s"]), self._changed_at)
+                _rewrite(story.pieces, since, at, Category.STALLED, only=Category.TRAINING)
+                self._turn(story, Category.STALLED, at)
+            case "stall_ended":
+                if self._doing is Doing.TRAINING:
+                    self._turn(story, Category.TRAINING, at)
+                names = ", ".join(str(WorkerId.parse(str(key))) for key in event["waits_for"])
+                for_whom = f", waiting for {names}" if names else ""
+                text = f"stalled for {_seconds(event['stood_s']):.1f} s{for_whom}"
+                story.marks.append(Mark(at, "notice", text))
             case "hosts_discovered":
                 story.hosts.update(dict.fromkeys(map(str, event["hosts"])))
             case "host_ready":
@@ -194,7 +209,8 @@ class Reader:
                 text = f"host {event['host']} is lost: {event['reason']}"
                 story.marks.append(Mark(at, kind, text, str(event["host"])))
             case "notice":
-                story.marks.append(Mark(at, kind, f"round {event['round_id']}: {event['kind']} ({event['reason']})"))
+                told = NoticeKind(event["kind"]).told
+                story.marks.append(Mark(at, kind, f"round {event['round_id']} {told}: {event['reason']}"))
             case "round_formed":
                 self._round(story, event, at)
             case "round_resumed":
@@ -216,7 +232,7 @@ class Reader:
         doing, before = Doing(event["doing"]), self._doing
         if self._on_change == "restart" and event["on_change"] == "in-place":
             for piece in story.pieces:  # its workers have called init() only now
-                if piece.kind in (Category.TRAINING, Category.RESET, Category.RECOMPUTED):
+                if piece.kind in (Category.TRAINING, Category.RESET, Category.RECOMPUTED, Category.STALLED):
                     piece.kind = Category.START
             self._has_trained, self._trained_until, before, story.resets = False, None, None, 0
         self._doing, self._on_change = doing, event["on_change"]
@@ -232,6 +248,12 @@ class Reader:
             category = Category.WAITING_FOR_SLOTS
         elif doing in (Doing.FINISHING, Doing.ENDED):
             category = Category.IDLE
+        self._changed_at = at
+        self._turn(story, category, at)
+
+    @staticmethod
+    def _turn(story: Story, category: Category, at: float) -> None:
+        """From now on the job does this."""
         if story.pieces[-1].kind != category:
             story.pieces[-1].until = at
             story.pieces.append(Piece(category, at))
@@ -239,6 +261,7 @@ class Reader:
     def _round(self, story: Story, event: Mapping[str, Any], at: float) -> None:
         ranks = {str(member["worker"]): int(member["rank"]) for member in event["members"]}
         lost_s = event["lost_s"]
+        since_commit_s = event.get("since_commit_s", lost_s)
         commit = int(event["commits"]) if event["old_size"] and event["backend"] not in (None, "horovod") else None
         cause, old = str(event["cause"]), int(event["old_size"])
         formed = Round(int(event["round_id"]), at, len(ranks), old, cause, commit)
@@ -248,9 +271,12 @@ class Reader:
             formed.lost_s = _seconds(lost_s)
             if self._doing is Doing.TRAINING:
                 self._trained_until = at  # a loss and the round after it are one step: this is told first
-            if formed.lost_s > 0 and self._trained_until is not None:
-                until = self._trained_until
-                _rewrite(story.pieces, until - formed.lost_s, until, Category.RECOMPUTED, only=Category.TRAINING)
+            if since_commit_s and self._trained_until is not None:
+                until, within_s = self._trained_until, _seconds(since_commit_s)
+                _rewrite(story.pieces, until - within_s, until, Category.RECOMPUTED, only=Category.TRAINING)
+        self._changed_at = at
+        if self._doing is Doing.TRAINING:
+            self._turn(story, Category.TRAINING, at)
         story.rounds.append(formed)
         story.sizes.append((at, len(ranks)))
         for key in sorted(self._members - ranks.keys()):

@@ -5,6 +5,8 @@ Pure. Knows neither of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.happenings import StragglerFound, StragglerGone, WorkerCleared, WorkerSuspected
 
@@ -15,6 +17,15 @@ _NOT_ENDED = {
     "idle": "nobody is ended for that while nobody waits",
 }
 _WARN = "with --hang-action warn it would only be named"
+_NAMED = 6
+
+
+def of_stall(stood_s: float, waits_for: Sequence[WorkerId]) -> str:
+    """For how long nobody has gone on, and whom they wait for."""
+    named = ", ".join(map(str, waits_for[:_NAMED]))
+    more = f" and {len(waits_for) - _NAMED} more" if len(waits_for) > _NAMED else ""
+    who = f", waiting for worker{'s' if len(waits_for) > 1 else ''} {named}{more}" if waits_for else ""
+    return f"stalled for {stood_s:.1f} s: no worker steps{who}"
 
 
 def of_suspicion(suspected: WorkerSuspected) -> str:

@@ -29,6 +29,26 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium is missing: scripts/install-browser"),
 ]
 PATIENCE_S = 40
+# Texts whose colours are too near to each other, as the browser has computed them.
+CONTRASTS = """
+const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
+const colour = text => { const c = text.match(/[\\d.]+/g).map(Number); return c.length < 4 ? [...c, 1] : c; };
+const behind = node => { for (; node; node = node.parentElement) {
+  const c = colour(getComputedStyle(node).backgroundColor); if (c[3] === 1) return c; } return [255, 255, 255]; };
+const found = [];
+for (const node of document.querySelectorAll("body *")) {
+  const words = [...node.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join("");
+  if (!words || !node.getClientRects().length || node.closest("title")) continue;
+  const svg = node.ownerSVGElement, style = getComputedStyle(node), bar = document.querySelector("rect.round");
+  const front = light(colour(svg ? style.fill : style.color));
+  const back = light(svg && node.classList.contains("label") ? colour(getComputedStyle(bar).fill)
+    : behind(svg ? svg.parentElement : node));
+  const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+  if (ratio < 4.5) found.push(ratio.toFixed(2) + " " + words);
+}
+return found;
+"""
 
 
 class Late:
@@ -286,6 +306,90 @@ def test_an_operator_asks_for_stacks_drains_undoes_and_ends_a_real_job(browser: 
         until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
         assert not browser.find_element("id", "end").is_displayed()
         assert job.wait() == 143
+
+
+def test_the_file_that_page_open_writes_logs_the_browser_in_once(browser: Any, tmp_path: Path) -> None:
+    """Also under another site's name, which it comes from for the browser: a file's."""
+    opened, opener = tmp_path / "opened", tmp_path / "opener"
+    opener.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    opener.chmod(0o755)
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING, env=env) as job:
+        job.wait_for_steps(1)
+        command = [sys.executable, "-m", "elastic_driver", "page", "--open", job.events("job_started")[0]["job_id"]]
+        env |= {"BROWSER": f"{opener} %s"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+        assert (done.returncode, done.stderr) == (0, "")
+        url = opened.read_text()
+        assert "code=" not in url, "what is on the browser's command line is no link that logs in"
+        file = Path(url.removeprefix("file://"))
+        assert file.stat().st_mode & 0o777 == 0o600
+        browser.get(url)
+        until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+        assert browser.current_url.startswith("http://127.0.0.1:")
+        assert "code" not in browser.current_url
+        browser.delete_all_cookies()
+        browser.get(url)
+        until(browser, "it is good once", lambda: "has been used" in text(browser))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_the_contrast_that_wcag_aa_asks_for(
+    browser: Any, service: tuple[Service, ShownJob], scheme: str
+) -> None:
+    running, job = service
+    job.drained.add("node001")
+    suspect = {"worker": job.workers[3].key, "rank": 3, "why": "has done no step", "since_s": 31.0, "limit_s": 60.0}
+    job.more |= {"suspected": [suspect], "discovery_fails": {"reason": "exit code 1", "age_s": 3.0}}
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    try:
+        enter(browser, running, job, may_act=True)
+        running.call(lambda: job.feed.hear(StragglerFound(job.workers[1], 1, 0.2, 0.1, 0.5, 0.5, 100)))
+        until(browser, "who is slow", lambda: "training (slow)" in text(browser, "#fleet"))
+        assert browser.execute_script(CONTRASTS) == []
+        job.more["stalled"] = {"since_s": 5.0, "waits_for": []}
+        running.call(lambda: job.lose_host("node001"))
+        until(browser, "a stall", lambda: text(browser, "#phase") == "stalled")
+        assert browser.execute_script(CONTRASTS) == []
+        running.call(lambda: job.feed.hear(JobEnded(1, "a worker failed", Summary())))
+        until(browser, "its end", lambda: text(browser, "#phase") == "failed (1)")
+        assert browser.execute_script(CONTRASTS) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_job_that_has_failed_keeps_what_there_is_to_say_of_it(browser: Any, tmp_path: Path) -> None:
+    """The driver ends with the job, and nobody can be asked any more."""
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "FAULT": "exception 0 40"}
+    with Job(tmp_path, "localhost:2\n", "-np", "2", elasticrun=FORKING, env=env) as job:
+        job.wait_for_steps(2)
+        browser.get(operators_link(job, env))
+        until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+        assert job.wait() == 1
+        until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
+    tiles = text(browser, "#tiles").split("\n")
+    figures = dict(zip(tiles[::2], tiles[1::2], strict=True))
+    # The last look at a worker is about a second old when it dies.
+    assert int(figures["Commits"]) > 0
+    assert int(figures["Steps"]) > 0
+    assert "failed first" in text(browser, "#h-failure")
+    assert "a bug in the training script" in text(browser, "#failure-text")
+    browser.find_element("css selector", '#warns [aria-label^="Output of worker"]').click()
+    until(browser, "its output", lambda: "a bug in the training script" in text(browser, "#shown-text"))
+
+
+def test_slots_that_are_drained_are_no_drained_host(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    job.drained_slots["node001"] = [1]
+    enter(browser, running, job, may_act=True)
+    until(browser, "the slot", lambda: "slot 1 drained" in text(browser, "#fleet"))
+
+    def shown(label: str) -> list[bool]:
+        return [each.is_displayed() for each in browser.find_elements("css selector", f'[aria-label="{label}"]')]
+
+    assert shown("Drain host node001") == shown("Undo the drain of host node001") == [True]
+    assert (shown("Drain host node000"), shown("Undo the drain of host node000")) == ([True], [False])
 
 
 def test_who_logs_out_sees_nothing_more(browser: Any, service: tuple[Service, ShownJob]) -> None:

@@ -109,7 +109,13 @@ class History:
             case "still":
                 # It can have stood no longer than since it did something last.
                 self.now += seconds
-                chronicle.stood_still(seconds)
+                self.now += later_s if (later_s := number / 10) < seconds else 0.0
+                chronicle.stood_still(seconds, ended_s=later_s if later_s < seconds else 0.0, trained=number % 3 == 0)
+            case "stall":
+                # It may be found that nobody has gone on for longer than the round has trained.
+                chronicle.stalled(seconds, [] if worker is None else [worker])
+            case "goes on":
+                chronicle.stall_ended(seconds, [], resumed=True)
             case _ if worker is None:
                 pass
             case "ready":
@@ -130,7 +136,11 @@ class History:
         assert min(seconds.values()) >= 0
 
 
-MOVES = ("wait", "wait", "wait", "phase", "phase", "start", "ready", "round", "drain", "stop", "end", "still", "kind")
+MOVES = (
+    *("wait",) * 3,
+    *("phase",) * 2,
+    *("start", "ready", "round", "drain", "stop", "end", "still", "kind", "stall", "goes on"),
+)
 MOVE = st.tuples(
     st.sampled_from(MOVES), st.integers(0, 8), st.floats(0.001, 500.0, allow_nan=False).map(lambda s: round(s, 3))
 )

@@ -62,6 +62,7 @@ class ShownJob:
         self.done: list[tuple[str, str]] = []
         self.output: dict[str, Sequence[str]] = {}
         self.drained: set[str] = set()
+        self.drained_slots: dict[str, list[int]] = {}
         self.blacklisted: dict[str, float] = {}
         self.explain = f"round 1 runs with {workers} workers"
         self.round_id = 1
@@ -143,6 +144,8 @@ class ShownJob:
                 row |= {"blacklisted": True, "ready_in_s": max(0.0, self.blacklisted[name] - now)}
             if name in self.drained:
                 row["drained"] = True
+            if name in self.drained_slots:
+                row["drained_slots"] = self.drained_slots[name]
             hosts.append(row)
         return {
             "job_id": JOB,

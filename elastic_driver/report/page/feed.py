@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from elastic_driver.rendezvous.server.web import WebStream
-from elastic_driver.report.happenings import Happening, JobEnded, MomentPassed, NoticeGiven, Status
+from elastic_driver.report.happenings import Happening, JobEnded, MomentPassed, Status
 from elastic_driver.report.page.story import Story
-from elastic_driver.words import NoticeKind
 
 FRAME_S = 0.5
 """From one frame to the next, at least."""
@@ -28,8 +27,6 @@ _SHARE = 1 / 40
 _BEAT_S = 2.0
 # Ages become points in time, which stay as they are; what the clocks' steps and rounding do to them is no change.
 _SAME_S = 0.3
-# Less than that is no loss to tell of.
-_LOST_S = 0.05
 _AGES = {"since_s": "since", "committed_s": "committed", "waits_s": "waits", "ready_in_s": "ready_at"}
 _ROUNDED = {"cpu": 2, "steps_per_s": 3, "waited_s": 0}
 _MB = 1 << 20
@@ -91,28 +88,8 @@ class Feed:
             self.story.hear(happening)
         except Exception as error:
             self._failed(error)
-        if isinstance(happening, NoticeGiven) and happening.kind is NoticeKind.ABORT:
-            self._call_later(0.0, self._note_loss)
         if isinstance(happening, JobEnded) and self._streams:
             self._send_frame()
-
-    def _note_loss(self) -> None:
-        """A member was lost: the others go back to the last commit, if they have told when that was."""
-        if self._is_closed:
-            return
-        ages: list[float] = []
-        try:
-            rows = _rows_of(self._status(), "workers")
-        except Exception as error:
-            self._failed(error)
-            return
-        for worker in rows:
-            vitals = worker.get("vitals")
-            age = vitals.get("committed_s") if isinstance(vitals, Mapping) else None
-            if isinstance(age, int | float):
-                ages.append(float(age))
-        if ages and min(ages) >= _LOST_S:
-            self.story.lost(self._clock() - min(ages))
 
     # --- streams ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +216,12 @@ class Feed:
             if told is not None and abs(told["since"] - since) < _SAME_S:
                 since = told["since"]
             job["discovery_fails"] = {"reason": fails["reason"], "since": since}
+        stalled, told = job.get("stalled"), self._job.get("stalled")
+        if isinstance(stalled, Mapping):
+            since = round(now - stalled["since_s"], 1)
+            if told is not None and abs(told["since"] - since) < _SAME_S:
+                since = told["since"]
+            job["stalled"] = {"since": since, "waits_for": stalled["waits_for"]}
         listed = self.story.hosts
         if listed is not None:
             job["listed"] = {"t": listed[0], "hosts": [[host.name, host.slots] for host in listed[1]]}

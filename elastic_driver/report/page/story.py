@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elastic_driver.hosts import Host
-from elastic_driver.report import wording
+from elastic_driver.report import printable, wording
 from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
@@ -29,6 +29,8 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
+    Stalled,
+    StallEnded,
     StragglerFound,
     StragglerGone,
     WorkerCleared,
@@ -47,6 +49,9 @@ _DROPPED_AT_ONCE = 300
 # all there.
 _TOGETHER_S, _NAMED, _DRAWN = 1.0, 4, 2000
 _LONGEST_TEXT = 400
+_LONGEST_LINE = 2000
+# Less than that is no loss to tell of.
+_LOST_S = 0.05
 
 
 class Story:
@@ -93,7 +98,8 @@ class Story:
                 if expected or not code:
                     self._together("worker_ended", worker.key, "ended")
                 else:
-                    self._add("worker_died", f"worker {worker.key} {how}", host=worker.hostname, warning=True)
+                    text = f"worker {worker.key} {how}"
+                    self._add("worker_died", text, host=worker.hostname, worker=worker.key, warning=True)
             case WorkersStopped(stops):
                 for worker, reason in stops:
                     self._together("worker_stopped", worker.key, f"stopped: {reason}")
@@ -113,7 +119,7 @@ class Story:
                 for worker in workers:
                     self._together("worker_drained", worker.key, "may stay after all" if undone else "drained")
             case NoticeGiven(round_id, kind, reason):
-                self._add("notice", f"round {round_id}: {kind}" + (f": {reason}" if reason else ""))
+                self._add("notice", f"round {round_id} {kind.told}" + (f": {reason}" if reason else ""))
             case RoundFormed():
                 self._round_formed(happening)
             case RoundResumed(round_id, commits, took_s):
@@ -124,8 +130,16 @@ class Story:
                 self._add("chief", f"the chief {how}", warning=not expected)
             case Remark(text, warning):
                 self._add("remark", text, warning=warning)
-            case FirstFailure(worker, how=how):
-                self._add("failure", f"worker {worker.key} failed first: {how}", warning=True)
+            case FirstFailure(worker, how=how, last_lines=lines):
+                text = f"worker {worker.key} failed first: {how}"
+                # The driver ends soon, and browsers keep what they have.
+                output = [printable.one_line(line)[:_LONGEST_LINE] for line in lines]
+                self._add("failure", text, host=worker.hostname, worker=worker.key, output=output, warning=True)
+            case Stalled(stood_s, waits_for):
+                self._add("stall_found", wording.of_stall(stood_s, waits_for), warning=True)
+            case StallEnded(stood_s, waits_for, resumed):
+                text = wording.of_stall(stood_s, waits_for) + ("; it goes on" if resumed else "")
+                self._add("stalled", text, t0=round(self._now() - stood_s, 2))
             case InternalError(error):
                 self._add("internal_error", error.rpartition("\n")[2], warning=True)
             case JobEnded(exit_code, message):
@@ -133,10 +147,6 @@ class Story:
                 self._add("end", f"the job ended with exit code {exit_code}: {message}", warning=bool(exit_code))
             case _:
                 pass
-
-    def lost(self, since: float) -> None:
-        """What was trained since then is lost."""
-        self._add("lost", f"up to {self._clock() - since:.1f} s of training are done again", t0=round(since, 2))
 
     def all(self) -> list[Entry]:
         """All entries, the oldest first."""
@@ -205,6 +215,10 @@ class Story:
             self._add("host_changed", f"host {name} has {after[name]} slots now", host=name)
 
     def _round_formed(self, formed: RoundFormed) -> None:
+        if formed.lost_s is not None and formed.lost_s >= _LOST_S:
+            since = self._clock() - formed.formed_in_s - (formed.since_commit_s or formed.lost_s)
+            text = f"{formed.lost_s:.1f} s of training are done again"
+            self._add("lost", text, t0=round(since, 2), t1=round(since + formed.lost_s, 2))
         size = len(formed.members)
         was = f"{formed.old_size} -> {size}" if formed.old_size else f"{size}"
         text = f"round {formed.round_id}: {was} workers" + (f", {formed.cause}" if formed.cause else "")

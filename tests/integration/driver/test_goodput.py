@@ -130,8 +130,41 @@ def test_a_drain_and_a_wait_for_slots(tmp_path: Path) -> None:
     assert seconds["recomputed"] == 0, "a drain loses nothing"
 
 
-def test_the_driver_stands_still(tmp_path: Path) -> None:
-    """What happens while it is stopped nobody knows: that is unexplained, and said."""
+def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -> None:
+    """What that cost is told from the last step before, and nothing of the stall is done again."""
+    env = {"COMMIT_EVERY": "40", "STEP_S": "0.03"}
+    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", env=env) as job:
+        job.wait_for("steps beyond a commit", lambda: is_stopped_beyond_a_commit(job))
+        job.wait_for("the stall", lambda: job.events("stalled"))
+        status = status_of(job)
+        job_id = job.events("job_started")[0]["job_id"]
+        told, shown = status["explain"], elasticrun("status", job_id).stdout
+        os.kill(rank_of(job.steps(), 1), signal.SIGKILL)
+        killed = time.time()
+        job.wait_for_steps(1, after=killed)
+        job.process.terminate()
+        assert job.wait() == 143
+        seconds = check(job)
+    assert status["stalled"]["waits_for"] == ["127.0.0.1[0]#0"]
+    assert told.startswith("round 1 with 2 workers has been stalled for ")
+    assert "no worker steps, waiting for worker 127.0.0.1[0]" in told
+    assert shown.startswith(f"job {job_id}, stalled, ")
+    [ended] = job.events("stall_ended")
+    resumed = job.events("round_resumed")[-1]
+    last = max(line["time"] for line in job.steps() if line["time"] < killed and line["size"] == 2)
+    stood_s = killed - last
+    # Agents look at workers about once a second.
+    assert stood_s - 1.5 < ended["stood_s"] < stood_s + 1
+    assert resumed["took_s"] > resumed["stalled_s"] == ended["stood_s"] > 1.9
+    assert seconds["stalled"] == pytest.approx(ended["stood_s"], abs=0.05)
+    formed = job.events("round_formed")[-1]
+    assert seconds["recomputed"] == pytest.approx(formed["lost_s"], abs=0.05)
+    assert formed["since_commit_s"] == pytest.approx(formed["lost_s"] + ended["stood_s"], abs=0.05)
+    assert f"{resumed['took_s']:.2f} s lost in all" in job.said()
+
+
+def test_the_driver_stands_still_and_the_workers_train_on(tmp_path: Path) -> None:
+    """That is training: they have said so by the time that it is booked."""
     with Job(tmp_path, TWO, "-np", "2") as job:
         job.wait_for_steps(2)
         before, stopped = time.time(), time.monotonic()
@@ -144,11 +177,30 @@ def test_the_driver_stands_still(tmp_path: Path) -> None:
         job.process.terminate()
         assert job.wait() == 143
         seconds = check(job)
-    assert seconds["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
+    assert still["trained"]
+    assert seconds["unexplained"] == 0
+    assert seconds["training"] > still["stood_s"]
     # It had looked at its clock half a second before, or somewhat more; and looks again when it gets on.
-    assert stood_s - 0.5 < still["stood_s"] < still["time"] - before + 3
-    for event in job.events("worker_goodput"):
-        assert event["seconds"]["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
+    assert stood_s - 0.5 < still["stood_s"] < still["time"] - before - still["ended_s"] + 3
+
+
+def test_the_driver_and_the_workers_stand_still(tmp_path: Path) -> None:
+    """What happened while it was stopped nobody knows: that is unexplained, and said."""
+    with Job(tmp_path, TWO, "-np", "2") as job:
+        job.wait_for_steps(2)
+        pids = [job.process.pid, rank_of(job.steps(), 0), rank_of(job.steps(), 1)]
+        stopped = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        job.wait_for("a while", lambda: time.monotonic() - stopped > 7)
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGKILL)
+        os.kill(pids[0], signal.SIGCONT)
+        (still,) = job.wait_for("its standstill", lambda: job.events("stood_still"))
+        assert job.wait() == 1
+        seconds = check(job)
+    assert not still["trained"]
+    assert seconds["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
 
 
 def test_workers_that_are_restarted(tmp_path: Path) -> None:

@@ -56,6 +56,18 @@ def test_a_page() -> None:
     )
 
 
+def test_slots_that_are_drained_are_no_drained_host() -> None:
+    answer = {**ANSWER, "drained": [], "drained_slots": {"a": [1], "b": [0, 2]}}
+    lines = page("3f2a", answer).splitlines()
+    assert "a         2        2  slot 1 drained" in lines
+    assert any(line.startswith("b ") and ", slots 0, 2 drained," in line for line in lines)
+
+
+def test_a_round_that_is_stalled_does_not_run() -> None:
+    answer = {**ANSWER, "stalled": {"since_s": 12.0, "waits_for": ["a[1]#0"]}}
+    assert page("3f2a", answer).startswith("job 3f2a, stalled, 2 h old: ")
+
+
 def test_figures_of_the_training() -> None:
     workers = [worker("a", 0, 0, commits=31), worker("a", 1, 1)]
     more: dict[str, Any] = {"workers": workers, "steps_per_s": 5.188, "steps": 340, "newest_commit": 31}

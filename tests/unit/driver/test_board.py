@@ -90,3 +90,59 @@ def test_the_jobs_rate_is_the_median_of_those_that_tell_of_steps() -> None:
         assert board.steps_per_s() is None or slot > 1
         board.take(worker, Vitals(2.0, pid=7, steps=2 * rate))
     assert board.steps_per_s() == pytest.approx(4.0), "and the one without steps counts for nothing"
+
+
+def test_the_steps_of_a_job_stay_when_workers_go() -> None:
+    """Those that come later count from when they came, and those that are done again once more."""
+    board, now = Board(lambda: now[0]), [0.0]
+    two, three = WorkerId("b", 0, 0), WorkerId("c", 0, 0)
+
+    def look(worker: WorkerId, steps: int, round_id: int = 1) -> int:
+        now[0] += 1
+        board.take(worker, Vitals(now[0], pid=worker.slot + 7, round_id=round_id, steps=steps))
+        return board.steps
+
+    assert [look(ONE, 0, 0), look(two, 0, 0), look(ONE, 8), look(two, 10), look(ONE, 100)] == [0, 0, 8, 10, 100]
+    # A joiner boots, and is a member of the next round.
+    assert [look(three, 0, 0), look(ONE, 110, 2), look(three, 5, 2)] == [100, 110, 110]
+    board.forget(ONE)
+    board.forget(two)
+    assert board.steps == board.summary([])["steps"] == 110
+    assert [look(three, 20, 2), look(three, 25, 3), look(WorkerId("d", 0, 0), 3, 4)] == [120, 125, 128]
+
+
+def test_what_workers_did_while_the_driver_stood_still() -> None:
+    now, lost_s = [100.0], [0.0]
+    board = Board(lambda: now[0], lost_s=lambda: lost_s[0])
+    two = WorkerId("b", 0, 0)
+
+    def look(at_s: float, steps: int, *, waits_s: float = 0.0, other: int = 0) -> None:
+        board.take(ONE, Vitals(at_s, pid=7, round_id=1, steps=steps))
+        board.take(two, Vitals(at_s, pid=8, round_id=1, steps=steps + other, waits_s=waits_s))
+
+    look(1.0, 10)
+    assert board.went_on(1) is None
+    lost_s[0] += 8
+    assert board.went_on(1) is None, "nothing has come since"
+    look(2.0, 20)
+    assert board.went_on(1) is True
+    assert board.went_on(2) is False, "another round has begun"
+    look(3.0, 30, waits_s=5.0)
+    assert board.went_on(1) is False
+    lost_s[0] += 8
+    look(4.0, 30)
+    assert board.went_on(1) is False
+    board.forget(two)
+    board.take(ONE, Vitals(5.0, pid=7, round_id=1, steps=40))
+    assert board.went_on(1) is False, "one has ended"
+
+
+def test_a_worker_that_is_not_heard_has_no_rate() -> None:
+    now = [0.0]
+    board = Board(lambda: now[0])
+    for second in range(5):
+        now[0] = float(second)
+        board.take(ONE, Vitals(float(second), pid=7, steps=10 * second))
+    assert board.rates(ONE).steps_per_s == 10.0
+    now[0] += 6
+    assert board.rates(ONE) == Rates()

@@ -30,6 +30,8 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import (
     Happening,
     Remark,
+    Stalled,
+    StallEnded,
     StragglerFound,
     StragglerGone,
     WorkerCleared,
@@ -103,6 +105,8 @@ class World:
 
     def _carry_out(self, commands: Sequence[Command], now: float) -> None:
         """Workers are the test's."""
+        if hasattr(self, "health"):
+            self.health.note_step(commands, now)
 
     def _fail(self, error: Exception) -> None:
         raise error
@@ -195,6 +199,60 @@ def play(
 
     run_virtually(main)
     return worlds[0]
+
+
+# --- stalls ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_told_while_it_lasts_and_when_it_is_over() -> None:
+    async def test(world: World) -> None:
+        world.stopped = {3}
+        await asyncio.sleep(10)
+        [told] = world.of(Stalled)
+        assert (list(told.waits_for), world.of(StallEnded)) == ([world.workers[3]], [])
+        assert 2.0 <= told.stood_s < 4.0, "nobody need wait for the limit: it is stopped"
+        status: Any = world.health.status()["stalled"]
+        assert status["waits_for"] == [world.workers[3].key]
+        assert 8.0 < status["since_s"] <= 10.0
+        assert world.health.stall.endswith(f"no worker steps, waiting for worker {world.workers[3]}")
+        world.stopped = set()
+        await asyncio.sleep(3)
+        [ended] = world.of(StallEnded)
+        assert ended.resumed
+        assert 9.0 < ended.stood_s < 12.0
+        assert (world.health.stall, world.health.status()["stalled"]) == ("", None)
+
+    play(test)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_stall_that_ends_its_round_is_told_before_the_round_is_over(*, silent: bool) -> None:
+    """Also where nobody could know of it before: the member was not heard for a moment, and then lost."""
+
+    async def test(world: World) -> None:
+        victim = world.workers[3]
+        world.hung, world.silent = {3}, {3} if silent else set()
+        await asyncio.sleep(4.5 if silent else 30)
+        assert bool(world.of(Stalled)) != silent
+        world.stepper.report(WorkerDying(victim, -9, "killed by SIGKILL", 0.5))
+        world.health.forget(victim)
+        world.stepper.catch_up()
+        assert [list(one.waits_for) for one in world.of(Stalled)] == [[victim]]
+        [ended] = world.of(StallEnded)
+        assert not ended.resumed
+        assert abs(ended.stood_s - (4.0 if silent else 30.0)) < 1.5
+        assert world.health.stall == ""
+
+    play(test)
+
+
+def test_a_worker_that_is_killed_at_work_makes_no_stall() -> None:
+    async def test(world: World) -> None:
+        world.stepper.report(WorkerDying(world.workers[3], -9, "killed by SIGKILL", 0.5))
+        world.stepper.catch_up()
+        await asyncio.sleep(5)
+
+    assert play(test).of(Stalled, StallEnded) == []
 
 
 # --- hangs -----------------------------------------------------------------------------------------------------------
@@ -445,6 +503,7 @@ def test_the_status_and_the_remark() -> None:
     async def test(world: World) -> None:
         assert world.health.remark() == ""
         assert world.health.status() == {
+            "stalled": None,
             "suspected": [],
             "hang_limits": {
                 "suspected_s": 5.0,

@@ -14,6 +14,7 @@ from virtual_loop import VirtualLoop, run_virtually
 from elastic_driver.core.events import (
     Command,
     DismissWorker,
+    DrainRequested,
     EndJob,
     HostHeard,
     HostsDiscovered,
@@ -417,6 +418,40 @@ def test_the_status_is_of_now() -> None:
             ("a[0]#0", "member", 11),
             ("b[0]#0", "ready", 12),
         ]
+
+    play(test)
+
+
+def test_the_newest_commit_stays_when_its_worker_has_ended() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        for worker, commits in ((A, 7), (B, 8)):
+            world.rounds.seen(worker, Vitals(1.0, 11, "S", commits=commits))
+        for worker in (B, A):
+            world.exits(worker, 1)
+        status = world.rounds.status()
+        assert (status["phase"], status["workers"]) == ("ended", [])
+        assert (status["newest_commit"], world.rounds.newest_commit()) == (8, 8)
+
+    play(test)
+
+
+def test_a_drained_slot_is_no_drained_host() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.hosts("a:2", "b")
+
+        def drained() -> tuple[object, object]:
+            status = world.rounds.status()
+            return status["drained"], status["drained_slots"]
+
+        assert drained() == ([], {})
+        world.stepper.post(DrainRequested("a", 1, "why"))
+        assert drained() == ([], {"a": [1]})
+        world.stepper.post(DrainRequested("a", 0, "why"))
+        assert drained() == (["a"], {})
+        world.rounds.drain(DrainHostRequest("b", undo=False))
+        assert drained() == (["a", "b"], {})
 
     play(test)
 

@@ -297,6 +297,27 @@ def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
     assert story.said() == ["elasticrun: job failed: none of the commits can be used (exit code 1)"]
 
 
+def test_what_a_change_costs_begins_when_the_round_before_stalled(story: Story) -> None:
+    worker = WorkerId("a", 0, 0)
+    story.round(1, "start", old_size=0)
+    story.chronicle.stalled(3.0, [worker])
+    story.chronicle.stall_ended(5.0, [worker], resumed=True)
+    story.chronicle.stalled(2.0, [worker])
+    story.chronicle.stall_ended(60.0, [worker], resumed=False)
+    story.round(2, "host a lost")
+    story.chronicle.round_resumed(ReportResumed(2, 2, 0.5))
+    story.round(3, "host a added")
+    story.chronicle.round_resumed(ReportResumed(3, 2, 0.25))
+    story.chronicle.ended(0, "")
+    said = "\n".join(story.said())
+    assert "elasticrun: stalled for 5.0 s: no worker steps, waiting for worker a[0]; it goes on\n" in said
+    assert "host a lost, resumed from commit 2 in 60.50 s, of which it had stalled for 60.00 s\n" in said
+    assert "host a added, resumed from commit 2 in 0.25 s\n" in said
+    assert "2 changes, 60.75 s lost in all" in said
+    told = [(event["took_s"], event["stalled_s"]) for event in story.events("round_resumed")]
+    assert told == [(60.5, 60.0), (0.25, 0.0)]
+
+
 def test_time_in_which_the_driver_stood_still_is_told_of_in_the_end(story: Story) -> None:
     story.chronicle.stood_still(80)
     story.chronicle.stood_still(10)

@@ -15,9 +15,13 @@ from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStrea
 from elastic_driver.report.happenings import (
     HostsChanged,
     JobEnded,
+    NoticeGiven,
     ProcessEnded,
     ProcessStarted,
     Remark,
+    RoundFormed,
+    Stalled,
+    StallEnded,
     StragglerFound,
     StragglerGone,
     Summary,
@@ -27,6 +31,7 @@ from elastic_driver.report.happenings import (
 from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story
 from elastic_driver.report.page.tails import Tails
+from elastic_driver.words import Backend, NoticeKind
 
 pytestmark = pytest.mark.unit
 
@@ -288,6 +293,30 @@ def test_a_browser_gets_all_and_then_what_has_changed(job: ShownJob, clock: Cloc
     gone = {name for frame in frames for name in frame.get("gone", {}).get("workers", [])}
     assert gone == {"node000[0]#0", "node000[1]#0"}
     assert "host node000 is lost: its agent is not heard any more" in str(frames)
+
+
+def test_what_is_told_of_a_loss_and_of_a_stall(job: ShownJob, clock: Clock) -> None:
+    """What is done again is training only, and ended when the stall began."""
+    worker = job.workers[3]
+    job.more["stalled"] = {"since_s": 6.0, "waits_for": [worker.key]}
+    job.feed.hear(Stalled(6.0, [worker]))
+    found = json.loads(job.feed.state())
+    assert found["job"]["stalled"] == {"since": round(clock() - 6.0, 1), "waits_for": [worker.key]}
+    clock.pass_time(54)
+    job.more["stalled"] = None
+    job.feed.hear(StallEnded(60.0, [worker], resumed=False))
+    job.feed.hear(NoticeGiven(1, NoticeKind.ABORT, "a worker hung"))
+    formed = RoundFormed(2, 4, "a worker hung", 7, True, Backend.NATIVE, 0.5, [], False, 3.0, 63.0)
+    clock.pass_time(0.5)
+    job.feed.hear(formed)
+    story = {entry["kind"]: entry for entry in json.loads(job.feed.state())["story"]}
+    ended = clock() - 0.5
+    assert (story["stalled"]["t0"], story["stalled"]["t"]) == pytest.approx((ended - 60.0, ended), abs=0.1)
+    assert story["stalled"]["text"] == f"stalled for 60.0 s: no worker steps, waiting for worker {worker}"
+    lost = story["lost"]
+    assert (lost["t0"], lost["t1"]) == pytest.approx((ended - 63.0, ended - 60.0), abs=0.1)
+    assert lost["text"] == "3.0 s of training are done again"
+    assert story["notice"]["text"] == "round 1 is over: a worker hung"
 
 
 def test_browsers_get_one_encoding_and_at_most_two_a_second(job: ShownJob, clock: Clock) -> None:

@@ -34,11 +34,13 @@ class Log:
     def phase(self, doing: str, after: float = 0.0, *, on_change: str = "in-place") -> None:
         self.add("phase", after, phase="running", doing=doing, on_change=on_change)
 
-    def round(self, number: int, *workers: str, lost_s: float | None = 0.0, cause: str = "start") -> None:
+    def round(
+        self, number: int, *workers: str, lost_s: float | None = 0.0, cause: str = "start", **more: float
+    ) -> None:
         members = [{"rank": rank, "worker": worker, "pid": 1} for rank, worker in enumerate(workers)]
         fields: dict[str, Any] = {"round_id": number, "size": len(members), "old_size": 2 * (number > 1)}
         fields |= {"cause": cause, "commits": 7, "sync": True, "backend": "native", "formed_in_s": 0.5}
-        self.add("round_formed", **fields, lost_s=lost_s, members=members)
+        self.add("round_formed", **fields, lost_s=lost_s, members=members, **more)
 
     def resumed(self, number: int, after: float) -> None:
         self.phase("training", after)
@@ -97,6 +99,7 @@ def test_a_story() -> None:
         "training": 17.0 + 16.0 + 30.0,
         "waiting_for_slots": 0.0,
         "reset": 3.0,
+        "stalled": 0.0,
         "recomputed": 3.0,
         "idle": 1.0,
         "unexplained": 0.0,
@@ -119,6 +122,39 @@ def test_a_loss_and_the_next_round_in_one_step() -> None:
     log.phase("ended", 10.0)
     seconds = read(log).booked.seconds
     assert (seconds["training"], seconds["recomputed"], seconds["reset"]) == (27.0, 3.0, 2.0)
+
+
+def test_stalls() -> None:
+    """What is done again is training only. One stall ends by itself, and another with its round."""
+    log = Log()
+    log.round(1, "a[0]#0", "b[0]#0")
+    log.resumed(1, 5.0)
+    log.add("stalled", 20.0, stood_s=4.0, waits_for=["b[0]#0"])
+    log.add("stall_ended", 6.0, stood_s=10.0, waits_for=["b[0]#0"], resumed=True)
+    log.add("stalled", 20.0, stood_s=4.0, waits_for=["b[0]#0"])
+    log.add("stall_ended", stood_s=4.0, waits_for=["b[0]#0"], resumed=False)
+    log.round(2, "a[0]#0", lost_s=18.0, cause="host b lost", since_commit_s=32.0)
+    log.phase("forming")
+    log.resumed(2, 2.0)
+    log.phase("ended", 10.0)
+    story = read(log)
+    seconds = story.booked.seconds
+    # From 25 to 51 s it trained, with a stall from 21 to 31 s; from 47 s on it stalled again, and 32 s were lost.
+    assert (seconds["stalled"], seconds["recomputed"], seconds["training"], seconds["reset"]) == (14.0, 18.0, 24.0, 2.0)
+    assert [mark.text for mark in story.marks if "stalled" in mark.text] == [
+        "stalled for 10.0 s, waiting for b[0]",
+        "stalled for 4.0 s, waiting for b[0]",
+    ]
+
+
+def test_a_standstill_of_the_driver_in_which_the_workers_trained_is_training() -> None:
+    log = Log()
+    log.resumed(1, 5.0)
+    log.add("stood_still", 20.0, stood_s=8.0, ended_s=1.5, trained=True)
+    log.add("stood_still", 20.0, stood_s=8.0, ended_s=1.5, trained=False)
+    log.phase("ended")
+    seconds = read(log).booked.seconds
+    assert (seconds["training"], seconds["unexplained"]) == (32.0, 8.0)
 
 
 def test_a_running_job_and_a_broken_last_line() -> None:
