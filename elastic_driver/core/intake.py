@@ -534,7 +534,7 @@ def _end_at_start(t: Transition, record: WorkerRecord, failure: Failure, fault: 
     state, policy = t.state, t.state.policy
     if policy.on_change is not OnChange.RESTART or not policy.ends_at_start:
         return
-    if fault is not Fault.OWN or not state.setbacks.is_start(t.now) or finishing(state):
+    if fault is not Fault.OWN or not state.setbacks.is_start(t.now):
         return
     if not is_on_one_host(state):
         return
