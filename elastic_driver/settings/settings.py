@@ -146,7 +146,7 @@ class Settings:
         virtual_local_rank: whether each worker sees its own GPU only, as the only one.
         numa_binding: to which processors a worker is bound: "node", "socket", "exclusive" or "core-complex" of its GPU;
             None for none.
-        more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
+        more_signals: names of signals that end the job, as SIGHUP, SIGINT and SIGTERM always do.
         blames_hosts: whether a worker's failure puts its host out.
         sizing: by which flags the number of workers was given.
         remarks: what the user should know of what he has given.
@@ -450,6 +450,11 @@ class Settings:
             pod_names=self.pod_names,
             departure_taints=self.departure_taints,
         )
+
+    @property
+    def is_torchruns(self) -> bool:
+        """Whether the job was described by torchrun's options, and its script expects torchrun's ways."""
+        return self.nodes is not None
 
     def _check_launcher(self) -> None:
         if self.launcher not in LAUNCHERS:
