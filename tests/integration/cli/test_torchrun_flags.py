@@ -188,7 +188,59 @@ def test_another_signal_ends_the_job(tmp_path: Path) -> None:
         job.process.send_signal(signal.SIGUSR1)
         assert job.wait() == 128 + signal.SIGUSR1
         assert "SIGUSR1: stopping all workers" in job.said()
-        assert {event["returncode"] for event in job.events("worker_exited")} == {-signal.SIGTERM}
+        assert {event["returncode"] for event in job.events("worker_exited")} == {-signal.SIGUSR1}
+
+
+# The second rank fails at its exit, when the first is through; then both run again, forked from a warm process, until
+# somebody interrupts them.
+EXIT = """\
+import os, pathlib, signal, sys, time
+import elastic_driver  # what the warm process is for
+rank, generation = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if generation == 0:
+    if rank == 1:
+        while not pathlib.Path(sys.argv[1]).exists():
+            time.sleep(0.01)
+    sys.exit(rank)
+taken = []
+for name in ("SIGUSR1", "SIGALRM"):
+    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, rank, flush=True))
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+try:
+    if child:
+        print("waits", os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], flush=True)
+    while True:
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    if child:
+        print("saved", rank, flush=True)
+"""
+
+
+def test_a_failure_after_another_has_ended_well_and_signals_as_they_came(tmp_path: Path) -> None:
+    path, go_on = script(tmp_path, EXIT), tmp_path / "go-on"
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--preload", "elastic_driver", path, str(go_on))
+    with start(tmp_path, *words) as job:
+
+        def shown(text: str, times: int = 2) -> None:
+            job.wait_for(text, lambda: job.stdout.read_text().count(text) >= times)
+
+        job.wait_for("one has ended well", lambda: [e for e in job.events("worker_exited") if e["returncode"] == 0])
+        go_on.touch()
+        shown("waits SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+        # Not to what a worker has started, which would die of it; and one that nobody handles ends nobody.
+        for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGALRM):
+            job.process.send_signal(number)
+            job.wait_for("it is told", lambda: f"{number.name}: passed on to the workers" in job.said())  # noqa: B023
+        shown("SIGUSR1")
+        shown("SIGALRM")
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 128 + signal.SIGINT
+        assert sorted(re.findall("saved .", job.stdout.read_text())) == ["saved 0", "saved 1"]
+        assert [event["returncode"] for event in job.events("worker_exited")] == [0, 1, 0, 0]
+        assert not job.leftovers()
 
 
 def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
