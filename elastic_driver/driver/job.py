@@ -225,6 +225,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
                 more_routes=routes,
                 on_change=on_change,
                 torchrun=_torchrun_job(settings, job_id, gathering),
+                tells_as_horovod=settings.is_horovods,
             )
         driver = ElasticDriver(
             settings,

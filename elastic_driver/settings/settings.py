@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from math import lcm
 from pathlib import Path
 
-from elastic_driver.dialects.horovod import ENV_PROTOCOL, ON, check_protocol
-from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, check_mode
+from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF, ON, check_protocol
+from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
@@ -455,6 +455,11 @@ class Settings:
     def is_torchruns(self) -> bool:
         """Whether the job was described by torchrun's options, and its script expects torchrun's ways."""
         return self.nodes is not None
+
+    @property
+    def is_horovods(self) -> bool:
+        """Whether its script may expect Horovod's ways: any may that torchrun's options do not describe."""
+        return not self.is_torchruns or self.horovod_shim != NEVER or self.horovod_protocol != OFF
 
     def _check_launcher(self) -> None:
         if self.launcher not in LAUNCHERS:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
+from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER
 from elastic_driver.dialects.torchrun import HANDLED_SIGNALS
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.logs import Logs, Streams, read_filters, read_ranks, read_streams
@@ -145,6 +147,14 @@ _CONF_OTHERWISE: Mapping[str, str] = {
 _CONF_WORDS = frozenset(("is_host", "store_type", "grow"))
 TRUE, FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 """How is_host may say it, in small letters."""
+
+
+# Of settings: what they are where workers are counted as torchrun has it, and neither a flag nor this variable says
+# otherwise. Libraries look whether there is a Horovod, and take what they find for the way to train.
+_NO_HOROVOD: Mapping[str, tuple[str, str]] = {
+    "horovod_shim": (NEVER, ENV_SHIM),
+    "horovod_protocol": (OFF, ENV_PROTOCOL),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +363,7 @@ class _Asks:
         if most > 1:  # else no other host can come, and the job is one of fixed size
             workers |= {"min_num_proc": least * each, "accept_agents": True}
         return {
+            **{name: value for name, (value, variable) in _NO_HOROVOD.items() if not self._environ.get(variable)},
             "nodes": nodes,
             "sizing": Sizing.NNODES if most > 1 else Sizing.NPROC,
             **workers,
