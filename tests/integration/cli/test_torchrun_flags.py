@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,6 +244,27 @@ def test_a_failure_after_another_has_ended_well_and_signals_as_they_came(tmp_pat
         assert sorted(re.findall("saved .", job.stdout.read_text())) == ["saved 0", "saved 1"]
         assert [event["returncode"] for event in job.events("worker_exited")] == [0, 1, 0, 0]
         assert not job.leftovers()
+
+
+@pytest.mark.release
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torchrun")
+def test_the_same_as_torchrun(tmp_path: Path) -> None:
+    """A failure after another has ended well, and Ctrl-C."""
+    path, ours, theirs = script(tmp_path, EXIT), tmp_path / "ours", tmp_path / "theirs"
+    said: list[list[str]] = []
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words, str(theirs)]
+    elasticrun = [sys.executable, "-m", "elastic_driver.cli.main", *words, str(ours)]
+    for command, go_on in ((torchrun, theirs), (elasticrun, ours)):
+        go_on.touch()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            seen = [process.stdout.readline() for _ in range(2)]
+            process.send_signal(signal.SIGINT)
+            seen += process.stdout.readlines()
+            assert process.wait(150) in (1, 128 + signal.SIGINT)
+        said.append(sorted(line.rpartition(":")[2] for line in seen))
+    assert said[0] == said[1] == ["saved 0\n", "saved 1\n", *["waits SIGTERM,SIGINT,SIGHUP,SIGQUIT\n"] * 2]
 
 
 def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
