@@ -33,7 +33,7 @@ class Sizing(StrEnum):
 class Ending(StrEnum):
     """How a worker that is no longer wanted is ended."""
 
-    USUAL = "usual"  # SIGTERM, after --grace-time SIGKILL
+    USUAL = "usual"  # SIGTERM (at the job's end: what Workers.end_by says), after --grace-time SIGKILL
     PLANNED = "planned"  # the same, after --drain-timeout: it may checkpoint
     BROKEN = (
         "broken"  # its peers are lost: its connections are shut too, so that it hangs in none; SIGKILL at once after

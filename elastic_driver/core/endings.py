@@ -96,8 +96,8 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
         return True
     state, listed = t.state, t.state.listed
     alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
-    # Once it has started, those who live may hold its state.
-    if not listed or alive >= (1 if begun else state.policy.min_num_proc):
+    # Once it has started, those who live may hold its state, and others come to them, unless none can.
+    if not listed or alive >= (1 if begun and not state.policy.fixed_hosts else state.policy.min_num_proc):
         return False
     if not all(map(state.blacklist.is_out_for_good, listed)):
         return False

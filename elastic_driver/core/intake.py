@@ -534,7 +534,7 @@ def _end_at_start(t: Transition, record: WorkerRecord, failure: Failure, fault: 
     state, policy = t.state, t.state.policy
     if policy.on_change is not OnChange.RESTART or not policy.ends_at_start:
         return
-    if fault is not Fault.OWN or not state.setbacks.is_start(t.now) or finishing(state):
+    if fault is not Fault.OWN or not state.setbacks.is_start(t.now):
         return
     if not is_on_one_host(state):
         return
@@ -615,8 +615,10 @@ def take_crash(
     if wanted and (stays or (ran and not t.state.policy.blames_hosts)):
         fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran, lost=lost)
-    if not t.state.is_member(worker):
+    # Whoever fails before its first round would do so again at once, and no limit counts that.
+    is_member = t.state.is_member(worker)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran and is_member, lost=lost)
+    if not is_member:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
         _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
@@ -629,7 +631,7 @@ def take_crash(
     elif wanted and t.state.blacklist.is_blacklisted(worker.hostname):
         for other in t.on_host(worker.hostname):
             if other.phase is not WorkerPhase.LEAVING:
-                t.stop(other, f"its host is blacklisted: worker {worker} {how}")
+                t.stop(other, f"its host is taken out of the job: worker {worker} {how}")
     else:
         late = leaves_by(t.state, worker.hostname) is not None
         text = f"worker {worker} {how}{'' if wanted or late else ' after its place was removed'}"

@@ -3,7 +3,8 @@
 Owns the decisions for ``OnChange.RESTART``. A round has four stages. It is launched: its members are fixed, and their
 processes are started with the ranks that they keep. It begins when all of them run. It is over at the first failure,
 and when the places are others than its members': who is left is stopped. When all have ended, the next is launched;
-whoever does not end in time keeps its place, and nobody else waits for it.
+whoever does not end in time keeps its place, and nobody else waits for it. Who has ended with code 0 is started again
+with the others: they cannot go on without it, and what it has done is in the checkpoint.
 
 From its launch on, whoever fails is a member that fails. So a script that fails before its siblings have started is
 counted as any other.
@@ -16,7 +17,6 @@ from dataclasses import replace
 from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.deadlines import first_to_go, gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
-    end_half_finished,
     end_if_given_up,
     end_if_no_host_can_start,
     is_put_off,
@@ -60,7 +60,7 @@ def launch_next(t: Transition) -> None:
     if t.state.phase is not JobPhase.RESETTING:
         return
     fails_again = judge(t)
-    if _end_if_over(t):
+    if end_if_given_up(t):
         return
     if fails_again:
         report_pause(t, pause_until(t.state))
@@ -213,11 +213,3 @@ def _waits_for_ends(t: Transition) -> bool:
     if until is not None and t.now >= until:
         t.state = replace(t.state, reset=replace(t.in_reset(), waits_for_ends=False))
     return until is not None and t.now < until
-
-
-def _end_if_over(t: Transition) -> bool:
-    registry = t.state.registry
-    if registry.workers_in(WorkerState.SUCCESS) and registry.workers_in(WorkerState.FAILURE):
-        end_half_finished(t)
-        return True
-    return end_if_given_up(t)

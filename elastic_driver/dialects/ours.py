@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import astuple
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
-from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_PROTOCOL, OFF
+from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_PROTOCOL, OFF, place_variables
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
 from elastic_driver.dialects.torchrun import TorchrunJob, torchrun_environment
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_JOB,
     ENV_OWNER,
+    ENV_PLACE,
     ENV_RENDEZVOUS,
     ENV_RESTARTED,
     ENV_ROUND,
@@ -29,7 +31,7 @@ from elastic_driver.words import OnChange
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|LOCAL_RANK|RESTARTED|OWNER|HOROVOD_(PROTOCOL|ADDRESS|PORT)|NUMA_BINDING|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|PLACE|LOCAL_RANK|RESTARTED|OWNER|HOROVOD_(PROTOCOL|ADDRESS|PORT)|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
@@ -62,6 +64,7 @@ class OurDialect:
         more_routes: what its workers may ask beside OUR_ROUTES.
         on_change: what they are at first.
         torchrun: what workers are told as torchrun tells it; None for its defaults.
+        tells_as_horovod: whether they are told as Horovod tells it, too.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class OurDialect:
         more_routes: Routes | None = None,
         on_change: OnChange = OnChange.IN_PLACE,
         torchrun: TorchrunJob | None = None,
+        tells_as_horovod: bool = True,
     ) -> None:
         self._inherited = inheritable(environ)
         self._exported = dict(exported)
@@ -81,6 +85,7 @@ class OurDialect:
         self._horovod_protocol = horovod_protocol
         self._on_change = on_change
         self._torchrun = torchrun
+        self._tells_as_horovod = tells_as_horovod
         self._shared: set[str] = set()  # hosts that have had several workers at once
         self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
@@ -120,16 +125,7 @@ class OurDialect:
         env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id), inherited=env)
         env |= {
             "PYTHONUNBUFFERED": "1",
-            "HOROVOD_ELASTIC": "1",
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_HOSTNAME": worker.hostname,
-            "HOROVOD_RANK": str(planned.rank),
-            "HOROVOD_SIZE": str(planned.size),
-            "HOROVOD_LOCAL_RANK": str(planned.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(planned.local_size),
-            "HOROVOD_CROSS_RANK": str(planned.cross_rank),
-            "HOROVOD_CROSS_SIZE": str(planned.cross_size),
+            ENV_PLACE: ",".join(map(str, astuple(planned))),
             ENV_RENDEZVOUS: job.url,
             ENV_KEY: job.key.of_worker(worker).hex(),
             ENV_RANKS_KEY: job.key.of_ranks().hex(),
@@ -140,6 +136,14 @@ class OurDialect:
         }
         if start.restarted:
             env[ENV_RESTARTED] = "1"
+        if self._tells_as_horovod:
+            env |= {
+                "HOROVOD_ELASTIC": "1",
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_HOSTNAME": worker.hostname,
+                **place_variables(planned),
+            }
         return env
 
     def _is_shared(self, hostname: str, local_size: int) -> bool:

@@ -30,6 +30,9 @@ PLACE_VARIABLES = frozenset(
 )
 """What one worker, or one generation of them, is told otherwise than another."""
 
+HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+"""What ends a job, where nothing else is asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class TorchrunJob:
@@ -40,6 +43,7 @@ class TorchrunJob:
         role: the workers' role (--role).
         max_restarts: unplanned resets that the job may have; None for no bound.
         virtual_local_rank: whether each sees its own GPU only, as the only one.
+        signals: names of those that end the job (--signals-to-handle).
         macros: whether ``${local_rank}`` in the command stands for the worker's place on its host.
     """
 
@@ -47,6 +51,7 @@ class TorchrunJob:
     role: str = "default"
     max_restarts: int | None = None
     virtual_local_rank: bool = False
+    signals: tuple[str, ...] = HANDLED_SIGNALS
     macros: bool = False
 
 
@@ -82,6 +87,7 @@ def torchrun_environment(
         "TORCHELASTIC_MAX_RESTARTS": _NO_BOUND if job.max_restarts is None else job.max_restarts,
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": False,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(job.signals),
     }
     if job.macros:
         env[ENV_LOCAL_RANK] = planned.local_rank

@@ -21,7 +21,7 @@ from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
-from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
+from elastic_driver.dialects.torchrun import HANDLED_SIGNALS, VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery, TimedDiscovery
@@ -225,6 +225,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
                 more_routes=routes,
                 on_change=on_change,
                 torchrun=_torchrun_job(settings, job_id, gathering),
+                tells_as_horovod=settings.is_horovods,
             )
         driver = ElasticDriver(
             settings,
@@ -349,6 +350,7 @@ def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) 
         told,
         max_restarts=settings.reset_limit,
         virtual_local_rank=settings.virtual_local_rank,
+        signals=settings.more_signals or HANDLED_SIGNALS,
         macros=gathering is not None or settings.nodes is not None or settings.on_change == RESTART,
     )
 

@@ -96,7 +96,7 @@ from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import Checked
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
+from elastic_driver.launch.launcher import PASSED_ON, CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
@@ -393,6 +393,10 @@ class ElasticDriver:
             for number in [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]:
                 loop.add_signal_handler(number, self._interrupted, number)
                 way_out.callback(loop.remove_signal_handler, number)
+            for number in [number for number in PASSED_ON if number not in numbers]:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    loop.add_signal_handler(number, self._pass_on, number)
+                    way_out.callback(loop.remove_signal_handler, number)
             way_out.push_async_callback(self._server.close)
             way_out.push_async_callback(self._close_launcher)
             way_out.push_async_callback(self._close_chief)
@@ -566,8 +570,13 @@ class ElasticDriver:
             self.health.is_on_disc = True
         self._chronicle.on_disc(report)
 
-    def _interrupted(self, number: int) -> None:
-        name = signal.Signals(number).name
+    def _pass_on(self, number: signal.Signals) -> None:
+        which = "" if number == signal.SIGQUIT else " that handle it"
+        self._chronicle.remark(f"{number.name}: passed on to the workers{which}")
+        self._launcher.pass_on(number)
+
+    def _interrupted(self, number: signal.Signals) -> None:
+        name = number.name
         if self._stepper.is_over:
             if self._workers.living or self._chief is not None:  # else the job's end is told already
                 self._chronicle.warning(f"{name} again: killing all workers now")
@@ -577,6 +586,8 @@ class ElasticDriver:
             return
         self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
         self._preempted = number == signal.SIGTERM
+        if self._settings.is_torchruns:
+            self._workers.end_by(number)
         self._stepper.post(StopRequested(number, name))
 
     def _end_for_operator(self) -> str:

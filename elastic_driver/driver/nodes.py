@@ -14,6 +14,7 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, WorkerId, is_host_name
 from elastic_driver.launch.agent.agent import End, Home, How, attend
 from elastic_driver.launch.dial.early import EarlyAgent
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.launcher import PASSED_ON, Stream
 from elastic_driver.launch.local.locality import addresses_of
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.rendezvous.agent_messages import Bootstrap
@@ -156,6 +157,7 @@ class _Node:
         wait = self._new_wait()
         why = ""
         while True:
+            _outlive_signals()
             ours = self._is_host if self._is_host is not None else self._place.is_ours()
             listener = self._place.claim() if ours else None
             if listener is not None:
@@ -332,6 +334,14 @@ def _shown(command: tuple[str, ...]) -> str:
         return text
     digest = sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
     return f"{text[:_SHOWN].encode(errors='replace').decode()}... ({len(text)} characters, digest {digest})"
+
+
+def _outlive_signals() -> None:
+    """What is passed on to workers is nothing to a node that has none. The loop of a life takes its handlers away."""
+    if threading.current_thread() is threading.main_thread():
+        for number in PASSED_ON:
+            if number != signal.SIGQUIT and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda *_: None)
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,7 @@ death means, is the core's.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -99,6 +100,7 @@ class Workers:
         self._generation: _Generation | None = None
         self._generations = 0
         self._job_ends = False
+        self._end_signal = signal.SIGTERM
 
     @property
     def living(self) -> Mapping[WorkerId, WorkerProcess]:
@@ -133,7 +135,7 @@ class Workers:
         self._starting[order.worker] = self._tasks.start(self._start(order, start, job, generation))
 
     def stop(self, worker: WorkerId, ending: Ending = Ending.USUAL) -> None:
-        """SIGTERM, grace, SIGKILL; for a worker that is being started, as soon as its process is there."""
+        """SIGTERM (or what :meth:`end_by` says), grace, SIGKILL; for one that is being started, once it is there."""
         process = self._processes.get(worker)
         if process is not None:
             self._tasks.start(self._stop(process, ending))
@@ -180,6 +182,10 @@ class Workers:
         """Its process's id; None when none runs."""
         process = self._processes.get(worker)
         return None if process is None else process.pid
+
+    def end_by(self, number: signal.Signals) -> None:
+        """From now on this signal ends workers, in place of SIGTERM: the job ends by it."""
+        self._end_signal = number
 
     def job_ends(self) -> None:
         """Nobody is started any more; who is being started is stopped as soon as its process is there."""
@@ -282,7 +288,7 @@ class Workers:
         await process.wait()
 
     async def _stop(self, process: WorkerProcess, ending: Ending = Ending.USUAL) -> None:
-        await process.stop(self._grace_s[ending], sever=ending is Ending.BROKEN)
+        await process.stop(self._grace_s[ending], sever=ending is Ending.BROKEN, number=self._end_signal)
 
 
 def _label_of(order: StartWorker) -> str:

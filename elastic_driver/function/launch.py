@@ -335,7 +335,7 @@ def exit_code(folder: Path) -> int:
         code = int((folder / function_driver.EXIT_CODE).read_text())
     except (OSError, ValueError):
         raise JobFailedError("the driver ended without saying how", 70) from None
-    if code in (129, 130, 143):
+    if code in (129, 130, 131, 143):
         raise KeyboardInterrupt
     return code
 

@@ -20,6 +20,9 @@ Stream = Literal["stdout", "stderr"]
 # The note of an end that was the OOM killer's.
 OUT_OF_MEMORY = "out of memory: the kernel's OOM killer"
 
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
+"""Signals that mean nothing to us: a scheduler's warning, a trigger of the script's. They are passed on to workers."""
+
 
 class CommandNotFoundError(LaunchError):
     """The command itself cannot be run (no such file, not executable): another attempt or host changes nothing."""
@@ -140,15 +143,16 @@ class WorkerProcess(Protocol):
     def error_file(self) -> str:
         """What it has written into its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing."""
 
-    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
-        """SIGTERM to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
+    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
+        """A signal to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
 
-        Harmless when repeated. A later call with a nearer deadline shortens the grace.
+        Harmless when repeated. A later call with a nearer deadline shortens the grace, and sends no other signal.
 
         Args:
             grace_s: how long, seconds.
             sever: whether its connections are shut too, where the system lets us: who waits for a lost peer in a
                 collective gets an error at once, and can still tidy up.
+            number: the signal.
         """
 
     def kill(self) -> None:
@@ -204,6 +208,13 @@ class Launcher(Protocol):
         Raises:
             CommandNotFoundError: the command cannot be run, wherever it is tried.
             LaunchError: the process could not be started.
+        """
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Sends this signal to the process of each worker that runs, and not to what that has started.
+
+        Of those that would end the process where nothing handles them (all but SIGQUIT, which is meant so), only to
+        who does: not to one whose script has not come so far yet.
         """
 
     def kill(self) -> None:

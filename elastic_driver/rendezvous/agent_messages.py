@@ -13,6 +13,7 @@ import math
 import types
 import typing
 from dataclasses import MISSING, dataclass, field, fields
+from signal import SIGTERM
 from typing import Any, ClassVar, Self
 
 from elastic_driver.errors import RendezvousProtocolError
@@ -336,17 +337,19 @@ class Start(Said, name="start"):
 
 @dataclass(frozen=True)
 class Stop(Said, name="stop"):
-    """SIGTERM to the worker's tree, SIGKILL after the grace, seconds.
+    """A signal to the worker's tree, SIGKILL after the grace, seconds.
 
     Attributes:
         worker: which.
         grace_s: how long.
         sever: whether its connections are shut at once.
+        signal: its number.
     """
 
     worker: str
     grace_s: float
     sever: bool = False
+    signal: int = int(SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -362,6 +365,17 @@ class Kill(Said, name="kill"):
     worker: str
     stacks_s: float
     exits: bool
+
+
+@dataclass(frozen=True)
+class PassOn(Said, name="pass_on"):
+    """A signal for the process of each worker that runs here, as somebody has sent it to the driver.
+
+    Attributes:
+        signal: its number.
+    """
+
+    signal: int
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
 ENV_HOST_TIMEOUT = "ELASTIC_DRIVER_HOST_TIMEOUT_S"  # how long a peer may acknowledge nothing
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
+# The place planned for it then: the numbers of its SlotInfo, with commas.
+ENV_PLACE = "ELASTIC_DRIVER_PLACE"
 ENV_LOCAL_RANK = "ELASTIC_DRIVER_LOCAL_RANK"  # what stands for ${local_rank} in the command, where that is a macro
 # In a worker that is restarted at each change, as long as none of the job's workers calls init(): "1".
 ENV_RESTARTED = "ELASTIC_DRIVER_RESTARTED"

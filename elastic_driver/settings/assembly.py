@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
+from elastic_driver.dialects.horovod import ENV_PROTOCOL
 from elastic_driver.dialects.horovod_shim import ENV_SHIM
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
@@ -186,7 +187,7 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
             text, variable = slots
         if not text or name in but or (name == "rsh_agent" and but.keys() & _OTHER_THAN_RSH):
             continue
-        if variable == ENV_SHIM:
+        if variable in (ENV_SHIM, ENV_PROTOCOL):
             values[name] = text.lower()
         elif _FIELDS[name] is number:
             try:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from math import lcm
 from pathlib import Path
 
-from elastic_driver.dialects.horovod import ENV_PROTOCOL, ON, check_protocol
-from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, check_mode
+from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF, ON, check_protocol
+from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
@@ -146,7 +146,7 @@ class Settings:
         virtual_local_rank: whether each worker sees its own GPU only, as the only one.
         numa_binding: to which processors a worker is bound: "node", "socket", "exclusive" or "core-complex" of its GPU;
             None for none.
-        more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
+        more_signals: names of signals that end the job, as SIGHUP, SIGINT and SIGTERM always do.
         blames_hosts: whether a worker's failure puts its host out.
         sizing: by which flags the number of workers was given.
         remarks: what the user should know of what he has given.
@@ -450,6 +450,16 @@ class Settings:
             pod_names=self.pod_names,
             departure_taints=self.departure_taints,
         )
+
+    @property
+    def is_torchruns(self) -> bool:
+        """Whether the job was described by torchrun's options, and its script expects torchrun's ways."""
+        return self.nodes is not None
+
+    @property
+    def is_horovods(self) -> bool:
+        """Whether its script may expect Horovod's ways: any may that torchrun's options do not describe."""
+        return not self.is_torchruns or self.horovod_shim != NEVER or self.horovod_protocol != OFF
 
     def _check_launcher(self) -> None:
         if self.launcher not in LAUNCHERS:

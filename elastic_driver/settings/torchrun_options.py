@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
+from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER
+from elastic_driver.dialects.torchrun import HANDLED_SIGNALS
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.logs import Logs, Streams, read_filters, read_ranks, read_streams
 from elastic_driver.settings.nodes import Nodes
@@ -30,7 +33,8 @@ _GRACE_S = 30.0
 _ENV_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _ENV_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _ENV_PYTHON = "PYTHON_EXEC"
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_ENV_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+SIGNALS = (*HANDLED_SIGNALS, "SIGUSR1", "SIGUSR2", "SIGALRM")
 """What --signals-to-handle may name."""
 
 
@@ -113,7 +117,11 @@ OPTIONS: Mapping[str, Option] = {
         Option("duplicate_stderr_filters", "the same of stderr", "TEXT,..."),
         Option("logs_specs", "refused but for default: there are no such plug-ins here", "NAME"),
         Option("shutdown_timeout", f"same as --grace-time (default with one of these flags: {_GRACE_S:g})", "S"),
-        Option("signals_to_handle", "more signals that end the job: SIGQUIT, SIGUSR1, SIGUSR2", "SIGNAL,..."),
+        Option(
+            "signals_to_handle",
+            f"signals that end the job, and that workers get then (default: {','.join(HANDLED_SIGNALS)})",
+            "SIGNAL,...",
+        ),
         Option(
             "numa_binding",
             "bind each worker to the processors near its GPU: node, socket, exclusive, core-complex",
@@ -139,6 +147,14 @@ _CONF_OTHERWISE: Mapping[str, str] = {
 _CONF_WORDS = frozenset(("is_host", "store_type", "grow"))
 TRUE, FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 """How is_host may say it, in small letters."""
+
+
+# Of settings: what they are where workers are counted as torchrun has it, and neither a flag nor this variable says
+# otherwise. Libraries look whether there is a Horovod, and take what they find for the way to train.
+_NO_HOROVOD: Mapping[str, tuple[str, str]] = {
+    "horovod_shim": (NEVER, ENV_SHIM),
+    "horovod_protocol": (OFF, ENV_PROTOCOL),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +312,8 @@ class _Asks:
             asked = Logs(shown=asked.shown, prefix=asked.prefix)
         return None if asked == Logs() else asked
 
-    def signals(self) -> tuple[str, ...] | None:
-        """Names of signals beside those that end every job; None where nothing was said."""
+    def signals(self) -> tuple[str, ...]:
+        """Names of signals that end the job."""
 
         def read(text: str) -> tuple[str, ...]:
             names = tuple(word.strip() for word in text.split(",") if word.strip())
@@ -306,7 +322,10 @@ class _Asks:
                     raise ValueError(f"{name[:40]!r} is none of {', '.join(SIGNALS)}")
             return names
 
-        return self._value("signals_to_handle", read)
+        asked = self._value("signals_to_handle", read)
+        if asked is None and (text := self._environ.get(_ENV_SIGNALS)):
+            asked = _read(_Said(text, f"the variable {_ENV_SIGNALS}"), read)
+        return HANDLED_SIGNALS if asked is None else asked
 
     def grace_s(self) -> float:
         """Between SIGTERM and SIGKILL."""
@@ -344,6 +363,7 @@ class _Asks:
         if most > 1:  # else no other host can come, and the job is one of fixed size
             workers |= {"min_num_proc": least * each, "accept_agents": True}
         return {
+            **{name: value for name, (value, variable) in _NO_HOROVOD.items() if not self._environ.get(variable)},
             "nodes": nodes,
             "sizing": Sizing.NNODES if most > 1 else Sizing.NPROC,
             **workers,

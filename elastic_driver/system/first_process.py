@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 
-_PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 # Linux: what the kernel sends, a terminal's for instance, has a code above this. It is sent to the whole group, so the
 # child has it already; twice would mean something else there.
 _SENT_BY_A_PROCESS = 0

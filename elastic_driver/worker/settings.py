@@ -23,6 +23,7 @@ from elastic_driver.rendezvous.environment import (
     ENV_JOB,
     ENV_OWNER,
     ENV_PATIENCE,
+    ENV_PLACE,
     ENV_PORTS,
     ENV_RENDEZVOUS,
     ENV_RESTARTED,
@@ -246,6 +247,10 @@ class WorkerSettings:
         read("ranks_key", ranks_key)
         if values.get("rendezvous"):
             read("credential", Credential.of_worker)
+            if environ.get(ENV_PLACE):  # a driver has started it
+                values.setdefault("elastic", True)
+            if (mine := values.get("credential")) is not None:
+                values.setdefault("hostname", mine.identity.worker.hostname)
         # A worker that is restarted was started for its round, and joins none that runs.
         if values.get("round") and not values.get("restarted"):
             read("planned", _planned_slot)
@@ -267,15 +272,12 @@ def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
     """The place that the driver planned when it started this process.
 
     Raises:
-        SettingsError: the variables are not there, or no numbers.
+        SettingsError: the variable is not there, or has not six numbers.
     """
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     try:
-        return SlotInfo(*(int(environ[f"HOROVOD_{name}"]) for name in names))
-    except (KeyError, ValueError) as error:
-        raise SettingsError(
-            f"cannot read this worker's planned place from HOROVOD_RANK and the like: {error}"
-        ) from error
+        return SlotInfo(*map(int, environ[ENV_PLACE].split(",")))
+    except (KeyError, ValueError, TypeError) as error:
+        raise SettingsError(f"cannot read this worker's planned place from {ENV_PLACE}: {error}") from error
 
 
 _settings: WorkerSettings | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class FakeProcess:
     async def wait(self) -> ExitStatus:
         return await asyncio.shield(self.exited)
 
-    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
         self.stops.append((grace_s, sever))
         if self.stop_error is not None:
             raise self.stop_error
@@ -89,6 +90,7 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.started: dict[WorkerId, FakeProcess] = {}
         self.asked: list[WorkerId] = []
+        self.passed_on: list[signal.Signals] = []
         self.start_error: BaseException | None = None
         self.close_error: Exception | None = None
         self.on_start: Callable[[FakeProcess], None] = lambda process: None
@@ -119,6 +121,9 @@ class FakeLauncher:
         self.started[worker] = process
         self.on_start(process)
         return process
+
+    def pass_on(self, number: signal.Signals) -> None:
+        self.passed_on.append(number)
 
     def kill(self) -> None:
         for process in self.started.values():

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -102,7 +103,7 @@ class ThreadWorker:
         """Blocks until the function has returned."""
         return await asyncio.shield(self.exited)
 
-    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
         """Sets its event, and blocks until the function has returned."""
         self.kill()
         return await self.wait()
@@ -150,6 +151,9 @@ class ThreadLauncher:
         process = ThreadWorker(worker, slot, label, self._create, self._on_end)
         self._started = [one for one in self._started if not one.exited.done()] + [process]
         return process
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Nothing: a thread gets none."""
 
     def kill(self) -> None:
         """Sets the events of all."""

@@ -32,6 +32,7 @@ from elastic_driver.launch.agent.stacks import StackTaker
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
+from elastic_driver.launch.launcher import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
     JOB_IS_OVER,
     Bootstrap,
@@ -223,9 +224,10 @@ class Agent:
             # What was ignored at the start stays so, for the workers too. SIGHUP is not ignored, but has a handler that
             # does nothing: workers would inherit the other.
             more = () if self._home is None else self._home.signals
-            signals = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more))
-            for number in [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]:
-                self._loop.add_signal_handler(number, self._interrupted, number)
+            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more)
+            handlers = {**dict.fromkeys(PASSED_ON, self._pass_on), **dict.fromkeys(signals, self._interrupted)}
+            for number in [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]:
+                self._loop.add_signal_handler(number, handlers[number], number)
                 way_out.callback(self._loop.remove_signal_handler, number)
             if self._bootstrap.job:
                 await end_orphans(self._bootstrap.job, place())
@@ -423,8 +425,13 @@ class Agent:
             async with asyncio.timeout(_END_S):
                 await self._workers.close()
 
-    def _interrupted(self, number: int) -> None:
-        name = signal.Signals(number).name
+    def _pass_on(self, number: signal.Signals) -> None:
+        # Where the driver has started this agent, the driver orders that: a scheduler may signal both.
+        if self._bootstrap.slots and self._workers is not None:
+            self._workers.pass_on(number)
+
+    def _interrupted(self, number: signal.Signals) -> None:
+        name = number.name
         is_node = self._home is not None
         if (number == signal.SIGHUP and not is_node) or (number == signal.SIGINT and not self._bootstrap.slots):
             return  # whoever has started this agent ends; the driver tells when it is over
@@ -432,6 +439,8 @@ class Agent:
             self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: it ends"))
             return
         self._signal = number  # elasticrun leave is no signal
+        if is_node:
+            self._workers.ends_by = number
         _say(f"{name}: leaving the job (again to end at once)")
         grace_s = self._bootstrap.grace_s if number == signal.SIGTERM else 0.0
         self._leave(f"its agent was sent {name}", grace_s or None)

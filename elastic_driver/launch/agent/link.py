@@ -199,6 +199,8 @@ class DriverLink:
                     raise RefusedError("the one that answers there was started since, and knows nothing of it")
             await asyncio.sleep(min(pause_s, max(0.0, until - now)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        if not first and strange_since is not None:
+            raise DriverLostError("the driver is gone: the one that answers there now was started since")
         raise DriverLostError(f"cannot reach the driver: {why}")
 
     async def _has_successor(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
@@ -30,6 +30,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Labels,
     NotStarted,
     Output,
+    PassOn,
     Said,
     Spared,
     Start,
@@ -59,6 +60,7 @@ class _Starting:
         runs: whether the driver was told that its process is there.
         stop_within_s: it is to be stopped as soon as it is there, with this grace; None for not.
         sever: whether its connections are shut then.
+        number: the signal that it gets then.
         is_again: whether the driver takes it for started already.
     """
 
@@ -67,9 +69,12 @@ class _Starting:
     is_again: bool = False
     stop_within_s: float | None = None
     sever: bool = False
+    number: signal.Signals = signal.SIGTERM
 
-    def stop(self, grace_s: float, *, sever: bool = False) -> None:
+    def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> None:
         self.sever = self.sever or sever
+        if self.stop_within_s is None:
+            self.number = number
         if self.stop_within_s is None or grace_s < self.stop_within_s:
             self.stop_within_s = grace_s
 
@@ -95,6 +100,9 @@ class HostWorkers:
         environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
         own_folder: whether workers run in this process's folder, with its umask, instead of in the driver's.
         screen: shows what workers write here, too; None for nobody.
+
+    Attributes:
+        ends_by: the signal that workers are ended with from now on, in place of SIGTERM; None for that.
     """
 
     def __init__(
@@ -138,6 +146,7 @@ class HostWorkers:
         self._orders: dict[WorkerId, Start] = {}
         self._again: set[WorkerId] = set()  # who is ended to be started once more, and the driver need not know
         self._paused = False
+        self.ends_by: signal.Signals | None = None
 
     # --- for the server and its handler ----------------------------------------------------------------------------
 
@@ -194,13 +203,15 @@ class HostWorkers:
         """Carries out an order. Returns whether it was one.
 
         Raises:
-            RendezvousProtocolError: it names no worker.
+            RendezvousProtocolError: it names no worker, or no signal.
         """
         match message:
             case Start(key):
                 self._begin(worker_named(key), message)
-            case Stop(key, grace_s, sever):
-                self._stop(worker_named(key), grace_s, sever=sever)
+            case Stop(key, grace_s, sever, number):
+                self._stop(worker_named(key), grace_s, sever=sever, number=_signal_of(number))
+            case PassOn(number):
+                self.pass_on(_signal_of(number))
             case Kill(key):
                 self._kill(worker_named(key), message)
             case KillAll():
@@ -213,6 +224,10 @@ class HostWorkers:
             case _:
                 return False
         return True
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Sends this signal to the process of each worker that runs; see Launcher."""
+        self._launcher.pass_on(number)
 
     def kill(self) -> None:
         """SIGKILL to all, and to those that are being started as soon as they are there."""
@@ -308,15 +323,19 @@ class HostWorkers:
         process.exited.add_done_callback(lambda _: self._exited(process))
         process.finished.add_done_callback(lambda _: self._finished(process))
         if starting.stop_within_s is not None:
-            self._stop(worker, starting.stop_within_s, sever=starting.sever)
+            self._stop(worker, starting.stop_within_s, sever=starting.sever, number=starting.number)
 
-    def _stop(self, worker: WorkerId, grace_s: float, *, sever: bool = False) -> None:
+    def _stop(
+        self, worker: WorkerId, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM
+    ) -> None:
+        if self.ends_by is not None and number == signal.SIGTERM:
+            number = self.ends_by
         process, starting = self._processes.get(worker), self._starting.get(worker)
         self._again.discard(worker)
         if process is not None:
-            self._tasks.start(_stopped(process, grace_s, sever=sever))
+            self._tasks.start(_stopped(process, grace_s, sever=sever, number=number))
         elif starting is not None:
-            starting.stop(grace_s, sever=sever)
+            starting.stop(grace_s, sever=sever, number=number)
 
     def _kill(self, worker: WorkerId, order: Kill) -> None:
         process = self._processes.get(worker)
@@ -388,8 +407,15 @@ class HostWorkers:
         return read_error_file(self._error_file_of.get(worker, ""))
 
 
-async def _stopped(process: LocalWorker, grace_s: float, *, sever: bool) -> None:
-    await process.stop(grace_s, sever=sever)
+async def _stopped(process: LocalWorker, grace_s: float, *, sever: bool, number: signal.Signals) -> None:
+    await process.stop(grace_s, sever=sever, number=number)
+
+
+def _signal_of(number: int) -> signal.Signals:
+    try:
+        return signal.Signals(number)
+    except ValueError as error:
+        raise RendezvousProtocolError(f"cannot send a worker signal {number}: there is none") from error
 
 
 def _enter(welcome: Welcome) -> str:

@@ -7,6 +7,7 @@ whose, and that it is lost, is the fleet's (:mod:`elastic_driver.launch.fleet.fl
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,7 @@ from elastic_driver.rendezvous.agent_messages import (
     LetGo,
     NotStarted,
     Output,
+    PassOn,
     PortHeld,
     Said,
     Spared,
@@ -230,6 +232,11 @@ class AgentLauncher:
             self._warming = True
             for link in self._agents.links():
                 link.send(WarmUp())
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """See Launcher."""
+        for link in self._agents.links():
+            link.send(PassOn(int(number)))
 
     def kill(self) -> None:
         """See Launcher."""

@@ -80,10 +80,10 @@ class RemoteWorker:
         """See WorkerProcess."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
         """See WorkerProcess."""
         if not self.finished.done():
-            self._link.send(Stop(self.worker.key, grace_s, sever))
+            self._link.send(Stop(self.worker.key, grace_s, sever, int(number)))
             self._link.overdue(f"stop worker {self.worker} within {grace_s:g} s", self.exited.done, takes_s=grace_s)
         return await self.wait()
 

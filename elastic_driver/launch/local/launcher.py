@@ -28,6 +28,7 @@ from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.binding import bind
 from elastic_driver.launch.processes.death import (
     PIDFD_THREAD,
+    awaits_signal,
     dying,
     exit_status,
     is_alive,
@@ -256,9 +257,9 @@ class LocalWorker:
         """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
-        """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
-        self._end_tree_within(grace_s)
+    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
+        """A signal to the tree, SIGKILL after the grace; see the protocol."""
+        self._end_tree_within(grace_s, number)
         if sever and not self.exited.done():
             with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
                 await self._scanner.sever(self.worker.key)
@@ -274,6 +275,14 @@ class LocalWorker:
         """Whether it is being stopped, or killed."""
         return self._kill_at < math.inf
 
+    def pass_on(self, number: signal.Signals) -> None:
+        """Sends a signal to its process; see the protocol of launchers."""
+        if self.exited.done():  # from then on the id may be a stranger's
+            return
+        with contextlib.suppress(OSError):
+            if number == signal.SIGQUIT or awaits_signal(self.pid, number):
+                os.kill(self.pid, number)
+
     def kill(self) -> None:
         """SIGKILL to the tree."""
         # Not the process first and its children afterwards: with it would go the knowledge whose children they are.
@@ -286,7 +295,7 @@ class LocalWorker:
         else:
             self.kill()
 
-    def _end_tree_within(self, grace_s: float) -> None:
+    def _end_tree_within(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> None:
         if self.finished.done():
             return
         now = self._loop.time()
@@ -300,19 +309,19 @@ class LocalWorker:
             else:
                 self._kill_timer = self._loop.call_later(grace_s, self._no_more_grace)
         if self._ending is None:
-            self._ending = start_task(self._end_tree())
+            self._ending = start_task(self._end_tree(number))
 
     def _no_more_grace(self) -> None:
         if not self._kill_now.done():
             self._kill_now.set_result(None)
 
-    async def _end_tree(self) -> None:
+    async def _end_tree(self, number: signal.Signals) -> None:
         # Kept over the scans: a child without marks is known as ours only as long as its parent lives.
         processes: set[psutil.Process] = set()
         if not self._kill_now.done():
             processes.update(await self._find())
             for process in processes:
-                send_signal(process, signal.SIGTERM)
+                send_signal(process, number)
             await wait_gone(processes, self._kill_now)
         give_up = self._loop.create_future()
         timer = self._loop.call_later(_KILL_S, set_once, give_up)
@@ -530,6 +539,11 @@ class LocalLauncher:
         self._output_paused = False
         for process in self._workers:
             process.resume_output()
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Sends this signal to the process of each worker that runs; see the protocol."""
+        for process in tuple(self._workers):
+            process.pass_on(number)
 
     def kill(self) -> None:
         """SIGKILL to all workers and to what dead ones have left behind."""

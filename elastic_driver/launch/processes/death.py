@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable
 
@@ -128,6 +129,21 @@ def set_once(future: asyncio.Future[None]) -> None:
     """Ends the wait for a future that several may end."""
     if not future.done():
         future.set_result(None)
+
+
+def awaits_signal(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, or blocks it, which who waits for it does.
+
+    Raises:
+        OSError: there is no such process, or no descriptor is free to look with.
+    """
+    bits = 0
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            name, _, value = line.partition(":")
+            if name in ("SigBlk", "SigCgt"):
+                bits |= int(value, 16)
+    return bool(bits & 1 << number - 1)
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -30,7 +30,16 @@ ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"
 
 # What a terminal or a service manager sends to all processes of a job: the guard has to outlive the driver.
-UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+UNHEARD = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
 
 # What the guard allows workers between SIGTERM and SIGKILL: enough for multiprocessing's resource tracker to remove its
 # shared memory, and all is gone within two seconds of the driver's death.

@@ -40,6 +40,7 @@ from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_c
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_LOCAL_RANK,
+    ENV_PLACE,
     ENV_RENDEZVOUS,
     ENV_ROUND,
     ENV_VITALS,
@@ -56,6 +57,7 @@ _OWN = frozenset(
     (
         ENV_WORKER,
         ENV_LOCAL_RANK,
+        ENV_PLACE,
         ENV_ROUND,
         ENV_VITALS,
         ENV_RENDEZVOUS,

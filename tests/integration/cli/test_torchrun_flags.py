@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +191,80 @@ def test_another_signal_ends_the_job(tmp_path: Path) -> None:
         job.process.send_signal(signal.SIGUSR1)
         assert job.wait() == 128 + signal.SIGUSR1
         assert "SIGUSR1: stopping all workers" in job.said()
-        assert {event["returncode"] for event in job.events("worker_exited")} == {-signal.SIGTERM}
+        assert {event["returncode"] for event in job.events("worker_exited")} == {-signal.SIGUSR1}
+
+
+# The second rank fails at its exit, when the first is through; then both run again, forked from a warm process, until
+# somebody interrupts them.
+EXIT = """\
+import os, pathlib, signal, sys, time
+import elastic_driver  # what the warm process is for
+rank, generation = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if generation == 0:
+    if rank == 1:
+        while not pathlib.Path(sys.argv[1]).exists():
+            time.sleep(0.01)
+    sys.exit(rank)
+taken = []
+for name in ("SIGUSR1", "SIGALRM"):
+    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, rank, flush=True))
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+try:
+    if child:
+        print("waits", os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], flush=True)
+    while True:
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    if child:
+        print("saved", rank, flush=True)
+"""
+
+
+def test_a_failure_after_another_has_ended_well_and_signals_as_they_came(tmp_path: Path) -> None:
+    path, go_on = script(tmp_path, EXIT), tmp_path / "go-on"
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--preload", "elastic_driver", path, str(go_on))
+    with start(tmp_path, *words) as job:
+
+        def shown(text: str, times: int = 2) -> None:
+            job.wait_for(text, lambda: job.stdout.read_text().count(text) >= times)
+
+        job.wait_for("one has ended well", lambda: [e for e in job.events("worker_exited") if e["returncode"] == 0])
+        go_on.touch()
+        shown("waits SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+        # Not to what a worker has started, which would die of it; and one that nobody handles ends nobody.
+        for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGALRM):
+            job.process.send_signal(number)
+            job.wait_for("it is told", lambda: f"{number.name}: passed on to the workers" in job.said())  # noqa: B023
+        shown("SIGUSR1")
+        shown("SIGALRM")
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 128 + signal.SIGINT
+        assert sorted(re.findall("saved .", job.stdout.read_text())) == ["saved 0", "saved 1"]
+        assert [event["returncode"] for event in job.events("worker_exited")] == [0, 1, 0, 0]
+        assert not job.leftovers()
+
+
+@pytest.mark.release
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torchrun")
+def test_the_same_as_torchrun(tmp_path: Path) -> None:
+    """A failure after another has ended well, and Ctrl-C."""
+    path, ours, theirs = script(tmp_path, EXIT), tmp_path / "ours", tmp_path / "theirs"
+    said: list[list[str]] = []
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words, str(theirs)]
+    elasticrun = [sys.executable, "-m", "elastic_driver.cli.main", *words, str(ours)]
+    for command, go_on in ((torchrun, theirs), (elasticrun, ours)):
+        go_on.touch()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            seen = [process.stdout.readline() for _ in range(2)]
+            process.send_signal(signal.SIGINT)
+            seen += process.stdout.readlines()
+            assert process.wait(150) in (1, 128 + signal.SIGINT)
+        said.append(sorted(line.rpartition(":")[2] for line in seen))
+    assert said[0] == said[1] == ["saved 0\n", "saved 1\n", *["waits SIGTERM,SIGINT,SIGHUP,SIGQUIT\n"] * 2]
 
 
 def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_who_aborts_since_another_was_lost_in_their_first_meeting_is_not_blamed(
         assert one.wait() == 1
         assert "that had the training's state are lost" in one.said()
         assert {line["rank"] for line in told(one, "abort", host="localhost")} == {0, 1, 2}
-        assert "its host is blacklisted: worker localhost" not in one.said()
+        assert "its host is taken out of the job: worker localhost" not in one.said()
 
 
 def test_all_states_lost_while_they_meet_ends_the_job(tmp_path: Path) -> None:

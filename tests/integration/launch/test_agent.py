@@ -418,6 +418,18 @@ def test_one_that_has_joined_and_was_given_up_begins_anew(tmp_path: Path) -> Non
     act(main)
 
 
+def test_one_whose_driver_was_started_again_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=4.0) as one, successor_of(one) as begin:
+            agent = await one.ready()
+            await begin()
+            code, text = await agent.ends()
+            assert code == 1
+            assert "the driver is gone: the one that answers there now was started since" in text
+
+    act(main)
+
+
 def test_one_that_has_joined_joins_the_driver_that_was_started_again(tmp_path: Path) -> None:
     """At the same address, with the same secret; long before its lease with the old one ends."""
 

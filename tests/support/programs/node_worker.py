@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -54,8 +55,17 @@ def meet() -> list[str]:
     return sorted(heard, key=int)
 
 
+def say_signal(number: int, _: object) -> None:
+    """Says which signal has come; SIGQUIT ends it, too."""
+    print(f"rank {os.environ['RANK']} was sent {signal.Signals(number).name}", flush=True)
+    if number == signal.SIGQUIT:
+        sys.exit(0)
+
+
 def main() -> int:
     """Says what it was told. Returns the code that it was told to end with."""
+    for number in (signal.SIGUSR1, signal.SIGQUIT):
+        signal.signal(number, say_signal)
     told = {name: os.environ[name] for name in TOLD if name in os.environ}
     line = {"pid": os.getpid(), "cwd": os.getcwd(), "time": time.time(), "words": sys.argv[1:], **told}
     if "MASTER_PORT" in told:

@@ -48,7 +48,16 @@ def test_all_that_torchrun_tells() -> None:
         "TORCHELASTIC_MAX_RESTARTS": "7",
         "TORCHELASTIC_RUN_ID": "run",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }
+
+
+def test_nothing_of_horovods_where_it_is_not_asked_for() -> None:
+    dialect = OurDialect({}, exported={}, on_change=OnChange.RESTART, tells_as_horovod=False)
+    told = dialect.environment(start(), job=JOB)
+    assert not [name for name in told if name.startswith("HOROVOD_")]
+    assert told["ELASTIC_DRIVER_PLACE"] == "3,4,1,2,1,2"
+    assert environment(start())["HOROVOD_RANK"] == "3"
 
 
 def test_what_differs_between_workers_and_generations_keeps_no_worker_from_being_forked() -> None:

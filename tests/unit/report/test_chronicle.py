@@ -202,7 +202,7 @@ def test_last_words_are_forgotten_with_their_round(story: Story) -> None:
 
 
 def test_workers_stopped_for_one_reason_are_one_line(story: Story) -> None:
-    lost = "its host is blacklisted: worker a[0] killed by SIGKILL"
+    lost = "its host is taken out of the job: worker a[0] killed by SIGKILL"
     commands = [StopWorker(WorkerId("a", slot, 0), lost) for slot in range(1, 9)]
     story.chronicle.workers_stopped([*commands, StopWorker(WorkerId("b", 0, 0), "it is late")])
     assert story.said() == [

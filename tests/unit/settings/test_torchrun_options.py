@@ -50,7 +50,32 @@ def test_a_job_without_these_flags_is_what_it_was() -> None:
     made = settings("-np", "2", "train.py")
     assert made.command == ("train.py",)
     assert (made.nodes, made.logs, made.grace_s, made.blames_hosts) == (None, Logs(), 5.0, True)
+    assert (made.is_torchruns, made.is_horovods) == (False, True)
+    assert (made.horovod_shim, made.horovod_protocol) == ("auto", "auto")
     assert "-np is missing" in refusal("train.py")
+
+
+def test_no_horovod_unless_it_is_asked_for() -> None:
+    made = settings("--nproc-per-node", "3", "train.py")
+    assert (made.is_torchruns, made.is_horovods) == (True, False)
+    assert (made.horovod_shim, made.horovod_protocol) == ("never", "off")
+    asked = settings("--nproc-per-node", "3", "--horovod-shim", "auto", "train.py")
+    assert (asked.is_horovods, asked.horovod_shim, asked.horovod_protocol) == (True, "auto", "off")
+    assert settings("--standalone", "train.py", env={"ELASTIC_DRIVER_HOROVOD_PROTOCOL": "on"}).horovod_protocol == "on"
+    # Horovod's flags with one of torchrun's.
+    mixed = settings("-np", "2", "--max-restarts", "1", "train.py")
+    assert (mixed.is_torchruns, mixed.is_horovods, mixed.horovod_shim) == (True, True, "auto")
+
+
+def test_signals_that_end_the_job() -> None:
+    handled = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    assert settings("--standalone", "train.py").more_signals == handled
+    assert settings("-np", "1", "train.py").more_signals == ()
+    env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM, SIGUSR2"}
+    assert settings("--standalone", "train.py", env=env).more_signals == ("SIGTERM", "SIGUSR2")
+    assert settings("--standalone", "--signals-to-handle", "SIGALRM", "x.py", env=env).more_signals == ("SIGALRM",)
+    env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGSTOP"}
+    assert "TORCHELASTIC_SIGNALS_TO_HANDLE: 'SIGSTOP' is none of" in refusal("--standalone", "train.py", env=env)
 
 
 @pytest.mark.parametrize("words", [["--standalone"], ["--max-restarts", "1"], ["--role", "x"], ["-m"]])

@@ -17,7 +17,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.agent.clouds import ENV_AWS, ENV_AZURE, ENV_GCP
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
-from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_RENDEZVOUS, ENV_ROUND, ENV_TASK, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_PLACE, ENV_RENDEZVOUS, ENV_ROUND, ENV_TASK, ENV_WORKER
 from elastic_driver.settings import mpi_launcher
 from elastic_driver.settings import settings as driver_settings
 from elastic_driver.settings.grace import ENV_GRACE
@@ -168,7 +168,7 @@ def shown(value: object) -> str:
 def test_the_docs_list_each_variable_with_its_default() -> None:
     by_fields = {each.name: each.default for each in dataclasses.fields(driver_settings.Settings)}
     expected = {name: {shown(getattr(DEFAULTS, field))} for name, field in VARIABLES.items()}
-    expected |= {key: {"-"} for key in (ENV_WORKER, ENV_KEY, ENV_RANKS_KEY, ENV_CHIEF, ENV_TASK, *PLANNED)}
+    expected |= {key: {"-"} for key in (ENV_WORKER, ENV_KEY, ENV_RANKS_KEY, ENV_CHIEF, ENV_TASK, ENV_PLACE, *PLANNED)}
     expected |= {name: {"-"} for name in (ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE, ENV_OPTIONS, ENV_GRACE)}
     expected |= {name: {"-"} for name in mpi_launcher.VARIABLES}
     expected |= {ENV_SWITCH: {"on"}}
