@@ -200,6 +200,24 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
     assert code == 0, said
 
 
+def test_functions_that_name_a_global_module_go_to_workers_and_between_them(tmp_path: Path) -> None:
+    """With Horovod's arguments in Horovod's order."""
+    code, said = run_alone(
+        tmp_path,
+        "import elastic_driver.compat as c; c.install(mode='always')\n"
+        "import elastic_driver as own, horovod, horovod.common.util as hvd\n"
+        "def train(items, parts=1):\n"
+        "    own.init()\n"
+        "    cut = lambda: hvd.split_list(items, parts)\n"
+        "    return own.rank(), own.broadcast_object(cut if own.rank() == 1 else None, 1)()\n"
+        "if __name__ == '__main__':\n"
+        "    got = horovod.run(train, ([1, 2],), {'parts': 2}, 2, None, None, None, None, None, 'localhost:2', None,\n"
+        "                      None, 150, network_interfaces=['lo'])\n"
+        "    assert got == [(0, [[1], [2]]), (1, [[1], [2]])], got\n",
+    )
+    assert code == 0, said
+
+
 def run_alone(folder: Path, text: str) -> tuple[int, str]:
     """Without elasticrun."""
     program = folder / "program.py"
