@@ -122,9 +122,7 @@ class HostManager:
             return self._blacklist.is_blacklisted(host)
 
     @staticmethod
-    def order_available_hosts(
-        available_hosts: Iterable[str], prev_host_assignment_order: Sequence[str]
-    ) -> list[str]:
+    def order_available_hosts(available_hosts: Iterable[str], prev_host_assignment_order: Sequence[str]) -> list[str]:
         """The available hosts, those of ``prev_host_assignment_order`` first and in that order."""
         # Those that are available have no order of their own: Horovod gives a set.
         listed = in_natural_order(Host(name, 1) for name in available_hosts)
