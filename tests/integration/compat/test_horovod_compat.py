@@ -72,6 +72,7 @@ def test_mnist_like() -> None:
 def test_synthetic_benchmark(tmp_path: Path) -> None:
     code, said = elasticrun(
         *("-np", "2", "--timeline-filename", str(tmp_path / "trace.json"), "--timeline-mark-cycles"),
+        *("--cycle-time-ms", "3", "--autotune"),
         *(sys.executable, str(SCRIPTS / "synthetic_benchmark.py"), "--fp16-allreduce"),
         program=FORKING,
     )
@@ -80,6 +81,7 @@ def test_synthetic_benchmark(tmp_path: Path) -> None:
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "BROADCAST", "CYCLE_START"} <= events
     assert "Total on 2 workers: done" in said
     assert said.count("Img/sec") == 1
+    assert said.count("no effect here: --cycle-time-ms, --autotune; only Horovod's own library has that") == 1
 
 
 def test_elastic_script_survives_a_kill(tmp_path: Path) -> None:
