@@ -676,7 +676,7 @@ class ElasticDriver:
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
         self._error_files.clear()  # the first failure is asked for, of those since the last round
-        if not self._told_of_flags:
+        if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
         self._server.begin_round(command.round_id)
@@ -690,7 +690,7 @@ class ElasticDriver:
         if self._on_round is not None:
             self._on_round()
 
-    def _warn_of_flags(self, backend: Backend | None) -> None:
+    def _warn_of_flags(self, backend: Backend) -> None:
         """Tells what was asked for that the workers know nothing of, as soon as it is known whose they are."""
         if backend is not Backend.HOROVOD:
             if self._settings.of_horovod_alone:
