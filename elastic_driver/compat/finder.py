@@ -20,7 +20,7 @@ from typing import Any
 
 from elastic_driver.compat import asks_first
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
-from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, SHIM_FOLDER, check_mode
+from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, SHIM_FOLDER, check_mode
 
 # The release whose names and signatures are followed.
 HOROVOD_VERSION = "0.28.1"
@@ -219,6 +219,10 @@ def load_in_place(name: str, folder: str) -> None:
     Args:
         name: ``horovod``, whose import is under way.
         folder: the one on ``sys.path`` that it was found in.
+
+    Raises:
+        ModuleNotFoundError: there is no installed one, and this job's workers are to have no other
+            (``--horovod-shim never``).
     """
     mode = check_mode(os.environ.get(ENV_SHIM) or AUTO, f"the variable {ENV_SHIM}")
     real = None if mode == ALWAYS else find_real(folder)
@@ -229,7 +233,9 @@ def load_in_place(name: str, folder: str) -> None:
         if os.environ.get(ENV_PROTOCOL, OFF) != OFF:  # also in a process that workers are forked from
             asks_first.install()
         return
+    del sys.modules[name]
+    if mode == NEVER:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    del sys.modules[name]
     importlib.import_module(name)
