@@ -416,7 +416,9 @@ class ThreadJob:
         assert self._workers is not None
         if worker in self._gone:
             return
-        others = list(self._workers.living.items()) if status.returncode and not self._rounds_seen.get(worker) else []
+        assert isinstance(process, ThreadWorker)
+        has_failed = bool(status.returncode) and not process.stopping.done()
+        others = list(self._workers.living.items()) if has_failed and not self._rounds_seen.get(worker) else []
         for other, thread in others:
             if other.hostname == worker.hostname and other != worker and not self._rounds_seen.get(other):
                 # As in Horovod its host is out, and with it all who have not trained yet. The core would let them, and

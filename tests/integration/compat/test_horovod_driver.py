@@ -163,6 +163,26 @@ def test_a_worker_that_fails_before_it_is_ready_takes_its_host_along(make: Make)
     assert [len(places) for places in rendezvous.rounds] == [2]
 
 
+def test_a_worker_that_is_asked_to_end_takes_nobody_along(make: Make) -> None:
+    """Its host has fewer slots, before anybody is ready."""
+    discovery = FixedHosts({"host-1": 2})
+    driver, _ = make(discovery, min_num_proc=1)
+    begun, has_left = threading.Barrier(2), threading.Event()
+
+    def work(slot: SlotInfo, events: list[threading.Event]) -> tuple[int, float]:
+        if not begun.wait(PATIENCE_S):
+            discovery.set({"host-1": 1})
+        if slot.local_rank:
+            wait_for(events[0])
+            has_left.set()
+            return ended(1)
+        wait_for(has_left)
+        return ended(0 if driver.record_ready(slot.hostname, slot.local_rank) else 2)
+
+    driver.start(2, work)
+    assert {name: code for name, (code, _) in driver.get_results().worker_results.items()} == {"host-1[0]": 0}
+
+
 def test_a_worker_that_waits_for_a_round_is_asked_to_end_when_its_host_is_out(make: Make) -> None:
     driver, _ = make(FixedHosts(TWO_BY_TWO))
     waiting = threading.Event()
