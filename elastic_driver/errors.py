@@ -109,11 +109,19 @@ class HostsUpdatedInterrupt(BaseException):
     """A request to leave the round at this commit, because hosts were added or removed. Not an error.
 
     It derives from BaseException so that a user's ``except Exception`` cannot swallow it.
+
+    Args:
+        skip_sync: for Horovod's signature, without effect: whether a round syncs is the same for all its members.
+        reason: which hosts, for people.
     """
 
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
+    def __init__(self, skip_sync: bool = False, *, reason: str = "") -> None:  # noqa: FBT001, FBT002 - Horovod's
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
         self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class DurableError(ElasticError):

@@ -113,6 +113,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long each test of random changes takes (else 15 s)",
     )
     parser.addoption(
+        "--horovod-source",
+        type=Path,
+        metavar="DIR",
+        help="a checkout of Horovod's repository: its own tests are run (tests/horovod_source), and its names compared",
+    )
+    parser.addoption(
         "--horovod-launcher",
         choices=("elasticrun", "horovodrun", "both"),
         default="elasticrun",

@@ -24,8 +24,24 @@ def report() -> str:
         lines.append(_line(True, "native Gloo extension", ""))
     torch = importlib.util.find_spec("torch") is not None
     lines.append(_line(torch, "PyTorch's Gloo (takes its place for PyTorch users)", "torch is not installed"))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_as_horovod_prints_it(has_torch=torch)])
+
+
+def _as_horovod_prints_it(*, has_torch: bool) -> list[str]:
+    """The lines of ``horovodrun --check-build``, for programs that look for them."""
+    from elastic_driver.worker.launched import across
+
+    has_mpi = across.is_installed()
+    sections = {
+        "Frameworks": {"TensorFlow": False, "PyTorch": has_torch, "MXNet": False},
+        "Controllers": {"MPI": has_mpi, "Gloo": True},
+        "Tensor Operations": {"NCCL": False, "DDL": False, "CCL": False, "MPI": False, "Gloo": True},
+    }
+    lines = []
+    for name, parts in sections.items():
+        lines += ["", f"Available {name}:", *(_line(there, part, "") for part, there in parts.items())]
+    return lines
 
 
 def _line(available: bool, text: str, reason: str) -> str:  # noqa: FBT001 - the mark's state
-    return f"    [{'X' if available else ' '}] {text}" + ("" if available else f": {reason}")
+    return f"    [{'X' if available else ' '}] {text}" + (f": {reason}" if reason and not available else "")

@@ -382,7 +382,7 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         help="begin each forwarded line with the time",
     )
     for name, value, text in (
-        ("--log-with-timestamp", True, "workers' library log lines have the time"),
+        ("--log-with-timestamp", True, "log lines of Horovod's own library have the time"),
         ("--log-without-timestamp", False, "they have not"),
         ("--no-log-hide-timestamp", True, "deprecated: --log-with-timestamp"),
         ("--log-hide-timestamp", False, "deprecated: --log-without-timestamp"),
@@ -398,7 +398,7 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         "log_level",
         type=str.upper,
         choices=LOG_LEVELS,
-        help="of driver and workers' library (default: {default}, WARNING)",
+        help="of the driver (default: {default}); also of workers that run Horovod's own library",
     )
     add("event_log", metavar="FILE", help="append what happens to the job as JSON lines")
     add(
@@ -416,6 +416,15 @@ def _tuning_flags(parser: argparse.ArgumentParser) -> None:
     text = "for workers to connect to each other (default {default})"
     _Settings(group).add("gloo_timeout_s", type=_integer, metavar="S", help=text)
     add("--fusion-threshold-mb", type=_integer, metavar="MB", help="most bytes of tensors that are sent as one")
+    add("--timeline-filename", metavar="FILE", help="Chrome trace of the collectives")
+    _flag(group, "--timeline-mark-cycles", "with its cycles", off=("--no-timeline-mark-cycles", "without"))
+    _flag(group, "--stall-check", "warn of stalled collectives (default)", off=("--no-stall-check", "do not"))
+    add("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="before the warning")
+    add("--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="before the job fails; 0 never")
+    add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
+    text = "tuning of Horovod's own library (no effect on other workers: docs/horovod.md)"
+    group = parser.add_argument_group(text)
+    add = group.add_argument
     add("--cycle-time-ms", type=_number, metavar="MS", help="between two looks for tensors to send")
     add("--cache-capacity", type=_integer, metavar="N", help="tensors whose negotiation is remembered")
     for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
@@ -426,12 +435,6 @@ def _tuning_flags(parser: argparse.ArgumentParser) -> None:
     add("--autotune-steps-per-sample", type=_integer, metavar="N", help="steps of a sample")
     add("--autotune-bayes-opt-max-samples", type=_integer, metavar="N", help="most samples")
     add("--autotune-gaussian-process-noise", type=_number, metavar="X", help="0 to 1")
-    add("--timeline-filename", metavar="FILE", help="Chrome trace of the collectives")
-    _flag(group, "--timeline-mark-cycles", "with its cycles", off=("--no-timeline-mark-cycles", "without"))
-    _flag(group, "--stall-check", "warn of stalled collectives (default)", off=("--no-stall-check", "do not"))
-    add("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="before the warning")
-    add("--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="before the job fails; 0 never")
     _flag(group, "--mpi-threads-disable", "no MPI threads", off=("--no-mpi-threads-disable", "MPI threads"))
-    add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
     add("--num-nccl-streams", type=_integer, metavar="N", help="NCCL streams")
     add("--thread-affinity", type=_integer, metavar="N", help="core of the first worker's background thread")

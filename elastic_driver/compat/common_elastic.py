@@ -8,14 +8,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from elastic_driver.compat.elastic.worker import HostUpdateResult
+from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
 from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.run import run
 from elastic_driver.worker.state import ObjectState, State
 
-__all__ = ["ObjectState", "State", "WorkerNotificationManager", "notification_manager", "reset", "run_fn"]
-
-# Horovod's HostUpdateResult.mixed: what has changed is not told apart here.
-_MIXED = 3
+__all__ = [
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "WorkerNotificationManager",
+    "notification_manager",
+    "reset",
+    "run_fn",
+]
 
 
 class WorkerNotificationManager:
@@ -30,7 +39,14 @@ class WorkerNotificationManager:
         self._listeners: list[Any] = []
         self._told = False
 
-    def init(self, rendezvous_addr: str = "", rendezvous_port: int = 0, nic: str = "", *unused: Any) -> None:
+    def init(
+        self,
+        rendezvous_addr: str | None = None,
+        rendezvous_port: int | None = None,
+        nic: str | None = None,
+        hostname: str | None = None,
+        local_rank: int | None = None,
+    ) -> None:
         """For Horovod's interface: there is nothing to begin."""
 
     def register_listener(self, listener: Any) -> None:
@@ -54,7 +70,8 @@ class WorkerNotificationManager:
             listener.on_hosts_updated(timestamp, update_res)
 
     def _tell(self) -> None:
-        self.handle_hosts_updated(time.time(), _MIXED)
+        # What has changed is not told apart here.
+        self.handle_hosts_updated(time.time(), HostUpdateResult.mixed)
 
 
 notification_manager = WorkerNotificationManager()

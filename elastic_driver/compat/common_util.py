@@ -10,28 +10,59 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from elastic_driver.compat.common_exceptions import HorovodVersionMismatchError, get_version_mismatch_message
+from elastic_driver.worker.api import builds
 
 __all__ = [
     "EXTENSIONS",
+    "HorovodVersionMismatchError",
+    "ccl_built",
     "check_extension",
     "check_installed_version",
+    "ddl_built",
     "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
     "get_ext_suffix",
     "get_extension_full_path",
+    "get_version_mismatch_message",
+    "gloo_built",
     "gpu_available",
     "is_iterable",
     "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
     "num_rank_is_power_2",
     "split_list",
 ]
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
+_Answer = TypeVar("_Answer")
+
 # Remembers what a function has returned for its arguments. Tests of others decorate their own functions with it.
 _cache = functools.cache
+
+
+def _asked_verbosely(asked: Callable[[], _Answer]) -> Callable[..., _Answer]:
+    """The question as ``horovod.common.util`` has it, whose flag makes Horovod say why it cannot load a library."""
+
+    @functools.wraps(asked)
+    def built(verbose: bool = False) -> _Answer:  # noqa: FBT001, FBT002 - Horovod's signature
+        return asked()
+
+    # inspect would show the signature of what is wrapped.
+    del built.__wrapped__
+    return built
+
+
+ccl_built = _asked_verbosely(builds.ccl_built)
+ddl_built = _asked_verbosely(builds.ddl_built)
+gloo_built = _asked_verbosely(builds.gloo_built)
+mpi_built = _asked_verbosely(builds.mpi_built)
+nccl_built = _asked_verbosely(builds.nccl_built)
 
 
 def get_ext_suffix() -> str:
@@ -54,7 +85,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # n
     return ext_base_name == "torch" and importlib.util.find_spec("torch") is not None
 
 
-def check_extension(ext_name: str, *unused: Any) -> None:
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
     """Does nothing for ``horovod.torch``.
 
     Raises:
@@ -115,17 +146,17 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
-def split_list(values: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741 - Horovod's
     """Cuts a list into so many pieces, whose lengths differ by one at most, the longer first."""
-    size, longer = divmod(len(values), parts)
-    ends = [size * part + min(part, longer) for part in range(parts + 1)]
-    return [values[begin:end] for begin, end in itertools.pairwise(ends)]
+    size, longer = divmod(len(l), n)
+    ends = [size * part + min(part, longer) for part in range(n + 1)]
+    return [l[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def is_iterable(value: Any) -> bool:
+def is_iterable(x: Any) -> bool:
     """Whether ``iter`` takes it."""
     try:
-        iter(value)
+        iter(x)
     except TypeError:
         return False
     return True

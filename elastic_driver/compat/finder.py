@@ -20,7 +20,7 @@ from typing import Any
 
 from elastic_driver.compat import asks_first
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
-from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, SHIM_FOLDER, check_mode
+from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, SHIM_FOLDER, check_mode
 
 # The release whose names and signatures are followed.
 HOROVOD_VERSION = "0.28.1"
@@ -37,9 +37,6 @@ _RUNNER = {
     "horovod.runner.util": ("threads",),
 }
 
-# horovod.runner.elastic, whose modules are each one's here.
-_ELASTIC = ("discovery", "driver")
-
 # module -> (whether it has modules of its own, where its names come from)
 _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod": (True, (f"{_OWN}.top",)),
@@ -50,21 +47,28 @@ _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
         f"{package}.{name}": (False, (f"{_OWN}.runner.{name}",)) for package, names in _RUNNER.items() for name in names
     },
     "horovod.runner.elastic": (True, ()),
-    **{f"horovod.runner.elastic.{name}": (False, (f"{_OWN}.elastic.{name}",)) for name in _ELASTIC},
+    "horovod.runner.elastic.discovery": (False, (f"{_OWN}.elastic.discovery",)),
+    "horovod.runner.elastic.driver": (False, (f"{_OWN}.elastic.driver", f"{_OWN}.elastic.discovery")),
+    "horovod.runner.elastic.worker": (False, (f"{_OWN}.elastic.worker", f"{_OWN}.common_elastic")),
     "horovod.common": (True, ()),
-    "horovod.common.basics": (False, (f"{_OWN}.common_basics",)),
+    "horovod.common.basics": (False, (f"{_OWN}.common_basics", f"{_WORKER}.rounds.process_sets")),
     "horovod.common.elastic": (False, (f"{_OWN}.common_elastic",)),
     "horovod.common.exceptions": (False, (f"{_OWN}.common_exceptions",)),
-    "horovod.common.process_sets": (False, (f"{_WORKER}.rounds.process_sets",)),
+    "horovod.common.process_sets": (
+        False,
+        (f"{_WORKER}.rounds.process_sets", f"{_OWN}.common_basics", f"{_OWN}.common_util"),
+    ),
     "horovod.common.util": (False, (f"{_OWN}.common_util", f"{_WORKER}.api.builds")),
+    "horovod.data": (True, (f"{_OWN}.data_loader",)),
+    "horovod.data.data_loader_base": (False, (f"{_OWN}.data_loader",)),
     "horovod.torch": (True, (_TORCH, f"{_OWN}.top")),
     "horovod.torch.compression": (False, (f"{_TORCH}.optimizer.compression",)),
-    "horovod.torch.elastic": (True, (f"{_TORCH}.elastic", f"{_OWN}.common_elastic")),
+    "horovod.torch.elastic": (True, (f"{_TORCH}.elastic", f"{_OWN}.common_elastic", _TORCH)),
     "horovod.torch.elastic.sampler": (False, (f"{_TORCH}.sampler",)),
-    "horovod.torch.elastic.state": (False, (f"{_TORCH}.state", f"{_TORCH}.elastic")),
+    "horovod.torch.elastic.state": (False, (f"{_TORCH}.state", f"{_TORCH}.elastic", _TORCH)),
     "horovod.torch.functions": (False, (f"{_TORCH}.functions", _TORCH)),
-    "horovod.torch.mpi_ops": (False, (_TORCH,)),
-    "horovod.torch.optimizer": (False, (f"{_TORCH}.optimizer.optimizer", _TORCH)),
+    "horovod.torch.mpi_ops": (False, (_TORCH, f"{_OWN}.common_util")),
+    "horovod.torch.optimizer": (False, (f"{_TORCH}.optimizer.optimizer", _TORCH, f"{_OWN}.common_util")),
     "horovod.torch.sync_batch_norm": (False, (f"{_TORCH}.sync_batch_norm", _TORCH)),
 }
 _MISSING = {
@@ -73,15 +77,21 @@ _MISSING = {
     "mxnet": "MXNet",
     "spark": "Spark",
     "ray": "Ray",
-    "data": "Horovod's data loaders",
     "_keras": "Keras",
 }
 
 
 class _Forwarding(ModuleType):
-    """A module whose names are others'."""
+    """A module whose names are others'.
+
+    It is pickled as its name, as modules are that cloudpickle knows: a function that names the global ``hvd`` goes to
+    other processes.
+    """
 
     _targets: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _import, (self.__name__,)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -110,6 +120,12 @@ class _Forwarding(ModuleType):
         return sorted(names)
 
 
+def _import(name: str) -> ModuleType:
+    """The module of that name, here: an installed Horovod's where there is one."""
+    install()
+    return importlib.import_module(name)
+
+
 class _ForwardingLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = _Forwarding(spec.name)
@@ -118,8 +134,9 @@ class _ForwardingLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         # A target that cannot be imported (no torch here) is to fail the import, not the first use of a name.
-        for target in _MODULES[module.__name__][1]:
-            importlib.import_module(target)
+        targets = [importlib.import_module(target) for target in _MODULES[module.__name__][1]]
+        # What programs look for a version or a library beside; packages without names have the shim's file.
+        module.__file__ = targets[0].__file__ if targets else os.path.join(SHIM_FOLDER, "horovod", "__init__.py")
 
 
 class _HorovodFinder(MetaPathFinder):
@@ -202,6 +219,10 @@ def load_in_place(name: str, folder: str) -> None:
     Args:
         name: ``horovod``, whose import is under way.
         folder: the one on ``sys.path`` that it was found in.
+
+    Raises:
+        ModuleNotFoundError: there is no installed one, and this job's workers are to have no other
+            (``--horovod-shim never``).
     """
     mode = check_mode(os.environ.get(ENV_SHIM) or AUTO, f"the variable {ENV_SHIM}")
     real = None if mode == ALWAYS else find_real(folder)
@@ -212,7 +233,9 @@ def load_in_place(name: str, folder: str) -> None:
         if os.environ.get(ENV_PROTOCOL, OFF) != OFF:  # also in a process that workers are forked from
             asks_first.install()
         return
+    del sys.modules[name]
+    if mode == NEVER:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    del sys.modules[name]
     importlib.import_module(name)

@@ -63,16 +63,16 @@ class FixedHosts(HostDiscovery):
     """The same hosts until they are set anew.
 
     Args:
-        available_hosts: host name -> slots, or the host with its labels.
+        host_slots: host name -> slots, or the host with its labels.
     """
 
-    def __init__(self, available_hosts: Mapping[str, int | Host]) -> None:
-        self._available_hosts = dict(available_hosts)
+    def __init__(self, host_slots: Mapping[str, int | Host]) -> None:
+        self._host_slots = dict(host_slots)
 
     def find_available_hosts_and_slots(self) -> dict[str, int | Host]:
         """The hosts."""
-        return self._available_hosts
+        return self._host_slots
 
-    def set(self, available_hosts: Mapping[str, int | Host]) -> None:
+    def set(self, host_slots: Mapping[str, int | Host]) -> None:
         """Other hosts from now on. From any thread."""
-        self._available_hosts = dict(available_hosts)
+        self._host_slots = dict(host_slots)

@@ -227,7 +227,7 @@ class ElasticDriver:
         self._launcher = launcher
         self._chronicle = chronicle
         self._preempted = False  # whether it was SIGTERM that ended the job, and nobody's order
-        self._told_own_end = self._told_of_horovods = self._told_of_metrics = False
+        self._told_own_end = self._told_of_flags = self._told_of_metrics = False
         self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
         self._on_round = on_round
@@ -715,9 +715,9 @@ class ElasticDriver:
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
         self._error_files.clear()  # the first failure is asked for, of those since the last round
-        if command.backend is Backend.HOROVOD and not self._told_of_horovods:
-            self._told_of_horovods = True
-            self._warn_of_horovods()
+        if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
+            self._told_of_flags = True
+            self._warn_of_flags(command.backend)
         self._server.begin_round(command.round_id)
         if self._spokesman is not None:
             self._spokesman.begin_round(command.round_id)
@@ -729,8 +729,13 @@ class ElasticDriver:
         if self._on_round is not None:
             self._on_round()
 
-    def _warn_of_horovods(self) -> None:
-        """Tells what was asked for that workers with Horovod's own library know nothing of."""
+    def _warn_of_flags(self, backend: Backend) -> None:
+        """Tells what was asked for that the workers know nothing of, as soon as it is known whose they are."""
+        if backend is not Backend.HOROVOD:
+            if self._settings.of_horovod_alone:
+                flags = ", ".join(self._settings.of_horovod_alone)
+                self._chronicle.warning(f"no effect here: {flags}; only Horovod's own library has that")
+            return
         asked = {"--hang-timeout": self._settings.hang_timeout_s, "--port-range": self._settings.port_range}
         for flag in (flag for flag, value in asked.items() if value):
             self._chronicle.warning(f"{flag} does nothing here: the workers run Horovod's own library")

@@ -30,7 +30,7 @@ def run_by_mpirun(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     Raises:
         SettingsError: there is no mpirun, it cannot do what is asked, or the command cannot be run.
     """
-    for warning in preflight(settings):
+    for warning in (*preflight(settings), *settings.remarks):
         print(f"elasticrun: warning: {warning}", file=sys.stderr)
     own = environment_of(settings, environ)
     path, flavour = find_mpirun(own)

@@ -54,6 +54,7 @@ def run(
     cooldown_range: tuple[float, float] | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
+    host_discovery_script: str | None = None,
     start_timeout: float | None = None,
     ssh_port: int | None = None,
     ssh_identity_file: str | None = None,
@@ -64,12 +65,12 @@ def run(
     use_mpi: bool | None = None,  # noqa: FBT001
     mpi_args: str | None = None,
     network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
     *,
-    host_discovery_script: str | None = None,
     discovery: Finder | str | None = None,
     selector: str | None = None,
     namespace: str | None = None,
@@ -150,9 +151,10 @@ def run(
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
         horovod_protocol: as the flag --horovod-protocol.
-        ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
+        ssh_port, ssh_identity_file, network_interfaces, agent_timeout, host_timeout, accept_agents, join_token_file,
             operator_token_file, launcher, rsh_agent, launcher_command, launcher_bootstrap, remote_python,
             ssh_connect_timeout, port_range, tls, check_network, spot_notices: as the flags.
+        network_interface: an older name of network_interfaces.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -179,7 +181,7 @@ def run(
         "ssh_identity_file": ssh_identity_file,
         "output_filename": output_filename,
         "prefix_timestamp": prefix_output_with_timestamp,
-        "network_interfaces": network_interface,
+        "network_interfaces": network_interface if network_interfaces is None else network_interfaces,
         "discovery_script": host_discovery_script,
         "discovery": discovery if isinstance(discovery, str) else None,
         "pod_selector": selector,

@@ -18,7 +18,7 @@ from elastic_driver.dialects.horovod import ENV_PROTOCOL
 from elastic_driver.dialects.horovod_shim import ENV_SHIM
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
-from elastic_driver.settings.exported import TUNING, exported
+from elastic_driver.settings.exported import TUNING, exported, of_horovod_alone
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
 from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is_launcher_pod
@@ -134,6 +134,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         values.setdefault("max_num_proc", num_proc)
     values["mpi"] = mpi
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
+    values["of_horovod_alone"] = of_horovod_alone(chosen)
     values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
 

@@ -1,6 +1,7 @@
 """The YAML file of ``--config-file``: sections and keys as Horovod has them, and some more, each for a flag.
 
-Unlike Horovod's, an unknown section or key is an error: a misspelt key would be a setting that silently is not.
+Horovod ignores what it does not know. Here a section or key that is near a known one is an error: it would be a setting
+that silently is not. Any other is named in a remark.
 """
 
 from __future__ import annotations
@@ -91,15 +92,20 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
 }
 
+# Of older releases of Horovod; today's ignores them, and its own tests have one.
+_FORMER = {"logging": {"hide_timestamp": "with_timestamp"}}
+
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Reads the file.
 
     Returns:
-        Values by their names, as :func:`elastic_driver.settings.assembly.settings_from` takes them.
+        Values by their names, as :func:`elastic_driver.settings.assembly.settings_from` takes them; among them
+        ``remarks``, where there is something to remark.
 
     Raises:
-        SettingsError: it cannot be read, is not YAML, or has a section, key or value that is not known.
+        SettingsError: it cannot be read, is not YAML, has a section or key that is like a known one, or a value that
+            cannot be.
     """
     try:
         text = read_named(path, _MAX_BYTES).decode()
@@ -118,26 +124,34 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise SettingsError(f"cannot read the config file {path}: its top level is not a mapping of sections")
     values: dict[str, Any] = {}
+    remarks: list[str] = []
     for section, content in data.items():
         if section == "controller":
             values["mpi"] = _controller(path, content) == "mpi"
             continue
         if section not in _KEYS:
-            raise SettingsError(_unknown(path, "section", section, ["controller", *_KEYS]))
+            remarks.append(_unknown(path, "section", section, ["controller", *_KEYS]))
+            continue
         if content is None:
             continue
         if not isinstance(content, dict):
             raise SettingsError(f"cannot read the config file {path}: section {section!r} is not a mapping of keys")
         for key, value in content.items():
+            if key in _FORMER.get(section, {}):
+                remarks.append(
+                    f"{section}.{key} of the config file {path} has no effect: it is {_FORMER[section][key]} now"
+                )
+                continue
             if key not in _KEYS[section]:
-                raise SettingsError(_unknown(path, f"key in section {section!r}:", key, list(_KEYS[section])))
+                remarks.append(_unknown(path, f"key in section {section!r}:", key, list(_KEYS[section])))
+                continue
             name, kind = _KEYS[section][key]
             accepted = isinstance(value, (int, float) if kind is float else kind)
             if not accepted or (isinstance(value, bool) and kind is not bool):
                 wanted = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}[kind]
                 raise SettingsError(f"cannot use {section}.{key} of the config file {path}: {value!r} is not {wanted}")
             values[name] = value
-    return values
+    return {**values, "remarks": tuple(remarks)} if remarks else values
 
 
 def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
@@ -156,12 +170,15 @@ def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
 
 
 def _controller(path: Path, value: object) -> str:
-    if value not in ("gloo", "mpi"):
+    if not isinstance(value, str) or value.lower() not in ("gloo", "mpi"):
         raise SettingsError(f"cannot use controller {value!r} of the config file {path}: it is gloo or mpi")
-    return str(value)
+    return value.lower()
 
 
 def _unknown(path: Path, place: str, name: object, known: list[str]) -> str:
+    """What to remark of a name that is not known. Raises SettingsError when it is like one that is."""
+    text = f"the config file {path} has an unknown {place} {name!r}"
     near = difflib.get_close_matches(str(name), known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"the config file {path} has an unknown {place} {name!r}; {hint}"
+    if near:
+        raise SettingsError(f"{text}; did you mean {near[0]!r}?")
+    return f"{text}, which has no effect; known: {', '.join(known)}"

@@ -49,6 +49,28 @@ TUNING = frozenset(_VARIABLES.keys() | _AUTOTUNE_VARIABLES.keys()) | {
 """The names of all values that are exported. Two of them are Settings' own, too."""
 
 
+# Of these, what no worker of this package reads: its engine has nothing of the kind. Horovod's own library has.
+_OF_HOROVOD_ALONE = (
+    *("cycle_time_ms", "cache_capacity", "hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce"),
+    *("autotune", *_AUTOTUNE_VARIABLES, "mpi_threads_disable", "num_nccl_streams", "thread_affinity"),
+)
+
+
+def of_horovod_alone(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flags among those given that only Horovod's own library heeds.
+
+    One that asks for what is never done (``--no-autotune``) is none of them.
+    """
+    given = [name for name in _OF_HOROVOD_ALONE if values.get(name) is not None and values[name] is not False]
+    if "autotune" in given:  # its details go without saying
+        given = [name for name in given if name not in _AUTOTUNE_VARIABLES]
+    flags = [f"--{name.replace('_', '-')}" for name in given]
+    with_timestamp = values.get("log_with_timestamp")
+    if with_timestamp is not None:
+        flags.append("--log-with-timestamp" if with_timestamp else "--log-without-timestamp")
+    return tuple(flags)
+
+
 def exported(values: Mapping[str, Any]) -> dict[str, str]:
     """The variables that tuning and logging flags set for the workers.
 

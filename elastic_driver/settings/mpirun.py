@@ -30,6 +30,7 @@ _ALLOWED = frozenset(
         "output_filename",
         "passed_env",
         "prefix_timestamp",
+        "remarks",
         "rsh_agent",
         "slots_per_host",
         "ssh_identity_file",

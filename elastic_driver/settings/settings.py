@@ -150,6 +150,7 @@ class Settings:
         blames_hosts: whether a worker's failure puts its host out.
         sizing: by which flags the number of workers was given.
         remarks: what the user should know of what he has given.
+        of_horovod_alone: flags that were given and that only Horovod's own library heeds.
         mpi: how mpirun is to start the ranks, in place of agents; None for agents.
         orders_hosts: whether the script's hosts are put in the order of their names, numbers as numbers: whoever lists
             them has sorted them as texts.
@@ -246,6 +247,7 @@ class Settings:
     blames_hosts: bool = True
     sizing: Sizing = Sizing.NP
     remarks: tuple[str, ...] = ()
+    of_horovod_alone: tuple[str, ...] = ()
     mpi: Mpirun | None = None
     orders_hosts: bool = False
 

@@ -115,7 +115,7 @@ class State:
             spec = array_spec(flag, flag)
             context.run(Operation(Kind.ALLREDUCE, (spec,), PREFIX + "commit", ReduceOp.MAX, keep=flag, own=True))
         if flag[0]:
-            raise HostsUpdatedInterrupt(context.update_reason)
+            raise HostsUpdatedInterrupt(reason=context.update_reason)
 
     def save(self) -> None:
         """Copies the state to host memory: the new restore point."""

@@ -53,7 +53,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quick = {"ELASTIC_DRIVER_CXXFLAGS": "-O0"}
     done = run(["bash", str(SCRIPT), str(folder)], env={**os.environ, **quick, "PYTHON": sys.executable})
     assert done.returncode == 0, done.stdout
-    (path,) = folder.glob("*.whl")
+    (path,) = folder.glob("elastic_driver-*.whl")
+    assert len(list(folder.glob("elastic_driver_horovod-*.whl"))) == 1
     assert done.stdout.splitlines()[-1] == str(path)
     return path
 

@@ -32,6 +32,7 @@ _RELEASE = {
     "MPI": ("integration/mpi/test_mpirun.py", "integration/mpi/test_srun.py"),
     "frameworks": ("frameworks",),
     "Horovod": ("horovod",),
+    "Horovod's own tests": ("horovod_source",),
     "TensorFlow": ("tensorflow",),
     "the browser": ("browser",),
     "monitoring": ("monitoring",),

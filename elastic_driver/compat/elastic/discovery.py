@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from elastic_driver.compat.elastic.worker import HostUpdateResult
 from elastic_driver.core.assignment import order_hosts
 from elastic_driver.core.blacklist import Blacklist
 from elastic_driver.discovery.caller import Finder, as_host
@@ -17,6 +18,8 @@ from elastic_driver.discovery.objects import FixedHosts, HostDiscovery, HostDisc
 from elastic_driver.hosts import Host, in_natural_order
 
 __all__ = [
+    "DEFAULT_COOLDOWN_LOWER_LIMIT_SECONDS",
+    "DEFAULT_COOLDOWN_UPPER_LIMIT_SECONDS",
     "DiscoveredHosts",
     "FixedHosts",
     "HostDiscovery",
@@ -25,14 +28,9 @@ __all__ = [
     "HostUpdateResult",
 ]
 
-
-class HostUpdateResult:
-    """What has changed between two answers of discovery: bits."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = removed | added
+# Horovod's bounds of a cooldown range, which users' programs read.
+DEFAULT_COOLDOWN_LOWER_LIMIT_SECONDS = 1
+DEFAULT_COOLDOWN_UPPER_LIMIT_SECONDS = 60 * 60
 
 
 class DiscoveredHosts:
@@ -124,9 +122,9 @@ class HostManager:
             return self._blacklist.is_blacklisted(host)
 
     @staticmethod
-    def order_available_hosts(available_hosts: Iterable[str], ordered_hosts: Sequence[str]) -> list[str]:
-        """The available hosts, those of ``ordered_hosts`` first and in that order."""
+    def order_available_hosts(available_hosts: Iterable[str], prev_host_assignment_order: Sequence[str]) -> list[str]:
+        """The available hosts, those of ``prev_host_assignment_order`` first and in that order."""
         # Those that are available have no order of their own: Horovod gives a set.
         listed = in_natural_order(Host(name, 1) for name in available_hosts)
-        ordered = order_hosts([Host(name, 1) for name in ordered_hosts], listed)
+        ordered = order_hosts([Host(name, 1) for name in prev_host_assignment_order], listed)
         return [host.name for host in ordered]

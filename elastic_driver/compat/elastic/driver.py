@@ -116,7 +116,7 @@ class ElasticDriver:
         """
         self.wait_for_available_slots(self._min_num_proc)
 
-    def wait_for_available_slots(self, min_np: int, min_hosts: int = 1) -> DiscoveredHosts:
+    def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> DiscoveredHosts:
         """Blocks until so many slots on so many hosts can be used; gives the hosts.
 
         Raises:
@@ -130,13 +130,13 @@ class ElasticDriver:
                     self._raise_end()
                 hosts = self._job.usable_hosts
                 found = DiscoveredHosts({host.name: host.slots for host in hosts}, [host.name for host in hosts])
-                if found.count_available_slots() >= min_np and len(hosts) >= min_hosts:
+                if found.count_available_slots() >= min_num_proc and len(hosts) >= min_hosts:
                     return found
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(
-                        f"cannot find {min_np} slots on {min_hosts} hosts within {self._timeout_s:g} s: there are "
-                        f"{found.count_available_slots()} on {len(hosts)}"
+                        f"cannot find {min_num_proc} slots on {min_hosts} hosts within {self._timeout_s:g} s: "
+                        f"there are {found.count_available_slots()} on {len(hosts)}"
                     )
                 self._job.changed.wait(left_s)
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from elastic_driver.compat.elastic.threads import CreateWorker, ThreadDialect, ThreadLauncher, slot_info
+from elastic_driver.compat.elastic.threads import CreateWorker, ThreadDialect, ThreadLauncher, ThreadWorker, slot_info
 from elastic_driver.compat.runner.hosts import SlotInfo
 from elastic_driver.core.events import (
     Command,
@@ -110,6 +110,7 @@ class ThreadJob:
         self._workers_by_slot: dict[Slot, WorkerId] = {}
         self._slots: dict[WorkerId, SlotInfo] = {}  # that they were started with
         self._rounds_seen: dict[WorkerId, int] = {}
+        self._gone: set[WorkerId] = set()  # for the core; a function may not have returned yet
         self._asking: set[Future[int]] = set()  # who is READY, and waits; guarded by ``changed``, as is the next
         self._is_closed = False
         self._over = threading.Event()  # ends the asking
@@ -325,9 +326,14 @@ class ThreadJob:
         cause = ReadyCause.HOSTS_UPDATED if after else ReadyCause.START
         request = NextRoundRequest(worker, after, 0, cause, "", (Backend.NATIVE,), os.getpid())
         reply = asyncio.ensure_future(self._rounds.next_round(request))
-        # Whoever reports for a worker may be another thread than the worker's, and the worker may end meanwhile.
-        await asyncio.wait((reply, process.exited), return_when=asyncio.FIRST_COMPLETED)
-        if not reply.done() or reply.cancelled():
+        # Whoever reports for a worker may be another thread than the worker's, and the worker may end meanwhile. One
+        # that is to end looks at its event when this has returned.
+        assert isinstance(process, ThreadWorker)
+        await asyncio.wait((reply, process.exited, process.stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done():
+            reply.cancel()
+            return 0
+        if reply.cancelled():
             return 0
         assignment = reply.result()
         if not isinstance(assignment, RoundAssignment):
@@ -376,10 +382,13 @@ class ThreadJob:
     # --- the workers' threads --------------------------------------------------------------------------------------
 
     def _function_returned(self, worker: WorkerId, slot: SlotInfo, code: int, at: float) -> None:
-        """Who ends well without having said READY is it now: the job counts on it, and its end is to be a member's."""
+        """Who ends well without having said READY is it now: its end is to be a member's.
+
+        It has nothing to train. So, as in Horovod, the job is over when all others have said READY, or ended.
+        """
         key = (slot.hostname, slot.local_rank)
-        if code == 0 and not self._rounds_seen.get(worker):
-            self.ready(key)
+        if code == 0 and not self._rounds_seen.get(worker) and self.ready(key):
+            self._call(self._stop, f"worker {worker} ended with code 0 before it was ready")
         self.results[worker] = key, (code, at or time.time())
 
     # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
@@ -404,7 +413,23 @@ class ThreadJob:
 
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         """Its function has returned."""
+        assert self._workers is not None
+        if worker in self._gone:
+            return
+        assert isinstance(process, ThreadWorker)
+        has_failed = bool(status.returncode) and not process.stopping.done()
+        others = list(self._workers.living.items()) if has_failed and not self._rounds_seen.get(worker) else []
+        for other, thread in others:
+            if other.hostname == worker.hostname and other != worker and not self._rounds_seen.get(other):
+                # As in Horovod its host is out, and with it all who have not trained yet. The core would let them, and
+                # a thread may wait for its event for ever: so for the core they have ended.
+                thread.kill()
+                self._has_gone(other, status)
+        self._has_gone(worker, status)
+
+    def _has_gone(self, worker: WorkerId, status: ExitStatus) -> None:
         assert self._rounds is not None
         assert self._stepper is not None
+        self._gone.add(worker)
         self._rounds.gone(worker)
         self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random()))

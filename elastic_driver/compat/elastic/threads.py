@@ -56,7 +56,11 @@ def slot_info(worker: WorkerId, place: Place) -> SlotInfo:
 
 
 class ThreadWorker:
-    """See WorkerProcess. Made on the running loop."""
+    """See WorkerProcess. Made on the running loop.
+
+    Attributes:
+        stopping: done when its event has been set: what it waits for is not waited for any more.
+    """
 
     last_lines: Sequence[str] = ()
     error_file = ""
@@ -69,6 +73,7 @@ class ThreadWorker:
         self.pid, self.label = os.getpid(), label
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
         self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
+        self.stopping: asyncio.Future[None] = self._loop.create_future()
         # A daemon: a function that does not heed its event must not keep the program from ending.
         threading.Thread(target=self._run, name=f"worker {worker}", daemon=True).start()
 
@@ -111,6 +116,8 @@ class ThreadWorker:
     def kill(self) -> None:
         """Sets its event: more cannot be done to a thread."""
         self._asked_to_end.set()
+        if not self.stopping.done():
+            self.stopping.set_result(None)
 
 
 class ThreadLauncher:

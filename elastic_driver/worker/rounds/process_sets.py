@@ -27,7 +27,7 @@ class ProcessSet:
     """Some of the job's ranks. Pass it to ``init()`` or ``add_process_set()``, then to collectives.
 
     Args:
-        ranks: the ranks, in any order.
+        ranks_or_comm: the ranks, in any order. Communicators of MPI, which Horovod takes here too, are refused.
 
     Attributes:
         ranks: sorted.
@@ -38,11 +38,11 @@ class ProcessSet:
         ValueError: something else than ranks was given, or one twice.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        given: Any = ranks  # anything may come
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        given: Any = ranks_or_comm  # anything may come
         numbers = list(given) if isinstance(given, Iterable) else [given]
         if not isinstance(given, Iterable) or any(type(rank) is not int or rank < 0 for rank in numbers):
-            raise ValueError(f"cannot make a process set of {ranks!r}: it takes a list of ranks")
+            raise ValueError(f"cannot make a process set of {given!r}: it takes a list of ranks")
         self.ranks: list[int] = sorted(numbers)
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError(f"cannot make a process set of {self.ranks}: a rank is there twice")

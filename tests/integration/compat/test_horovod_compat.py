@@ -72,6 +72,7 @@ def test_mnist_like() -> None:
 def test_synthetic_benchmark(tmp_path: Path) -> None:
     code, said = elasticrun(
         *("-np", "2", "--timeline-filename", str(tmp_path / "trace.json"), "--timeline-mark-cycles"),
+        *("--cycle-time-ms", "3", "--autotune"),
         *(sys.executable, str(SCRIPTS / "synthetic_benchmark.py"), "--fp16-allreduce"),
         program=FORKING,
     )
@@ -80,6 +81,7 @@ def test_synthetic_benchmark(tmp_path: Path) -> None:
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "BROADCAST", "CYCLE_START"} <= events
     assert "Total on 2 workers: done" in said
     assert said.count("Img/sec") == 1
+    assert said.count("no effect here: --cycle-time-ms, --autotune; only Horovod's own library has that") == 1
 
 
 def test_elastic_script_survives_a_kill(tmp_path: Path) -> None:
@@ -196,6 +198,24 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
         "import elastic_driver.compat as c\nassert c.install()\nimport horovod.torch as hvd\nhvd.init()\n"
         "assert hvd.size() == 1\nc.uninstall()\ntry:\n import horovod\n"
         "except ImportError: pass\nelse: raise SystemExit(1)",
+    )
+    assert code == 0, said
+
+
+def test_functions_that_name_a_global_module_go_to_workers_and_between_them(tmp_path: Path) -> None:
+    """With Horovod's arguments in Horovod's order."""
+    code, said = run_alone(
+        tmp_path,
+        "import elastic_driver.compat as c; c.install(mode='always')\n"
+        "import elastic_driver as own, horovod, horovod.common.util as hvd\n"
+        "def train(items, parts=1):\n"
+        "    own.init()\n"
+        "    cut = lambda: hvd.split_list(items, parts)\n"
+        "    return own.rank(), own.broadcast_object(cut if own.rank() == 1 else None, 1)()\n"
+        "if __name__ == '__main__':\n"
+        "    got = horovod.run(train, ([1, 2],), {'parts': 2}, 2, None, None, None, None, None, 'localhost:2', None,\n"
+        "                      None, 150, network_interfaces=['lo'])\n"
+        "    assert got == [(0, [[1], [2]]), (1, [[1], [2]])], got\n",
     )
     assert code == 0, said
 

@@ -140,6 +140,87 @@ def test_workers_that_fail_before_they_are_ready(make: Make) -> None:
     assert {place.size for place in after.values()} == {2}
 
 
+def test_a_worker_that_fails_before_it_is_ready_takes_its_host_along(make: Make) -> None:
+    """Its neighbour gets its event, whether or not it waits for the round."""
+    driver, rendezvous = make(FixedHosts(TWO_BY_TWO))
+    after: dict[int, SlotInfo] = {}
+
+    def work(slot: SlotInfo, events: list[threading.Event]) -> tuple[int, float]:
+        if slot.hostname == "host-1" and slot.local_rank == 0:
+            return ended(1)
+        round_id = driver.record_ready(slot.hostname, slot.local_rank)
+        if slot.hostname == "host-1":
+            assert not round_id
+            wait_for(events[0])
+            return ended(1)
+        after[slot.rank] = driver.get_slot_info(slot.hostname, slot.local_rank)
+        return ended()
+
+    driver.start(2, work)
+    results = driver.get_results()
+    assert {name: code for name, (code, _) in results.worker_results.items()} == {"host-2[0]": 0, "host-2[1]": 0}
+    assert after == {2: SlotInfo("host-2", 0, 0, 0, 2, 2, 1), 3: SlotInfo("host-2", 1, 1, 0, 2, 2, 1)}
+    assert [len(places) for places in rendezvous.rounds] == [2]
+
+
+def test_a_worker_that_is_asked_to_end_takes_nobody_along(make: Make) -> None:
+    """Its host has fewer slots, before anybody is ready."""
+    discovery = FixedHosts({"host-1": 2})
+    driver, _ = make(discovery, min_num_proc=1)
+    begun, has_left = threading.Barrier(2), threading.Event()
+
+    def work(slot: SlotInfo, events: list[threading.Event]) -> tuple[int, float]:
+        if not begun.wait(PATIENCE_S):
+            discovery.set({"host-1": 1})
+        if slot.local_rank:
+            wait_for(events[0])
+            has_left.set()
+            return ended(1)
+        wait_for(has_left)
+        return ended(0 if driver.record_ready(slot.hostname, slot.local_rank) else 2)
+
+    driver.start(2, work)
+    assert {name: code for name, (code, _) in driver.get_results().worker_results.items()} == {"host-1[0]": 0}
+
+
+def test_a_worker_that_waits_for_a_round_is_asked_to_end_when_its_host_is_out(make: Make) -> None:
+    driver, _ = make(FixedHosts(TWO_BY_TWO))
+    waiting = threading.Event()
+
+    def work(slot: SlotInfo, events: list[threading.Event]) -> tuple[int, float]:
+        driver.record_ready(slot.hostname, slot.local_rank)
+        if slot.hostname == "host-1":
+            if slot.local_rank == 0:
+                wait_for(waiting)
+                return ended(1)
+            waiting.set()
+            assert not driver.record_ready(slot.hostname, slot.local_rank)
+            wait_for(events[0])
+            return ended(1)
+        assert driver.record_ready(slot.hostname, slot.local_rank) == 2
+        return ended()
+
+    driver.start(2, work)
+    results = driver.get_results()
+    assert {name: code for name, (code, _) in results.worker_results.items()} == {"host-2[0]": 0, "host-2[1]": 0}
+
+
+def test_a_worker_that_succeeds_before_it_is_ready_ends_those_that_are(make: Make) -> None:
+    driver, _ = make(FixedHosts(TWO_BY_TWO))
+
+    def work(slot: SlotInfo, events: list[threading.Event]) -> tuple[int, float]:
+        if slot.rank == 0:
+            return ended()
+        driver.record_ready(slot.hostname, slot.local_rank)
+        wait_for(events[0])
+        return ended(1)
+
+    driver.start(2, work)
+    results = driver.get_results()
+    assert sorted(code for code, _ in results.worker_results.values()) == [0, 1, 1, 1]
+    assert results.error_message is None
+
+
 def test_all_workers_fail(make: Make) -> None:
     driver, _ = make(FixedHosts(TWO_BY_TWO))
     driver.start(2, lambda slot, events: ended(1))

@@ -146,6 +146,16 @@ def test_config_file_gives_way_to_flags_wherever_they_stand(tmp_path: Path) -> N
         assert (made.gloo_timeout_s, made.log_level) == (8, "DEBUG")
 
 
+def test_flags_that_only_horovods_own_library_heeds_are_known() -> None:
+    ours = "--fusion-threshold-mb 3 --tcp --gloo-timeout-seconds 4 --no-autotune --no-torus-allreduce --log-level info"
+    assert settings("-np", "1", *ours.split(), "true").of_horovod_alone == ()
+    theirs = "--cycle-time-ms 1 --cache-capacity 0 --hierarchical-allreduce --autotune --autotune-log-file x"
+    more = "--thread-affinity 3 --num-nccl-streams 2 --log-without-timestamp"
+    words = [*theirs.split(), *more.split()]
+    told = set(settings("-np", "1", *words, "true").of_horovod_alone)
+    assert {word for word in words if word.startswith("--")} - told == {"--autotune-log-file"}
+
+
 @pytest.mark.parametrize(
     ("words", "env"),
     [
@@ -282,7 +292,16 @@ def test_version_help_and_build(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith(f"elasticrun {__version__}\n")
     for words in (["--check-build"], ["-cb"]):
         assert main(words) == 0
-    assert "Collectives:" in capsys.readouterr().out
+        said = capsys.readouterr().out
+    assert "Collectives:" in said
+    horovods = said[said.index("\nAvailable Frameworks:\n") :]  # what is looked for in horovodrun's output
+    assert [line for line in horovods.splitlines() if line.startswith("Available")] == [
+        "Available Frameworks:",
+        "Available Controllers:",
+        "Available Tensor Operations:",
+    ]
+    assert "\n    [ ] TensorFlow\n" in horovods
+    assert horovods.count("\n    [X] Gloo\n") == 2  # of the controllers and the operations
 
 
 def test_the_help_tells_every_exit_code() -> None:

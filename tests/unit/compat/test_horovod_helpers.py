@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from elastic_driver import compat
@@ -207,6 +210,27 @@ def test_what_a_command_says(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute("echo $X", env={"X": "7"}) == ("7\n", 0)
     assert execute("echo \0") is None
     assert "cannot run" in capfd.readouterr().err
+
+
+def test_modules_go_to_other_processes_by_name() -> None:
+    """As real modules do with cloudpickle: a function that names the global ``hvd`` can be sent."""
+    util = horovod("common.util")
+    assert pickle.loads(pickle.dumps(util)) is copy.deepcopy(util) is util
+
+    def counts() -> object:
+        return util.split_list([1, 2], 2)
+
+    assert cloudpickle.loads(cloudpickle.dumps(counts))() == [[1], [2]]
+    # In a process that has not imported it, and has made no hook.
+    pickled = cloudpickle.dumps(counts)
+    compat.uninstall()
+    assert cloudpickle.loads(pickled)() == [[1], [2]]
+
+
+def test_modules_have_files() -> None:
+    for module in ("common.util", "runner.util", "runner.elastic.driver"):
+        assert Path(horovod(module).__file__).is_file(), module
+    assert horovod("runner.common").__file__.endswith("shim/horovod/__init__.py")
 
 
 def test_packages_have_their_modules() -> None:

@@ -158,7 +158,7 @@ def test_run_restores_and_goes_on_after_a_failure_and_an_interrupt() -> None:
             if len(seen) == 3:
                 raise HorovodInternalError("a peer is gone")
             if len(seen) == 6:
-                raise HostsUpdatedInterrupt("a host came")
+                raise HostsUpdatedInterrupt(reason="a host came")
         return "end"
 
     state = ObjectState(step=0)

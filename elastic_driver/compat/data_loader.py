@@ -1,0 +1,136 @@
+"""``horovod.data``: loaders that read batches ahead in a thread, for whatever yields batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+
+class BaseDataLoader:
+    """A loader. Derive from it, and give it ``__len__`` and ``_iterate``."""
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterable[Any]:
+        """Yields the batches of an epoch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _process_batch(self, batch: Any) -> Any:
+        """Changes a batch in the consumer's thread, before it is handed out."""
+        return batch
+
+
+class AsyncDataLoaderMixin:
+    """Reads batches ahead: ``class Loader(AsyncDataLoaderMixin, MyLoader)``.
+
+    Each iteration has a thread of its own that calls ``_iterate`` and ends with it, so an iteration that is left early
+    leaves no batches to the next one, as in Horovod it does. An exception in ``_iterate`` is raised in the consumer,
+    after the batches before it.
+
+    Args:
+        async_loader_queue_size: batches to hold at most; 0 reads in the consumer's thread.
+        debug_data_loader: for Horovod's signature; without effect.
+        *args, **kwargs: for the loader that this is mixed into.
+    """
+
+    def __init__(
+        self,
+        async_loader_queue_size: int = 64,
+        debug_data_loader: bool = False,  # noqa: FBT001, FBT002 - Horovod's signature
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self._readers: list[_Reader] = []
+        super().__init__(*args, **kwargs)
+
+    def close_async_loader(self) -> None:
+        """Ends all iterations. Blocks until their threads have read the batch that they are at."""
+        for reader in list(self._readers):
+            reader.close()
+            reader.join()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.async_loader_queue_size <= 0:
+            yield from super().__iter__()  # type: ignore[misc]
+            return
+        reader = _Reader(self._iterate, self.async_loader_queue_size)  # type: ignore[attr-defined]
+        self._readers.append(reader)
+        try:
+            for batch in reader:
+                yield self._process_batch(batch)  # type: ignore[attr-defined]
+        finally:
+            reader.close()
+            self._readers.remove(reader)
+
+
+class _Reader:
+    """One iteration's thread and the batches that it has read.
+
+    Args:
+        iterate: gives the batches.
+        limit: batches to hold at most.
+    """
+
+    def __init__(self, iterate: Callable[[], Iterable[Any]], limit: int) -> None:
+        self._iterate, self._limit = iterate, limit
+        self._changed = threading.Condition()  # guards what follows
+        self._batches: deque[Any] = deque()
+        self._error: BaseException | None = None
+        self._has_ended = self._is_closed = False
+        # A daemon: a batch that never comes must not keep the program from ending. Ends with the batches, or at the
+        # first one after close().
+        self._thread = threading.Thread(target=self._read, name="elastic-driver-loader", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for batch in self._iterate():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed or len(self._batches) < self._limit)
+                    if self._is_closed:
+                        return
+                    self._batches.append(batch)
+                    self._changed.notify_all()
+        except BaseException as error:  # it is the consumer's
+            self._error = error
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._batches or self._has_ended or self._is_closed)
+                if self._is_closed:
+                    return
+                if not self._batches:
+                    break
+                batch = self._batches.popleft()
+                self._changed.notify_all()
+            yield batch
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Ends the iteration, also for who waits for a batch. Does not wait for the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._batches.clear()
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Blocks until the thread has ended."""
+        self._thread.join()
