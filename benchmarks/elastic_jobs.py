@@ -261,7 +261,9 @@ class ElasticNodes(Nodes):
     def __init__(self, folder: Path, slots: int, hosts: int) -> None:
         self.events_file = folder / "events.jsonl"
         first = ["--event-log", str(self.events_file)]
-        super().__init__([sys.executable, "-m", "elastic_driver"], (["--max-restarts=9"], first), folder, slots, hosts, {})
+        super().__init__(
+            [sys.executable, "-m", "elastic_driver"], (["--max-restarts=9"], first), folder, slots, hosts, {}
+        )
 
     events = ElasticJob.events
     marks = ElasticJob.marks

@@ -30,6 +30,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Labels,
     NotStarted,
     Output,
+    Prepare,
+    Prepared,
     Said,
     Spared,
     Start,
@@ -210,6 +212,8 @@ class HostWorkers:
                     self._label(worker_named(key), label)
             case WarmUp():
                 self._launcher.warm_up()
+            case Prepare():
+                self._tasks.start(self._prepare(message))
             case _:
                 return False
         return True
@@ -274,6 +278,11 @@ class HostWorkers:
         self._starting[worker] = _Starting(order.label)
         self._orders[worker] = order
         self._tasks.start(self._start(worker, order))
+
+    async def _prepare(self, order: Prepare) -> None:
+        if not self._bad_folder:
+            await self._launcher.prepare(order.command, {**self._environ(order.env), **self._own})
+        self._send(Prepared())
 
     async def _start(self, worker: WorkerId, order: Start) -> None:
         error_file = self._error_file_of[worker] = self._error_files.new()

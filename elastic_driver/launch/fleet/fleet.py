@@ -350,6 +350,10 @@ class Fleet:
             self._end(link)
         self._change()
 
+    def prepared(self, link: AgentLink) -> None:
+        """See Agents."""
+        self._change()
+
     def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
         """Agents that are told to end from now on hear of it. See Close."""
         self._over = Close(exit_code, why, preempted)
