@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import statistics
@@ -142,17 +143,44 @@ class ElasticJob(Job):
         self.hosts_file = folder / "hosts.txt"
         self.events_file = folder / "events.jsonl"
         self.slots = slots
+        self.others: list[subprocess.Popen[bytes]] = []
+        self._token = folder / "token"
+        self._token.write_text(secrets.token_urlsafe(24))
+        self._token.chmod(0o600)
         self.set_hosts(hosts)
         script = folder / "discover.sh"
         script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
         script.chmod(0o755)
         command = [*self.launcher(), "-np", str(slots), "--min-np", str(slots)]
         command += ["--host-discovery-script", str(script), *flags]
+        if nodes is None:
+            command += ["--accept-agents", "--join-token-file", str(self._token)]
         command += [sys.executable, str(HERE / loop)]
         if nodes is None:
             super().__init__(command, folder, {})
         else:
             super().__init__(command, folder, nodes[0].environment(), at=nodes[0].prefix)
+
+    def add_host(self) -> None:
+        """Another host comes: an agent of its own, which joins by itself and shares no process with the first."""
+        url = self.events("job_started")[0]["rendezvous"]
+        command = [sys.executable, "-m", "elastic_driver", "join", "--driver", url, "--slots", str(self.slots)]
+        command += ["--host", "joined", "--join-token-file", str(self._token)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "STEP_LOG": str(self.steps_file)}
+        self.others.append(
+            subprocess.Popen(
+                command,
+                env={**env, "MARK_LOG": str(self.marks_file)},
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        )
+
+    def __exit__(self, *unused: object) -> None:
+        super().__exit__()
+        for other in self.others:
+            other.wait()
 
     def launcher(self) -> list[str]:
         """The command line up to the flags."""
