@@ -35,10 +35,10 @@ def rehearse(make: Callable[[DeviceMesh], Any], planned: SlotInfo, device_type: 
     if dist.is_initialized():
         return
     try:
-        with _fake_group(planned), _same_numbers(device_type):
+        with _fake_group(planned) as group, _same_numbers(device_type):
             from torch.distributed.device_mesh import DeviceMesh  # late, see shards.py
 
-            make(DeviceMesh.from_group(dist.group.WORLD, device_type))
+            make(DeviceMesh.from_group(group, device_type))
     except Exception as error:
         _log.info("elastic_driver: cannot build the model before the round: %s: %s", type(error).__name__, error)
     if device_type == "cuda":
@@ -46,7 +46,7 @@ def rehearse(make: Callable[[DeviceMesh], Any], planned: SlotInfo, device_type: 
 
 
 @contextlib.contextmanager
-def _fake_group(planned: SlotInfo) -> Iterator[None]:
+def _fake_group(planned: SlotInfo) -> Iterator[dist.ProcessGroup]:
     """torch's default group, which does nothing, and is gone afterwards with all that was made of it."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -55,9 +55,12 @@ def _fake_group(planned: SlotInfo) -> Iterator[None]:
         dist.init_process_group("fake", store=FakeStore(), rank=planned.rank, world_size=planned.size)
     finally:
         sys.excepthook = hook  # torch wraps it at each call, and never takes that back
+    group = dist.group.WORLD
+    assert group is not None
     try:
-        yield
+        yield group
     finally:
+        del group
         gc.collect()  # a sharded model holds itself, and its groups
         dist.destroy_process_group()
 
