@@ -66,7 +66,7 @@ from pathlib import Path
 
 from elastic_horovod import HOROVOD
 from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, stages, survivors_figures
-from elastic_restarts import RESTARTS
+from elastic_restarts import RESTARTS, torchrun_grow
 
 HEARTBEAT_S = 2.0
 # Steps before a change, and after it.
@@ -207,7 +207,7 @@ SCENARIOS: dict[str, tuple[Scenario, Scenario | None]] = {
     "kill": (kill, torchrun_kill),
     "kill-standby": (kill_standby, None),
     "freeze": (freeze, None),
-    "grow": (grow, None),
+    "grow": (grow, torchrun_grow),
     "grow-cold": (grow_cold, None),
     "grow-slot": (grow_slot, None),
     "shrink": (shrink, None),

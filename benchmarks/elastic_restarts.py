@@ -134,6 +134,7 @@ def torchrun_kill(folder: Path, workers: int, nodes: Namespaces | None) -> Figur
 
 
 def torchrun_grow(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    """Two agents on this machine, wherever the others' hosts are."""
     with TorchrunNodes(folder, workers // 2, 1) as job:
         job.wait_for_steps(workers // 2, steps=BEFORE)
         old, at = pids(job), time.time()
