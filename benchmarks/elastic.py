@@ -1,7 +1,7 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
     python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun]
-        [--hosts netns] [--worker ddp|torchrun|horovod]
+        [--hosts netns] [--worker ddp|fsdp|hsdp|torchrun|horovod]
 
 Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
 three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
@@ -11,7 +11,8 @@ nothing when it joins: its agent is started over ssh, and its first workers impo
 - kill: SIGKILL to the last rank; its host goes, the other half lives on.
 - kill-standby: the same with ``--standby`` for half of the workers: the job keeps its size.
 - freeze: SIGSTOP to the last rank, with a heartbeat timeout of 2 s. Its stall is what comes on top of that.
-- grow, shrink: the second host comes (when its workers can be forked), goes.
+- grow, shrink: the second host comes, goes. It comes by itself (``elasticrun join``), as an agent that shares no
+  process with the first: nothing is imported there yet.
 - grow-slot: the second host comes to have a slot more: its agent is there, and its workers can be forked.
 - grow-cold: as grow, without warmed processes (``--no-preload``).
 
@@ -39,7 +40,8 @@ event log and of the marks of elastic_loop.py, all on one clock. The stages:
 - synced: the state is equal on all ranks;
 - first step: all have done one, with its 50 ms of sleep.
 
-With ``--worker ddp`` torch's DistributedDataParallel carries the gradients, in place, over the round's process group.
+With ``--worker ddp`` torch's DistributedDataParallel carries the gradients, in place, over the round's process group;
+with ``fsdp`` and ``hsdp`` the model is sharded, over all ranks or over pairs of them.
 With ``--worker torchrun`` the loop is a DDP script for torchrun (torchrun_loop.py), which elasticrun restarts:
 elastic_restarts.py says what is measured then.
 With ``--worker horovod`` it is a script for Horovod, with Horovod's own workers (horovod_loop.py), where that is
@@ -64,7 +66,7 @@ from pathlib import Path
 
 from elastic_horovod import HOROVOD
 from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, stages, survivors_figures
-from elastic_restarts import RESTARTS
+from elastic_restarts import RESTARTS, torchrun_grow
 
 HEARTBEAT_S = 2.0
 # Steps before a change, and after it.
@@ -140,7 +142,10 @@ def grow(folder: Path, workers: int, nodes: Namespaces | None, *flags: str) -> F
         if "--no-preload" not in flags:
             job.wait_for("a warmed process", lambda: '"warmed"' in (folder / "events.jsonl").read_text())
         at = time.time()
-        job.set_hosts(2)
+        if nodes is None:
+            job.add_host()
+        else:
+            job.set_hosts(2)
         job.wait_for_steps(workers, steps=AFTER, since=at)
         return grown_figures(job, at, survivors(job, half), workers)
 
@@ -202,7 +207,7 @@ SCENARIOS: dict[str, tuple[Scenario, Scenario | None]] = {
     "kill": (kill, torchrun_kill),
     "kill-standby": (kill_standby, None),
     "freeze": (freeze, None),
-    "grow": (grow, None),
+    "grow": (grow, torchrun_grow),
     "grow-cold": (grow_cold, None),
     "grow-slot": (grow_slot, None),
     "shrink": (shrink, None),
@@ -263,7 +268,10 @@ def main() -> None:
     parser.add_argument("--hosts", choices=("one", "netns"), default="one", help="one machine, or network namespaces")
     parser.add_argument("--no-torchrun", action="store_true", help="leave the yardstick out, whichever it is")
     parser.add_argument(
-        "--worker", choices=("ours", "ddp", "torchrun", "horovod"), default="ours", help="which loop (default ours)"
+        "--worker",
+        choices=("ours", "ddp", "fsdp", "hsdp", "torchrun", "horovod"),
+        default="ours",
+        help="which loop (default ours)",
     )
     options = parser.parse_args()
     if options.worker in ("torchrun", "horovod") and options.hosts == "netns":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import statistics
@@ -142,17 +143,44 @@ class ElasticJob(Job):
         self.hosts_file = folder / "hosts.txt"
         self.events_file = folder / "events.jsonl"
         self.slots = slots
+        self.others: list[subprocess.Popen[bytes]] = []
+        self._token = folder / "token"
+        self._token.write_text(secrets.token_urlsafe(24))
+        self._token.chmod(0o600)
         self.set_hosts(hosts)
         script = folder / "discover.sh"
         script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
         script.chmod(0o755)
         command = [*self.launcher(), "-np", str(slots), "--min-np", str(slots)]
         command += ["--host-discovery-script", str(script), *flags]
+        if nodes is None:
+            command += ["--accept-agents", "--join-token-file", str(self._token)]
         command += [sys.executable, str(HERE / loop)]
         if nodes is None:
             super().__init__(command, folder, {})
         else:
             super().__init__(command, folder, nodes[0].environment(), at=nodes[0].prefix)
+
+    def add_host(self) -> None:
+        """Another host comes: an agent of its own, which joins by itself and shares no process with the first."""
+        url = self.events("job_started")[0]["rendezvous"]
+        command = [sys.executable, "-m", "elastic_driver", "join", "--driver", url, "--slots", str(self.slots)]
+        command += ["--host", "joined", "--join-token-file", str(self._token)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "STEP_LOG": str(self.steps_file)}
+        self.others.append(
+            subprocess.Popen(
+                command,
+                env={**env, "MARK_LOG": str(self.marks_file)},
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        )
+
+    def __exit__(self, *unused: object) -> None:
+        super().__exit__()
+        for other in self.others:
+            other.wait()
 
     def launcher(self) -> list[str]:
         """The command line up to the flags."""
@@ -184,33 +212,43 @@ class ElasticJob(Job):
         new.replace(self.hosts_file)
 
 
-class TorchrunNodes(Job):
-    """torchrun on the loop of torchrun_loop.py, an agent for each of two hosts of this machine, as impatient as can be.
+class Nodes(Job):
+    """A command on the loop of torchrun_loop.py for each of two hosts of this machine: hosts that share no process.
 
     Args:
+        command: what each host runs, up to the flags.
+        flags: of the hosts; those of the first only.
         folder: for its files.
         slots: workers of each.
         hosts: how many of them there are at the start, 1 or 2.
+        env: more of their environment.
     """
 
-    def __init__(self, folder: Path, slots: int, hosts: int) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        flags: tuple[list[str], list[str]],
+        folder: Path,
+        slots: int,
+        hosts: int,
+        env: dict[str, str],
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=9", f"--nproc-per-node={slots}"]
-        self._command += ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=bench", "--monitor-interval=0.05"]
-        self._command += ["--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
-        self._command += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", str(HERE / "torchrun_loop.py")]
-        # Without it a job cannot grow at all, and does not come back from a failure.
-        self._env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        all_flags, first_flags = flags
+        all_flags = [*all_flags, f"--nproc-per-node={slots}", "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=bench"]
+        all_flags += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", str(HERE / "torchrun_loop.py")]
+        self._command = [*command, *all_flags]
+        self._env = env
         self._others: list[subprocess.Popen[bytes]] = []
-        super().__init__(self._command, folder, self._env)
+        super().__init__([*command, *first_flags, *all_flags], folder, env)
         if hosts > 1:
-            time.sleep(0.5)  # the first agent is to hold the store
+            time.sleep(0.5)  # the first is to have the port
             self.add_host()
 
     def add_host(self) -> None:
-        """The second agent comes."""
+        """The second host comes."""
         env = {**os.environ, **self._env, "STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file)}
         self._others.append(
             subprocess.Popen(
@@ -223,7 +261,7 @@ class TorchrunNodes(Job):
         )
 
     def remove_host(self) -> None:
-        """The second agent is told to go."""
+        """The second host is told to go."""
         self._others[-1].terminate()
 
     def __exit__(self, *unused: object) -> None:
@@ -232,6 +270,32 @@ class TorchrunNodes(Job):
         super().__exit__()
         for other in self._others:
             other.wait()
+
+
+class TorchrunNodes(Nodes):
+    """torchrun, as impatient as can be."""
+
+    def __init__(self, folder: Path, slots: int, hosts: int) -> None:
+        flags = ["--max-restarts=9", "--monitor-interval=0.05"]
+        flags += ["--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
+        # Without it a job cannot grow at all, and does not come back from a failure.
+        env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        super().__init__([sys.executable, "-m", "torch.distributed.run"], (flags, []), folder, slots, hosts, env)
+
+
+class ElasticNodes(Nodes):
+    """elasticrun in torchrun's place."""
+
+    def __init__(self, folder: Path, slots: int, hosts: int) -> None:
+        self.events_file = folder / "events.jsonl"
+        first = ["--event-log", str(self.events_file)]
+        super().__init__(
+            [sys.executable, "-m", "elastic_driver"], (["--max-restarts=9"], first), folder, slots, hosts, {}
+        )
+
+    events = ElasticJob.events
+    marks = ElasticJob.marks
+    found_at = ElasticJob.found_at
 
 
 class TorchrunJob(Job):

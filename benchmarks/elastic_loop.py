@@ -1,7 +1,8 @@
 """The training loop that benchmarks/elastic.py measures: 4 MB of gradient, 50 ms of sleep, a commit each step.
 
 BENCH_WORKER says what carries the gradients: "ours" (the default), DistributedOptimizer; or "ddp", torch's
-DistributedDataParallel in place, over the round's process group.
+DistributedDataParallel in place, over the round's process group; or "fsdp" and "hsdp", where the model is sharded over
+all ranks, or over pairs of them.
 
 Appends a JSON line for each step to STEP_LOG: time (unix s), pid, rank, size, step; and one for each stage of a change
 to MARK_LOG, if that is given: time, pid, mark. The marks, in the order of a change:
@@ -70,16 +71,36 @@ def marking() -> Callable[[str], None]:
     return mark
 
 
+def sharded(mesh: Any) -> Any:
+    """The same model by FSDP2, on a mesh of all ranks, or of pairs of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if os.environ["BENCH_WORKER"] == "hsdp":
+        mesh = init_device_mesh("cpu", (hvd.size() // 2, 2), mesh_dim_names=("copies", "shards"))
+    model = torch.nn.Sequential(torch.nn.Linear(1024, NUMEL // 1024, bias=False))
+    for layer in (*model, model):
+        fully_shard(layer, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
 def main() -> None:
     mark = marking()
     hvd.init()
     torch.manual_seed(0)
-    model = torch.nn.Linear(1024, NUMEL // 1024, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    is_ddp = os.environ.get("BENCH_WORKER") == "ddp"
-    if is_ddp:
-        state: Any = hvd.elastic.DDPState(model=model, optimizer=optimizer, step=0)
+    kind = os.environ.get("BENCH_WORKER")
+    is_ddp, is_sharded = kind == "ddp", kind in ("fsdp", "hsdp")
+    model: Any = None
+    optimizer: Any = None
+    state: Any
+    if is_sharded:
+        state = hvd.elastic.FSDPState(sharded, step=0)
     else:
+        model = torch.nn.Linear(1024, NUMEL // 1024, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if is_ddp:
+        state = hvd.elastic.DDPState(model=model, optimizer=optimizer, step=0)
+    elif not is_sharded:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
     log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
@@ -96,12 +117,13 @@ def main() -> None:
             raise
 
     def steps(state: hvd.elastic.TorchState) -> None:
-        trained = state.ddp if is_ddp else model
+        trained = state.ddp if is_ddp else state.model if is_sharded else model
+        updates = state.optimizer if is_sharded else optimizer
         while state.step < STEPS:
             time.sleep(COMPUTE_S)
-            optimizer.zero_grad()
+            updates.zero_grad()
             trained(data).square().mean().backward()
-            optimizer.step()
+            updates.step()
             state.step += 1
             line = {"time": time.time(), "pid": os.getpid(), "rank": hvd.rank(), "size": hvd.size(), "step": state.step}
             log.write(json.dumps(line) + "\n")

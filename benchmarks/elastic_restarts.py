@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, TorchrunNodes, normal_step
+from elastic_jobs import ElasticJob, ElasticNodes, Figures, Job, Namespaces, TorchrunJob, TorchrunNodes, normal_step
 
 BEFORE, AFTER = 20, 10
 Scenario = Callable[[Path, int, Namespaces | None], Figures]
@@ -28,7 +28,7 @@ def elastic_job(folder: Path, workers: int, hosts: int) -> ElasticJob:
     return ElasticJob(folder, workers // 2, hosts, *flags, loop="torchrun_loop.py")
 
 
-def wait_warm(job: ElasticJob, size: int) -> None:
+def wait_warm(job: ElasticJob | ElasticNodes, size: int) -> None:
     """Waits until workers can be forked, and then for steps that no import disturbs."""
     job.wait_for_steps(size)
     job.wait_for("a warmed process", lambda: '"warmed"' in job.events_file.read_text())
@@ -53,12 +53,12 @@ def restarted(job: Job, at: float, old: set[int], size: int) -> Figures:
     stall = max(b - a for a, b in itertools.pairwise(times) if b > at) - step
     lost = len(mine) - len({line["step"] for line in mine})
     figures = Figures(stall, max(firsts().values()) - at, None, lost, step)
-    if isinstance(job, ElasticJob):
+    if isinstance(job, ElasticJob | ElasticNodes):
         figures.stages = stages(job, at, old, max(firsts().values()))
     return figures
 
 
-def stages(job: ElasticJob, at: float, old: set[int], last: float) -> dict[str, float]:
+def stages(job: ElasticJob | ElasticNodes, at: float, old: set[int], last: float) -> dict[str, float]:
     """What a restart is made of, see Figures."""
     events = job.events("hosts_discovered", "worker_dying", "worker_exited", "worker_started", since=at)
     found = {
@@ -109,7 +109,13 @@ def changed(folder: Path, workers: int, *, before: int, after: int) -> Figures:
 
 
 def grow(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
-    return changed(folder, workers, before=1, after=2)
+    with ElasticNodes(folder, workers // 2, 1) as job:
+        wait_warm(job, workers // 2)
+        old, at = pids(job), time.time()
+        job.add_host()
+        figures = restarted(job, at, old, workers)
+        figures.found_s = job.found_at(at) - at
+        return figures
 
 
 def shrink(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
@@ -128,6 +134,7 @@ def torchrun_kill(folder: Path, workers: int, nodes: Namespaces | None) -> Figur
 
 
 def torchrun_grow(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    """Two agents on this machine, wherever the others' hosts are."""
     with TorchrunNodes(folder, workers // 2, 1) as job:
         job.wait_for_steps(workers // 2, steps=BEFORE)
         old, at = pids(job), time.time()

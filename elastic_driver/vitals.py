@@ -1,7 +1,7 @@
 """What an agent sees of one of its workers at a moment: its process, and what it says of its training.
 
-Owns the shape of that. Agents make it (:mod:`elastic_driver.launch.agent`), the driver reads it; who is taken for hung
-or slow by it is decided in :mod:`elastic_driver.core`.
+Owns the shape of that, and which of it is nothing at all. Agents make it (:mod:`elastic_driver.launch.agent`), the
+driver reads it; who is taken for hung or slow by it is decided in :mod:`elastic_driver.core`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ STOPPED = "T"
 DEBUGGED = "t"
 """One that a debugger has stopped."""
 
+# What a process that does nothing does nevertheless: other threads wake up, our own answer the agent.
+_IDLE_CPU, _IDLE_CPU_S = 0.01, 0.05
+_IDLE_BYTES_PER_S, _IDLE_BYTES = 1024, 16 * 1024
+QUIET_BLOCK_S = 60.0
+"""What a process does is measured over so long at most: who has done nothing for an hour may not compute the sooner for
+it."""
 
 OWN_STEPS = 20
 """Of so many steps the own time is told: few, since who gets slow is to be found soon, and enough, as steps differ."""
@@ -116,3 +122,11 @@ class Vitals:
     wakes: int = 0
     awaits: str = ""
     peer: str = ""
+
+
+def is_quiet(since_s: float, cpu_s: float, moved_bytes: int) -> bool:
+    """Whether a process that has used so much CPU time, and has moved so many bytes, in so long does nothing."""
+    # A process counts in ticks, and its threads exactly: what is left of it goes up and down by some of them.
+    return -_IDLE_CPU_S < cpu_s < max(_IDLE_CPU_S, _IDLE_CPU * since_s) and moved_bytes < max(
+        _IDLE_BYTES, _IDLE_BYTES_PER_S * since_s
+    )

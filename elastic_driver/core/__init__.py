@@ -79,7 +79,8 @@ notices      none                                                               
 A job that is not known to be of one kind begins with RESTART, and becomes IN_PLACE with the first request for a round
 (:mod:`~elastic_driver.core.becoming`): ``Policy.on_change``, which stands in the state, is what its workers are now.
 Restarted workers are told how they end (``Ending``): as planned, with time for a checkpoint, while all members live;
-else at once. Slots that come wait a moment for others (``State.last_call``).
+else at once. Slots that come wait a moment for others (``State.last_call``), and before that until their host has
+imported what workers import (``State.preparing``), unless there are too few without them.
 
 A job with parameter servers is one without rounds, and has a chief (:mod:`~elastic_driver.core.chief`): a script
 beside the driver, which uses the workers and keeps its variables on the servers. Its members are those that answer.

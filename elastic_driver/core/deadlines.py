@@ -150,6 +150,7 @@ def next_deadline(state: State) -> float | None:
         case OnChange.RESTART:
             times.append(launch_held_until(state) if state.last_call is None else state.last_call)
             times.append(checkpoints_by(state))
+            times += [one.until for one in state.preparing if not one.late]
         case OnChange.NO_ROUNDS:
             times.append(state.setbacks.present.until)
     if state.chief is not None and state.chief.phase is ChiefPhase.RUNNING:

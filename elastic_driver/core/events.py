@@ -33,12 +33,14 @@ class HostsDiscovered:
         departures: those of them that are about to go.
         down: names of those that are listed, and cannot be used for now: what is known of them stays.
         answered: whether discovery has answered; else it still fails, and the list is its last one.
+        preparing: names of those of them where nobody runs, and which import now what workers import.
     """
 
     hosts: tuple[Host, ...]
     departures: tuple[Departure, ...] = ()
     down: frozenset[str] = frozenset()
     answered: bool = True
+    preparing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

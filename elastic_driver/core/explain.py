@@ -117,6 +117,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
             if state.last_call is not None:
                 more = _count(len(launch_places(state)) - len(state.members), "slot")
                 members += f"; {more} more, giving others a moment{_left(state.last_call, now)}"
+            members += _preparing(state, now) if restarts else ""
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
         case JobPhase.ENDED:
             return "the job has ended"
@@ -345,6 +346,16 @@ def _discovery(state: State, now: float) -> str:
     if outage is None:
         return ""
     return f"; host discovery has failed for {max(0.0, now - outage.since):.0f} s: {outage.error}"
+
+
+def _preparing(state: State, now: float) -> str:
+    """The hosts that the round is to be ended for when they have imported what workers import."""
+    limit = state.policy.max_num_proc
+    unready = [one for one in state.preparing if not one.late]
+    if not unready or (limit is not None and len(state.members) >= limit):
+        return ""
+    left = _left(max(one.until for one in unready), now)
+    return f"; importing on {_listed([one.hostname for one in unready])} before the workers there join{left}"
 
 
 def _standby(state: State) -> str:

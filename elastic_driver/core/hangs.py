@@ -20,7 +20,7 @@ from enum import StrEnum
 from elastic_driver.core.dumps import alike, debugger
 from elastic_driver.core.stalls import LEAST_S, Sight, Stall, stall_of
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import DEBUGGED, RUNNABLE, STOPPED, Vitals, Waiting
+from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, RUNNABLE, STOPPED, Vitals, Waiting, is_quiet
 
 LEAST_LIMIT_S = 5.0
 """Nobody is suspected before: collections of garbage, writes to slow discs and busy machines take seconds."""
@@ -37,14 +37,9 @@ STOPPED_PROOF_S = 10.0
 """A process that is stopped for so long is not about to go on: whoever stops one for a moment (a snapshot, a scheduler)
 goes on sooner."""
 
-_LEARNED_FROM, _WINDOW = 10, 100
+LEARNED_FROM, _WINDOW = 10, 100
 # Looks come about once a second. Between two that are further apart than this nobody knows what has happened.
 STALE_S = 3.0
-# What a process that does nothing does nevertheless: other threads wake up, our own answer the agent.
-_IDLE_CPU, _IDLE_CPU_S = 0.01, 0.05
-_IDLE_BYTES_PER_S, _IDLE_BYTES = 1024, 16 * 1024
-# That is measured over so long at most: who has done nothing for an hour may not compute the sooner for it.
-_IDLE_BLOCK_S = 60.0
 # A stand-still of thousands is told by some of them.
 _MOST_SUSPECTS = 8
 # A suspicion is cleared when it was not confirmed for so long: looks of two workers are not of one moment.
@@ -59,6 +54,7 @@ class Kind(StrEnum):
     LACKS = "awaited"  # others wait for it in a collective
     DEADLOCK = "deadlock"  # others wait for it, and it waits itself
     IDLE = "idle"  # nobody waits, and it does nothing
+    UNHEARD = "unheard"  # its agent says nothing, though their machine answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,17 +473,10 @@ class HangWatch:
     def _note_quiet(self, seen: _Seen, vitals: Vitals) -> None:
         since_s = vitals.at_s - seen.counted_s
         cpu_s, done = vitals.cpu_s - seen.cpu_s, vitals.io_bytes - seen.io_bytes
-        is_busy = cpu_s >= max(_IDLE_CPU_S, _IDLE_CPU * since_s)
-        # A process counts in ticks, and its threads exactly: what is left of it goes up and down by some of them.
-        if (
-            is_busy
-            or cpu_s <= -_IDLE_CPU_S
-            or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s)
-            or vitals.waits_s > 0
-        ):
+        if not is_quiet(since_s, cpu_s, done) or vitals.waits_s > 0:
             seen.quiet_s = vitals.at_s
             self._measure_from(seen, vitals)
-        elif since_s >= _IDLE_BLOCK_S:
+        elif since_s >= QUIET_BLOCK_S:
             self._measure_from(seen, vitals)
 
     def _measure_from(self, seen: _Seen, vitals: Vitals) -> None:
@@ -758,10 +747,10 @@ def limit_of(counted: int, slowest_s: float, what: str) -> Limit:
     """
     learned_s = TIMES_SLOWEST * slowest_s
     said = f"{TIMES_SLOWEST:g} times the slowest of the last {min(counted, _WINDOW)} {what}, {slowest_s:.2g} s,"
-    if counted < _LEARNED_FROM:
+    if counted < LEARNED_FROM:
         if learned_s > START_LIMIT_S:
             return Limit(learned_s, f"{said} is {learned_s:.3g} s")
-        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s, until {_LEARNED_FROM} steps of the round are counted")
+        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s, until {LEARNED_FROM} steps of the round are counted")
     if learned_s < LEAST_LIMIT_S:
         return Limit(LEAST_LIMIT_S, f"{LEAST_LIMIT_S:g} s, the least; {said} is less")
     return Limit(learned_s, f"{said} is {learned_s:.3g} s")

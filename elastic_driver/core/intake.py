@@ -8,7 +8,7 @@ afterwards.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
@@ -65,12 +65,14 @@ from elastic_driver.core.state import (
     DISCOVERY_TOLD_S,
     HEALING_S,
     LAST_MOMENT_S,
+    PREPARING_S,
     Chief,
     ChiefPhase,
     Departing,
     JobPhase,
     Kill,
     Outage,
+    Preparing,
     Silence,
     State,
     WorkerPhase,
@@ -160,9 +162,16 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
         cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in kept),
         departing=tuple(one for one in t.state.departing if one.hostname in kept),
+        preparing=_preparing(t, event.preparing),
     )
     if not t.state.policy.num_parameter_servers:  # what is set there is for as long as the place is gone
         _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
+
+
+def _preparing(t: Transition, names: Set[str]) -> tuple[Preparing, ...]:
+    """These hosts prepare now. To be told so again gives none of them more time."""
+    known = {one.hostname: one for one in t.state.preparing}
+    return tuple(known.get(name, Preparing(name, t.now + PREPARING_S)) for name in sorted(names))
 
 
 def _take_host_report(t: Transition, event: HostReport) -> None:

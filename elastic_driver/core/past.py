@@ -118,6 +118,8 @@ def why_impossible(state: State, event: Event) -> str:
                 return "a host is listed twice"
             if not event.down.isdisjoint(names):
                 return "a host is up and down"
+            if not event.preparing.issubset(names):
+                return "a host that is not up prepares for workers"
             of_hosts = (f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1)
             return next(of_hosts, "") or next(filter(None, map(_why_no_departure, event.departures)), "")
         case DrainRequested():

@@ -14,6 +14,7 @@ from typing import Any
 
 from elastic_driver.core.state import (
     ChiefPhase,
+    JobPhase,
     Policy,
     State,
     WorkerPhase,
@@ -24,6 +25,7 @@ from elastic_driver.core.state import (
     parameter_servers,
     protected_hosts,
     silent_hosts,
+    still_preparing,
 )
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import OnChange
@@ -286,9 +288,24 @@ def _whole_groups(policy: Policy, hosts: Sequence[str], urgency: Sequence[Any], 
 
 
 def launch_places(state: State) -> Places:
-    """The places that a round of newly started workers would have now. A leaving worker still holds its place."""
-    leaving = in_phase(state, WorkerPhase.LEAVING)
-    return _choose_places(state, but={(r.worker.hostname, r.worker.slot) for r in leaving})[0]
+    """The places that a round of newly started workers would have now. A leaving worker still holds its place.
+
+    A host that still prepares has none: all others would wait for what it imports. Unless they are too few without it.
+    """
+    but = {(r.worker.hostname, r.worker.slot) for r in in_phase(state, WorkerPhase.LEAVING)}
+    unready = still_preparing(state)
+    if unready and state.phase in (JobPhase.RUNNING, JobPhase.RESETTING):
+        busy = {record.worker.hostname for record in state.workers}
+        others = {
+            (host.name, slot)
+            for host in state.hosts
+            if host.name in unready and host.name not in busy
+            for slot in range(host.slots)
+        }
+        places = _choose_places(state, but=but | others)[0]
+        if len(places) >= state.policy.min_num_proc:
+            return places
+    return _choose_places(state, but=but)[0]
 
 
 def trains_until_replaced(state: State, off: Sequence[WorkerRecord], fit: Sequence[WorkerRecord]) -> bool:

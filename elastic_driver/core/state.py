@@ -45,6 +45,10 @@ HEALING_S = 2.0
 # and not one each. They may have an image to pull, or ssh to answer; a restart costs about as much.
 LAST_CALL_S = 1.0
 
+# How long a round of restarted workers is not ended for a host that still imports what they import. An agent gives its
+# imports 60 s, and then has its workers started afresh.
+PREPARING_S = 75.0
+
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
 # ten take at least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a
 # switch that boots, is over by then, and a script that fails at the same step each time has wasted little.
@@ -469,6 +473,21 @@ class Departing:
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """A host where nobody runs imports what workers import, so that they can be forked there.
+
+    Attributes:
+        hostname: which.
+        until: when it is no longer waited for.
+        late: whether that is over, and it has not said that it is ready.
+    """
+
+    hostname: str
+    until: Moment
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything the membership core knows.
 
@@ -482,6 +501,7 @@ class State:
         silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         departing: of the drained hosts those that are about to go, in the order in which that was said.
+        preparing: hosts for which no round of restarted workers is ended yet, in the order of their names.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
         round: the current or last round; None before the first.
@@ -511,6 +531,7 @@ class State:
     silent: tuple[Silence, ...] = ()
     drained: frozenset[tuple[str, int | None]] = frozenset()
     departing: tuple[Departing, ...] = ()
+    preparing: tuple[Preparing, ...] = ()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: Attempts = field(default_factory=Attempts)
     round: Round | None = None
@@ -672,6 +693,11 @@ def lacks_servers(state: State) -> bool:
     number = state.policy.num_parameter_servers
     there = parameter_servers(state).values() if number and state.chief is None else ()
     return state.chief is None and sum(record.phase is WorkerPhase.MEMBER for record in there) < number
+
+
+def still_preparing(state: State) -> frozenset[str]:
+    """The hosts that a round may have without being ended for them now."""
+    return frozenset(one.hostname for one in state.preparing if not one.late)
 
 
 def concerning(state: State) -> tuple[Silence, ...]:

@@ -7,7 +7,7 @@ nothing of it: what a hang or a drain means is the core's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from elastic_driver.core.draining import why_needed
@@ -16,6 +16,7 @@ from elastic_driver.core.events import Command, DrainRequested, PublishRound, Wo
 from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
 from elastic_driver.core.stalls import Stall
 from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.core.standstills import StandstillWatch
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.core.survivors import why_spared
@@ -64,6 +65,7 @@ class Health:
         hang_action: what comes of a worker that is proven to hang.
         straggler_action: what comes of one that is slow.
         is_of_the_job: whether an address is one of the job's hosts.
+        unheard: for how long nothing was heard of hosts whose machines answer, by name.
 
     Attributes:
         is_on_disc: whether there is a commit on disc that the job can go on from.
@@ -80,7 +82,9 @@ class Health:
         hang_action: str = HangAction.END,
         straggler_action: str = StragglerAction.WARN,
         is_of_the_job: Callable[[str], bool] = lambda address: False,
+        unheard: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._unheard = unheard
         self._stepper = stepper
         self._chronicle = chronicle
         self._clock = clock
@@ -89,6 +93,7 @@ class Health:
         self._drains = straggler_action == StragglerAction.DRAIN
         self.is_on_disc = False
         self._hangs = HangWatch(proves=hang_action == HangAction.END, is_of_the_job=is_of_the_job)
+        self._standstills = StandstillWatch()
         self._stragglers = StragglerWatch()
         self._round_id = 0
         self._trains_since: float | None = None  # None while it does not train
@@ -106,17 +111,23 @@ class Health:
         state = self._stepper.state
         if record_of(state, worker) is None:
             return  # it has ended meanwhile
+        self._follow_round(state, now)
+        self._hangs.take(worker, vitals, now)
+        self._standstills.take(worker, vitals, now)
+        self._stragglers.take(worker, vitals)
+
+    def _follow_round(self, state: State, now: float) -> None:
         if state.round_id != self._round_id:
             self._round_id = state.round_id
             ranks = {member: rank for rank, member in enumerate(state.members)}
             self._hangs.begin(state.round_id, ranks)
+            self._standstills.begin(state.round_id, ranks)
             self._stragglers.begin(state.round_id, ranks, now)
-        self._hangs.take(worker, vitals, now)
-        self._stragglers.take(worker, vitals)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has ended."""
         self._hangs.forget(worker)
+        self._standstills.forget(worker)
         self._stragglers.forget(worker, self._clock())
 
     async def watch_over(self) -> None:
@@ -151,7 +162,7 @@ class Health:
                     "since_s": round(still_s, 3),
                     "limit_s": round(limit_s, 3),
                 }
-                for worker, rank, why, still_s, limit_s in self._hangs.suspects()
+                for worker, rank, why, still_s, limit_s in self._suspects()
             ],
             "hang_limits": {
                 "suspected_s": round(limit.seconds, 3),
@@ -170,11 +181,14 @@ class Health:
     @property
     def suspected(self) -> int:
         """How many workers are suspected."""
-        return len(self._hangs.suspects())
+        return len(self._suspects())
+
+    def _suspects(self) -> list[tuple[WorkerId, int | None, str, float, float]]:
+        return [*self._hangs.suspects(), *self._standstills.suspects(self._clock())]
 
     def remark(self) -> str:
         """Who may hang, in words; "" for nobody."""
-        suspects = self._hangs.suspects()
+        suspects = self._suspects()
         texts = [
             f"worker {worker}{'' if rank is None else f' (rank {rank})'} may hang: {why}"
             for worker, rank, why, _, _ in suspects[:_NAMED]
@@ -187,6 +201,7 @@ class Health:
     def _look(self, *, stragglers: bool) -> None:
         state, now = self._stepper.state, self._clock()
         self._look_for_stall(now)
+        self._follow_round(state, now)
         is_running = state.phase is JobPhase.RUNNING and not finishing(state)
         for finding in self._hangs.look(
             now,
@@ -201,6 +216,7 @@ class Health:
                     self._ask_soon(finding)
                 case Cleared() | ProvenHung() | Spared():
                     self._tell_after(finding)
+        self._look_for_standstills(state, now, is_running=is_running)
         if not stragglers:
             return
         for news in self._stragglers.look(now, trains=lambda worker: is_running and _trains(state, worker)):
@@ -271,13 +287,27 @@ class Health:
         if stall is not None:
             self._chronicle.stall_ended(now - stall.since, stall.waits_for, resumed=resumed)
 
+    def _look_for_standstills(self, state: State, now: float, *, is_running: bool) -> None:
+        known = {worker for worker, *_ in self._hangs.suspects()}
+        for finding in self._standstills.look(
+            now,
+            step_of=lambda worker: _step_of(state, worker),
+            trains=lambda worker: is_running and _stays(state, worker),
+            unheard=self._unheard(),
+            is_known=known.__contains__,
+        ):
+            if isinstance(finding, Suspected):
+                self._take_suspicion(finding)
+            else:
+                self._tell_after(finding)
+
     def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
         return why_spared(self._stepper.state, worker, ended, is_on_disc=self.is_on_disc)
 
     def _take_suspicion(self, suspected: Suspected) -> None:
         if (earlier := self._untold.get(suspected.worker)) is not None:
             self._tell_with_all_after(earlier, None)
-        if suspected.kind in (Kind.STOPPED, Kind.TRACED):  # it cannot tell where it is
+        if suspected.kind in (Kind.STOPPED, Kind.TRACED, Kind.UNHEARD):  # it cannot tell where it is
             self._tell(suspected, None)
             return
         self._untold[suspected.worker] = _Untold(suspected)
@@ -387,6 +417,19 @@ def _trains(state: State, worker: WorkerId) -> bool:
         and record.leave_by is None
         and record.exit_by is None
     )
+
+
+def _stays(state: State, worker: WorkerId) -> bool:
+    """Whether it is a member that is not about to leave, whether it has said that it trains or cannot say so."""
+    record = record_of(state, worker)
+    is_member = record is not None and record.phase is WorkerPhase.MEMBER and record.killed is None
+    return is_member and record is not None and record.leave_by is None and record.exit_by is None
+
+
+def _step_of(state: State, worker: WorkerId) -> int | None:
+    """How far a worker has said that it has come, in its present process; None where it has not."""
+    record = record_of(state, worker)
+    return record.commits if record is not None and record.running else None
 
 
 def _lives(state: State, worker: WorkerId) -> bool:

@@ -236,6 +236,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             job_id=job_id,
             clock=clock,
             on_round=agents.launcher.warm_up if _starts_again(settings) else None,
+            preparer=agents.launcher if _starts_again(settings) and settings.warm_starts else None,
             agents=agents,
             chief=chief,
             tally=tally,

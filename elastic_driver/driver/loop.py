@@ -24,7 +24,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from elastic_driver.core.events import (
     ChiefExited,
@@ -182,6 +183,21 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
     )
 
 
+class Preparer(Protocol):
+    """Has hosts import what workers import, before any runs there."""
+
+    def prepare(self, hostname: str, sample: Callable[[], tuple[Sequence[str], Mapping[str, str]]]) -> bool:
+        """Has a host do so where nobody has run yet. Harmless when repeated.
+
+        Args:
+            hostname: the host.
+            sample: gives the command and the environment of a worker there.
+
+        Returns:
+            Whether it still does so.
+        """
+
+
 class ElasticDriver:
     """Runs one job to its end.
 
@@ -193,6 +209,7 @@ class ElasticDriver:
         dialect: of the workers.
         clock: the job's time.
         on_round: called whenever a round has formed.
+        preparer: has hosts that come import what workers import; None where none do.
         agents: through whom workers speak; None where they ask the driver's own server.
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
         tally: counts what scrapers are told; None for no ``/metrics``.
@@ -217,6 +234,7 @@ class ElasticDriver:
         job_id: str,
         clock: JobClock | None = None,
         on_round: Callable[[], None] | None = None,
+        preparer: Preparer | None = None,
         agents: AgentSide | None = None,
         chief: ChiefSide | None = None,
         tally: Tally | None = None,
@@ -231,6 +249,7 @@ class ElasticDriver:
         self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
         self._on_round = on_round
+        self._preparer = preparer
         self._stepper = Stepper(
             policy_of(settings, dialect.on_change),
             clock=self._clock,
@@ -280,6 +299,7 @@ class ElasticDriver:
             hang_action=settings.hang_action,
             straggler_action=settings.straggler_action,
             is_of_the_job=(lambda address: False) if agents is None else agents.fleet.has_address,
+            unheard=dict if agents is None else agents.fleet.unheard,
         )
         self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(
@@ -601,7 +621,7 @@ class ElasticDriver:
         return f"it ends now; {number} worker{'' if number == 1 else 's'} get{'s' if number == 1 else ''} {grace}"
 
     async def _discover(self) -> None:
-        last: tuple[tuple[Host, ...], frozenset[str]] | None = None
+        last: tuple[tuple[Host, ...], frozenset[str], frozenset[str]] | None = None
         fails = False  # as the core has it
         known: dict[str, float] = {}  # hosts that are about to go, and when, as the core has heard it
         while True:
@@ -628,11 +648,20 @@ class ElasticDriver:
                 is_back = fails and answered
                 if last is None or hosts != last[0] or is_back:
                     self._chronicle.hosts(hosts)
-                if (hosts, down) != last or is_back or going.keys() != known.keys() or sooner:
-                    self._stepper.post(HostsDiscovered(hosts, departures, down, answered))
+                found = hosts, down, self._preparing(hosts)
+                if found != last or is_back or going.keys() != known.keys() or sooner:
+                    self._stepper.post(HostsDiscovered(hosts, departures, down, answered, found[2]))
                     known = going
-                last, fails = (hosts, down), not answered
+                last, fails = found, not answered
             await self._discovery.wait_change(self._settings.discovery_interval_s)
+
+    def _preparing(self, hosts: Sequence[Host]) -> frozenset[str]:
+        """Of these, those where nobody has run yet, and which import now what restarted workers import."""
+        preparer = self._preparer
+        if preparer is None or self._on_change is not OnChange.RESTART or not self._stepper.state.round_id:
+            return frozenset()
+        sample = self._workers.sample
+        return frozenset(host.name for host in hosts if preparer.prepare(host.name, partial(sample, host, self._job)))
 
     @property
     def _on_change(self) -> OnChange:

@@ -16,7 +16,7 @@ from typing import Protocol
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import Dialect, JobAddress, Meeting, WorkerStart
 from elastic_driver.errors import LaunchError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, Launcher, WorkerProcess
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Ending
@@ -133,6 +133,13 @@ class Workers:
         )
         generation = self._generation_of(start)
         self._starting[order.worker] = self._tasks.start(self._start(order, start, job, generation))
+
+    def sample(self, host: Host, job: JobAddress) -> tuple[Sequence[str], Mapping[str, str]]:
+        """The command of restarted workers, and the environment of one on this host, but for its place."""
+        planned = SlotInfo(0, host.slots, 0, host.slots, 0, 1)
+        cores = self._launcher.cores(host.name)
+        start = WorkerStart(WorkerId(host.name, 0, 0), planned, (host.name,), 0, cores, restarted=True)
+        return self._command, self._dialect.environment(start, job=job)
 
     def stop(self, worker: WorkerId, ending: Ending = Ending.USUAL) -> None:
         """SIGTERM (or what :meth:`end_by` says), grace, SIGKILL; for one that is being started, once it is there."""

@@ -396,6 +396,18 @@ class WarmUp(Said, name="warm_up"):
 
 
 @dataclass(frozen=True)
+class Prepare(Said, name="prepare"):
+    """Workers like this may be started here soon: import what they import. Answered by Prepared.
+
+    Attributes:
+        command, env: see Start; the variables of a worker's place are not looked at.
+    """
+
+    command: list[str]
+    env: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Round(Said, name="round"):
     """A round has begun: keys of the one before are gone. Comes to all agents, members on their host or not."""
 
@@ -706,6 +718,11 @@ class Want(Said, name="want"):
     scope: str
     key: str
     count: int
+
+
+@dataclass(frozen=True)
+class Prepared(Said, name="prepared"):
+    """It is known whether workers can be forked here (then Warmed has come before), or start afresh."""
 
 
 @dataclass(frozen=True)

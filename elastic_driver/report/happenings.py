@@ -218,7 +218,7 @@ class WorkerSuspected:
 
     Attributes:
         worker, rank: which; no rank for one that is in no round.
-        kind: why, in a word: "stopped", "traced", "awaited", "deadlock" or "idle".
+        kind: why, in a word: "stopped", "traced", "awaited", "deadlock", "idle" or "unheard".
         why: in words.
         collective: that others wait in; "" where that is not known.
         stack: its Python stacks; "" where they cannot be had.

@@ -15,6 +15,7 @@ _NOT_ENDED = {
     "traced": "who is debugged is not ended",
     "deadlock": "nobody is ended for that, since which of them is wrong cannot be seen",
     "idle": "nobody is ended for that while nobody waits",
+    "unheard": "nobody is ended for that",
 }
 _WARN = "with --hang-action warn it would only be named"
 _NAMED = 6

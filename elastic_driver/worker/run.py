@@ -44,6 +44,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         process = runtime()
         process.note_exception(raised=True)
         process.say_if_fixed()
+        if (planned := current_round().planned) is not None:
+            with current_round().kept_out():
+                state._prepare(planned)
         again = process.join_late()
         while True:
             try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt
+from elastic_driver.hosts import SlotInfo
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.durable.commits import durable
 from elastic_driver.worker.engine.byte_collectives import PREFIX, array_spec
@@ -62,6 +63,13 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def _prepare(self, planned: SlotInfo) -> None:
+        """Called before this process joins others that train, and would wait for whatever it does first after that.
+
+        Args:
+            planned: its place among them, most likely.
+        """
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = 0) -> None:
         """For Horovod's interface. The driver's notice is a level that the watch thread keeps, so nothing is queued."""

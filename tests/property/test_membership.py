@@ -115,11 +115,20 @@ class Membership(RuleBasedStateMachine):
             return data.draw(st.sampled_from(alive))
         return data.draw(st.sampled_from(sorted(self.job.started)))
 
-    @rule(hosts=host_lists, ups=st.sets(st.sampled_from(HOSTNAMES)), all_up=st.booleans(), answered=st.booleans())
-    def discovered(self, hosts: tuple[Host, ...], ups: set[str], *, all_up: bool, answered: bool) -> None:
+    @rule(
+        hosts=host_lists,
+        ups=st.sets(st.sampled_from(HOSTNAMES)),
+        unready=st.sets(st.sampled_from(HOSTNAMES), max_size=2),
+        all_up=st.booleans(),
+        answered=st.booleans(),
+    )
+    def discovered(
+        self, hosts: tuple[Host, ...], ups: set[str], unready: set[str], *, all_up: bool, answered: bool
+    ) -> None:
         up = tuple(host for host in hosts if all_up or host.name in ups)
         down = frozenset(host.name for host in hosts if host not in up)
-        self.job.feed(HostsDiscovered(up, (), down, answered))
+        preparing = frozenset(host.name for host in up if host.name in unready)
+        self.job.feed(HostsDiscovered(up, (), down, answered, preparing))
 
     @rule()
     def discovery_failed(self) -> None:

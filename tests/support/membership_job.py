@@ -186,11 +186,16 @@ class Job:
         return commands
 
     def hosts(
-        self, *texts: str, at: float | None = None, down: Iterable[str] = (), answered: bool = True
+        self,
+        *texts: str,
+        at: float | None = None,
+        down: Iterable[str] = (),
+        answered: bool = True,
+        preparing: Iterable[str] = (),
     ) -> list[Command]:
         """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels), and those that are down."""
         hosts = tuple(parse_host(text.replace(",", " "), default_slots=1) for text in texts)
-        return self.feed(HostsDiscovered(hosts, (), frozenset(down), answered), at=at)
+        return self.feed(HostsDiscovered(hosts, (), frozenset(down), answered, frozenset(preparing)), at=at)
 
     def ready(
         self,

@@ -21,7 +21,7 @@ from elastic_driver.launch.agent.activity import Activity, family
 from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
 from elastic_driver.rendezvous.vitals_words import vitals_to_json
-from elastic_driver.vitals import Vitals
+from elastic_driver.vitals import Vitals, is_quiet
 
 _LOOK_S = 0.5
 # The driver hears of a worker of which only counters have moved each so many looks.
@@ -62,6 +62,7 @@ class _Process:
         self._looks = 0
         self._counts: tuple[int, ...] = ()
         self._moved_s = 0.0
+        self._done: tuple[float, float, int] | None = None  # by whom no page speaks: when, and what it had done then
         self._activity = Activity()
         self._switches: int | None = None
         self._wakes, self._woke_s = 0, 0.0
@@ -103,7 +104,7 @@ class _Process:
         # With that of its children that have ended.
         cpu_s = sum(map(int, of_stat[11:15])) * _TICK_S - sum(self._ours.values()) / 1e9
         self._count_wakes(at_s, proc.number(of_status, b"voluntary_ctxt_switches"), dumps)
-        if not self._is_still(at_s, page, of_stat[0]):
+        if not self._is_still(at_s, page, of_stat[0], cpu_s, proc.moved(io)):
             self._activity.forget()
             self._wait = None
         elif table is not None:
@@ -158,10 +159,17 @@ class _Process:
             self._woke_s = at_s
         self._switches, self._dumps = switches, dumps
 
-    def _is_still(self, at_s: float, page: PageFacts | None, state: bytes) -> bool:
+    def _is_still(self, at_s: float, page: PageFacts | None, state: bytes, cpu_s: float, moved: int) -> bool:
         """Whether it has not gone on for a while. For who waits, or is stopped, that is no question."""
-        counts = () if page is None else (page.round_id, page.steps, page.submitted, page.finished, page.commits)
-        if page is None or counts != self._counts or page.waits_s > 0 or state in (b"T", b"t"):
+        if page is None:
+            since_s, cpu_before, moved_before = self._done or (at_s, cpu_s, moved)
+            if self._done is None or at_s - since_s >= self._still_s:
+                if not is_quiet(at_s - since_s, cpu_s - cpu_before, moved - moved_before):
+                    self._moved_s = at_s
+                self._done = at_s, cpu_s, moved
+            return state not in (b"T", b"t") and self._looks > 1 and at_s - self._moved_s >= self._still_s
+        counts = (page.round_id, page.steps, page.submitted, page.finished, page.commits)
+        if counts != self._counts or page.waits_s > 0 or state in (b"T", b"t"):
             self._counts, self._moved_s = counts, at_s
         return at_s - self._moved_s >= self._still_s
 

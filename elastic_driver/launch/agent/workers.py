@@ -31,6 +31,8 @@ from elastic_driver.rendezvous.agent_messages import (
     NotStarted,
     Output,
     PassOn,
+    Prepare,
+    Prepared,
     Said,
     Spared,
     Start,
@@ -221,6 +223,8 @@ class HostWorkers:
                     self._label(worker_named(key), label)
             case WarmUp():
                 self._launcher.warm_up()
+            case Prepare():
+                self._tasks.start(self._prepare(message))
             case _:
                 return False
         return True
@@ -289,6 +293,11 @@ class HostWorkers:
         self._starting[worker] = _Starting(order.label)
         self._orders[worker] = order
         self._tasks.start(self._start(worker, order))
+
+    async def _prepare(self, order: Prepare) -> None:
+        if not self._bad_folder:
+            await self._launcher.prepare(order.command, {**self._environ(order.env), **self._own})
+        self._send(Prepared())
 
     async def _start(self, worker: WorkerId, order: Start) -> None:
         error_file = self._error_file_of[worker] = self._error_files.new()

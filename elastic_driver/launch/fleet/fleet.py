@@ -313,6 +313,14 @@ class Fleet:
         link = self.link_of(hostname)
         return math.inf if link is None else link.works_for_s
 
+    def unheard(self) -> dict[str, float]:
+        """For how long nothing has come from each agent that is connected, and not silent, by its hosts' names.
+
+        A machine whose agent says nothing may acknowledge all the same what it is sent: see AgentLink.
+        """
+        links = [link for link in self._agents.values() if link.connected and not link.is_silent]
+        return {name: link.silent_s for link in links for name in self._names_of(link)}
+
     def has_address(self, address: str) -> bool:
         """Whether one of the job's hosts has this address. Its other names are not looked up."""
         for link in self._agents.values():
@@ -348,6 +356,10 @@ class Fleet:
         call = self._call_of(host)
         if call in self._leaving or (not link.facts.joined and call not in self._calls) or self._closing:
             self._end(link)
+        self._change()
+
+    def prepared(self, link: AgentLink) -> None:
+        """See Agents."""
         self._change()
 
     def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:

@@ -28,6 +28,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Output,
     PassOn,
     PortHeld,
+    Prepare,
+    Prepared,
     Said,
     Spared,
     Start,
@@ -62,6 +64,9 @@ class Agents(Protocol):
 
     def idle(self, link: AgentLink) -> None:
         """The last worker of this agent has ended."""
+
+    def prepared(self, link: AgentLink) -> None:
+        """Its host has imported what workers import."""
 
     async def close(self) -> None:
         """Ends all agents. Blocks until they have ended."""
@@ -115,6 +120,7 @@ class AgentLauncher:
         self._of: dict[str, set[WorkerId]] = {}  # by agent: who runs there, or is being started
         self._unable: set[str] = set()  # agents on whose host the command cannot be run
         self._warming = False
+        self._prepared: dict[str, bool] = {}  # by agent: whether what its workers import is there, or is to be imported
         self._closing = False
 
     def cores(self, hostname: str) -> int:
@@ -200,8 +206,8 @@ class AgentLauncher:
         future: asyncio.Future[RemoteWorker] = asyncio.get_running_loop().create_future()
         self._starting[worker] = _Start(link, label, rank_at_launch, future)
         self._of.setdefault(link.agent, set()).add(worker)
-        variables = self._here(env) if link.facts.local else self._abroad(env)
-        link.send(Start(worker.key, list(command), variables, label, rank_at_launch))
+        self._prepared.setdefault(link.agent, True)  # whoever has had workers is no newcomer
+        link.send(Start(worker.key, list(command), self._variables(link, env), label, rank_at_launch))
         link.overdue(f"start worker {worker}", future.done)
         try:
             return await future
@@ -209,6 +215,28 @@ class AgentLauncher:
             # Nobody takes the process any more, but it may come to be.
             link.send(Stop(worker.key, 0.0))
             raise
+
+    def _variables(self, link: AgentLink, env: Mapping[str, str]) -> dict[str, str]:
+        return self._here(env) if link.facts.local else self._abroad(env)
+
+    def prepare(self, hostname: str, sample: Callable[[], tuple[Sequence[str], Mapping[str, str]]]) -> bool:
+        """Has a host where nobody has run yet import what workers import. Harmless when repeated.
+
+        Args:
+            hostname: the host.
+            sample: gives the command and the environment of a worker there.
+
+        Returns:
+            Whether it still does so.
+        """
+        link = self._agents.link_of(hostname)
+        if link is None:
+            return False
+        if link.agent not in self._prepared:
+            self._prepared[link.agent] = False
+            command, env = sample()
+            link.send(Prepare(list(command), self._variables(link, env)))
+        return not self._prepared[link.agent]
 
     async def _agent_for(self, worker: WorkerId) -> AgentLink:
         """Return the agent of a worker's host, once it is connected.
@@ -265,6 +293,7 @@ class AgentLauncher:
             if agent == link.agent and not holding.done():
                 holding.set_exception(LaunchError(f"cannot hold a port for rank 0: {why}"))
         self._unable.discard(link.agent)
+        self._prepared.pop(link.agent, None)
         for worker in sorted(self._of.pop(link.agent, ())):
             process = self._workers.pop(worker, None)
             starting = self._starting.pop(worker, None)
@@ -304,6 +333,9 @@ class AgentLauncher:
                     process.spared()
             case Warmed(pid, took_s):
                 self._on_warm(pid, took_s)
+            case Prepared():
+                self._prepared[link.agent] = True
+                self._agents.prepared(link)
             case Warning(text):
                 self._warn(text if link.facts.local else f"host {link.facts.host}: {text}")
             case _:

@@ -486,28 +486,11 @@ class LocalLauncher:
     async def _begin(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> LocalWorker:
-        if self._guard is None:
-            let_children_be_reaped()
-            self._guard = GuardLink(self._mark, self._warn)
-        self._guard.ensure()
         if not self._workers and not self._starting:
             self._oom_kills.forget()
-        try:
-            if self._tether is None:
-                self._tether = Tether()
-        except OSError as error:  # no descriptor is free
-            raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
-        if self._may_warm and self._warm is None:
-            self._warm = WarmStarts(
-                self._preload,
-                pool=self._pool,
-                guard=self._guard,
-                tether=self._tether,
-                warn=self._warn,
-                on_ready=self._on_warm,
-            )
+        guard, tether = self._set_up()
         starting = asyncio.get_running_loop().create_task(
-            self._start(self._guard, self._tether, worker, command, env, label=label, rank_at_launch=rank_at_launch)
+            self._start(guard, tether, worker, command, env, label=label, rank_at_launch=rank_at_launch)
         )
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -517,6 +500,41 @@ class LocalLauncher:
             # Nobody takes the process any more, but it may exist.
             starting.add_done_callback(_kill_unwanted)
             raise
+
+    def _set_up(self) -> tuple[GuardLink, Tether]:
+        """What ends processes when this one is dead; and where workers are forked, if they may be."""
+        if self._guard is None:
+            let_children_be_reaped()
+            self._guard = GuardLink(self._mark, self._warn)
+        self._guard.ensure()
+        if self._tether is None:
+            self._tether = Tether()
+        if self._may_warm and self._warm is None:
+            self._warm = WarmStarts(
+                self._preload,
+                pool=self._pool,
+                guard=self._guard,
+                tether=self._tether,
+                warn=self._warn,
+                on_ready=self._on_warm,
+            )
+        return self._guard, self._tether
+
+    async def prepare(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Imports what workers of this command and environment import, so that the first can be forked.
+
+        Blocks until it is done, or known that they will be started afresh.
+        """
+        if self._closing is not None or not self._may_warm:
+            return
+        try:
+            self._set_up()
+        except (OSError, MemoryError, RuntimeError) as error:
+            if not shortage(error):
+                raise
+            return  # whoever is started here says so
+        assert self._warm is not None
+        await self._warm.wait_first(command, {**env, ENV_MARK: self._mark})
 
     @property
     def warm(self) -> WarmStarts | None:

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt, ShardsLostError
+from elastic_driver.hosts import SlotInfo
 from elastic_driver.torch.collectives import alltoall_async
 from elastic_driver.torch.device.math import flat_bytes
 from elastic_driver.torch.distributed.group import process_group
+from elastic_driver.torch.distributed.rehearsal import rehearse
 from elastic_driver.torch.distributed.shards import (
     ROW_BYTES,
     Inventory,
@@ -101,6 +103,8 @@ class FSDPState(ObjectState):
             torch.distributed.checkpoint, say) into the model, the optimizer and the attributes. Without it that is an
             error, which ends the job.
         copies: whether each rank's pieces are copied to the next host.
+        rehearse: whether a process that joins others calls ``make`` once before, with a mesh whose collectives do
+            nothing, so that they do not wait for what it does the first time only. What that makes is thrown away.
         device_type: of the mesh; by default "cuda" where the process group has NCCL, else "cpu".
         **kwargs: plain attributes and their first values.
     """
@@ -115,10 +119,12 @@ class FSDPState(ObjectState):
         load: Callable[[FSDPState], None] | None = None,
         copies: bool = True,
         device_type: str | None = None,
+        rehearse: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(None, None, **kwargs)
         self._make, self._load, self._copies, self._device_type = make, load, copies, device_type
+        self._rehearse = rehearse
         self._others: dict[str, Any] = {}
         self._versions: list[_Version] = []
         self._spare: torch.Tensor | None = None
@@ -255,6 +261,11 @@ class FSDPState(ObjectState):
         self._received(version, *synchronize(alltoall_async(sent, splits, name="elastic_driver.handed")))
 
     # --- rounds ----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, planned: SlotInfo) -> None:
+        """See State."""
+        if self._rehearse:
+            rehearse(self._make, planned, self._device_type or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def restore(self) -> None:
         """See State. Which version it is, the members agree on in the next round."""

@@ -7,9 +7,10 @@ it alone changes what is here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,6 +136,15 @@ class CurrentRound:
         """Notes the place of a process that joins late; ``join`` is called when its round is asked for."""
         self._planned, self._join = slot, join
 
+    @contextlib.contextmanager
+    def kept_out(self) -> Iterator[None]:
+        """Meanwhile a process that joins late does not join: whatever needs a round raises RuntimeError."""
+        join, self._join = self._join, _refuse
+        try:
+            yield
+        finally:
+            self._join = join
+
     def drop_plan(self) -> SlotInfo | None:
         """Forgets the planned place, and returns it: the process joins now, or never."""
         planned, self._planned, self._join = self._planned, None, None
@@ -176,6 +186,10 @@ class CurrentRound:
             homogeneous = None if context is None else context.homogeneous
             self._inherited = Inherited(os.getppid(), slot, homogeneous)
         self._clear()
+
+
+def _refuse() -> None:
+    raise RuntimeError("there is no round yet: this process comes while others train, and prepares for theirs")
 
 
 _current = CurrentRound()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nodes import WORKER, NodesJob, free_port
+from nodes import ROOT, WORKER, NodesJob, free_port
 
 pytestmark = pytest.mark.integration
 
@@ -85,6 +86,30 @@ def test_a_late_node_is_taken_in_and_leaves_by_sigterm(tmp_path: Path) -> None:
         assert again.wait() == 1
         assert driver.wait() in (1, 4)
         assert "the job has failed: " in again.err
+
+
+def test_a_late_node_stops_nobody_before_it_has_imported(tmp_path: Path) -> None:
+    """What it imports is held up by the test; as long as that takes the others train on."""
+    folder, begun, go = tmp_path / "lib", tmp_path / "begun", tmp_path / "go"
+    folder.mkdir()
+    (folder / "slow.py").write_text(
+        "import os, time\n"
+        "if os.environ['NODE'] == 'b':\n"
+        f"    open({str(begun)!r}, 'w').close()\n"
+        f"    while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    )
+    given, env = {"preload": ["slow"]}, {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=2) as job:
+        driver = job.start("a", given=given, env=env)
+        alone = job.wait_for_world("a")[0]
+        late = job.start("b", given=given, env=env)
+        job.wait_for("the import", begun.exists)
+        assert [line["pid"] for line in job.living()] == [alone["pid"]]
+        go.touch()
+        assert job.wait_for_world("a", "b")[0]["pid"] != alone["pid"]
+        assert len(job.lines()) == 3, "the round has ended once"
+        job.end(0)
+        assert (driver.wait(), late.wait()) == (0, 0)
 
 
 def test_when_the_driver_is_killed_a_node_of_its_machine_takes_over(tmp_path: Path) -> None:

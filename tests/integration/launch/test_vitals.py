@@ -444,6 +444,19 @@ def test_who_cannot_tell_is_left_alone() -> None:
         assert told.wchan or told.syscall or os.geteuid() != 0
 
 
+def test_what_a_script_without_the_library_waits_for_and_what_its_children_do() -> None:
+    program = SAY + "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\ntime.sleep(600)"
+    with worker(program) as one:
+        seen = looks(one, lambda seen: bool(seen.awaits))
+        assert (seen.awaits, seen.pulse_s) == ("a sleep to end", None)
+    with worker(SAY + "import time\nwhile True: pass") as one:
+        first = looks(one, lambda seen: seen.cpu_s > 0.1)
+        assert looks(one, lambda seen: seen.cpu_s > first.cpu_s + 0.5).awaits == ""
+    busy = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with worker(SAY + busy) as one:
+        assert looks(one, lambda seen: seen.cpu_s > 1.0).awaits in ("", "a child process")
+
+
 def test_a_child_speaks_for_the_command_and_a_stranger_does_not() -> None:
     with worker(BEGIN + SAY + "time.sleep(600)", "sh", "-c", '"$@" & wait', "sh") as one:
         seen = looks(one, lambda seen: seen.pulse_s is not None)

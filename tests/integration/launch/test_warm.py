@@ -627,6 +627,26 @@ def test_the_first_workers_can_be_forked_too() -> None:
     run("uvloop", main)
 
 
+def test_a_host_can_import_before_it_has_workers(tmp_path: Path) -> None:
+    """It need not know the place of any. What cannot be imported there is known at once."""
+
+    async def main() -> None:
+        command = [sys.executable, str(PROBE)]
+        async with warm_job(warm_first=True) as one:
+            await one.launcher.prepare(command, {**ENV, "HOROVOD_RANK": "7"})
+            assert one.launcher.warm is not None
+            assert one.launcher.warm.is_ready()
+            first = await one.start(command, env=ENV)
+            assert was_forked(first)
+            assert (await first.wait()).ok
+        async with warm_job(warm_first=True) as one:
+            await one.launcher.prepare([sys.executable, "-c", "pass"], ENV)
+        async with job() as one:  # whose workers are all started afresh
+            await one.launcher.prepare(command, ENV)
+
+    run("uvloop", main)
+
+
 def test_a_job_that_ends_meanwhile_does_not_wait_for_the_import(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "lib").mkdir()

@@ -22,6 +22,8 @@ from elastic_driver.rendezvous.agent_messages import (
     NotStarted,
     Output,
     PortHeld,
+    Prepare,
+    Prepared,
     Spared,
     Start,
     Started,
@@ -279,6 +281,39 @@ def test_all_agents_warm_up_once_also_those_that_come_later() -> None:
         agent.say(Warmed(7, 0.5), Warning("a warning"))
         assert fleet.warmed == [(7, 0.5)]
         assert fleet.warnings == ["host a: a warning"]
+
+    on_fleet(main)
+
+
+def test_a_host_without_workers_imports_what_they_import_once() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        busy, fresh = await fleet.has("a", "b")
+        samples: list[str] = []
+
+        def prepares(name: str) -> bool:
+            def sample() -> tuple[list[str], dict[str, str]]:
+                samples.append(name)
+                return ["python", "train.py"], {"NAME": name}
+
+            return fleet.launcher.prepare(name, sample)
+
+        await runs(fleet, busy)
+        assert [prepares(name) for name in ("a", "b", "b", "nowhere")] == [False, True, True, False]
+        assert samples == ["b"]
+        await rest()
+        (order,) = fresh.of(Prepare)
+        assert (order.command, busy.of(Prepare)) == (["python", "train.py"], [])
+        changes = fleet.fleet.changes
+        fresh.say(Prepared())
+        assert fleet.fleet.changes > changes
+        assert not prepares("b")
+        # Another agent of that name knows nothing of it.
+        fresh.link.lose("a test")
+        await rest()
+        again = fleet.arrives("b")
+        assert prepares("b")
+        await rest()
+        assert len(again.of(Prepare)) == 1
 
     on_fleet(main)
 

@@ -1,0 +1,308 @@
+"""Standstills that nobody tells of: agents that say nothing, and scripts that do not use this library.
+
+Owns what is known of them, and names who is at fault as far as that can be seen. Pure; ends nobody. Workers that use
+this library say themselves what they wait for: :mod:`elastic_driver.core.hangs`.
+
+An agent that says nothing while its machine acknowledges what it is sent is stopped, or gets no processor. What its
+workers do, nobody knows.
+
+Of a script there is what its agent sees from outside (CPU time, I/O, what its main thread waits for in the kernel), and
+the step, where it tells that (``checkpoint_point(step=...)``). It stands still when it makes no step any more and some
+of its ranks do nothing at all. At fault is who is behind the others; else who waits for something outside the job;
+else who computes while most wait, or does nothing while most compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic_driver.core.hangs import (
+    LEARNED_FROM,
+    STALE_S,
+    START_LIMIT_S,
+    TIMES_SLOWEST,
+    Cleared,
+    Kind,
+    Limit,
+    Suspected,
+)
+from elastic_driver.hosts import WorkerId
+from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, STOPPED, Vitals, is_quiet
+
+UNHEARD_S = 10.0
+"""An agent speaks twice a second, also on a busy machine."""
+LEAST_STEPS_S = 10.0
+"""The least limit for steps: the driver hears of them once a second."""
+_TIMES_LONGEST = 2.0
+_UNHEARD = Limit(UNHEARD_S, f"{UNHEARD_S:g} s without a word")
+_NOT_ENDED = "what such a script does cannot be known from outside"
+
+Finding = Suspected | Cleared
+
+
+@dataclass(slots=True)
+class _Looked:
+    """A worker as its agent saw it last. Times ending in ``_s`` are of the agent's clock, ``seen_at`` is the job's.
+
+    Attributes:
+        vitals, seen_at: the last look.
+        quiet_s: since when it does nothing.
+        counted_s, cpu_s, io_bytes: since when what it does is measured, and what it had done until then.
+    """
+
+    vitals: Vitals
+    seen_at: float
+    quiet_s: float
+    counted_s: float
+    cpu_s: float
+    io_bytes: int
+
+    @classmethod
+    def first(cls, vitals: Vitals, now: float) -> _Looked:
+        return cls(vitals, now, vitals.at_s, vitals.at_s, vitals.cpu_s, vitals.io_bytes)
+
+    def take(self, vitals: Vitals, now: float) -> None:
+        since_s = vitals.at_s - self.counted_s
+        quiet = is_quiet(since_s, vitals.cpu_s - self.cpu_s, vitals.io_bytes - self.io_bytes)
+        if not quiet or vitals.at_s - self.vitals.at_s > STALE_S:
+            self.quiet_s = vitals.at_s
+        if vitals.at_s == self.quiet_s or since_s >= QUIET_BLOCK_S:
+            self.counted_s, self.cpu_s, self.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
+        self.vitals, self.seen_at = vitals, now
+
+    @property
+    def idle_s(self) -> float:
+        return self.vitals.at_s - self.quiet_s
+
+
+@dataclass(slots=True)
+class _Told:
+    """A standstill that was told.
+
+    Attributes:
+        began: when it began, the job's time.
+        suspects: who is named for it, and why.
+        limit: that it exceeded.
+    """
+
+    began: float
+    suspects: dict[WorkerId, str]
+    limit: Limit
+
+
+class StandstillWatch:
+    """The workers of a job, and their hosts."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[WorkerId, int] = {}
+        self._looked: dict[WorkerId, _Looked] = {}
+        self._unheard: dict[str, int] = {}  # by host: in how many looks
+        self._of_hosts: dict[str, _Told] = {}
+        self._of_round: _Told | None = None
+        self._ended: list[Finding] = []
+        self._now = 0.0
+        self._longest_s = 0.0  # of the standstills of this job that were over by themselves
+        self._begin_steps()
+
+    def begin(self, round_id: int, ranks: Mapping[WorkerId, int]) -> None:
+        """A round begins: its members, and their ranks."""
+        self._end_of_round("a new round began")
+        self._ranks = dict(ranks)
+        self._looked = {worker: looked for worker, looked in self._looked.items() if worker in ranks}
+        self._begin_steps()
+
+    def take(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
+        """A look at a worker."""
+        looked = self._looked.get(worker)
+        if looked is None or looked.vitals.pid != vitals.pid:
+            self._looked[worker] = _Looked.first(vitals, now)
+        elif vitals.at_s > looked.vitals.at_s:
+            looked.take(vitals, now)
+
+    def forget(self, worker: WorkerId) -> None:
+        """It has ended."""
+        self._looked.pop(worker, None)
+        for told in self._every_told():
+            if told.suspects.pop(worker, None) is not None:
+                took_s = self._now - told.began
+                self._ended.append(Cleared(worker, self._ranks.get(worker), "it has ended", took_s))
+
+    def look(
+        self,
+        now: float,
+        *,
+        step_of: Callable[[WorkerId], int | None] = lambda worker: None,
+        trains: Callable[[WorkerId], bool] = lambda worker: True,
+        unheard: Mapping[str, float] | None = None,
+        is_known: Callable[[WorkerId], bool] = lambda worker: False,
+    ) -> list[Finding]:
+        """What is new. To be called twice a second.
+
+        Args:
+            now: the present, of the job's time, seconds.
+            step_of: how far a worker has said that it has come in this process; None where it has not.
+            trains: whether a worker is a member of the present round that is not about to leave.
+            unheard: for how long nothing was heard of hosts, by name, whose machines acknowledge all the same.
+            is_known: whether a worker is suspected by others.
+        """
+        self._now = now
+        self._look_at_hosts(now, unheard or {})
+        self._look_at_round(now, step_of, trains, is_known)
+        found, self._ended = self._ended, []
+        return found
+
+    def suspects(self, now: float) -> list[tuple[WorkerId, int | None, str, float, float]]:
+        """Who is suspected now: worker, rank, why, for how long, and the limit. See HangWatch."""
+        return [
+            (worker, self._ranks.get(worker), why, now - told.began, told.limit.seconds)
+            for told in self._every_told()
+            for worker, why in told.suspects.items()
+        ]
+
+    def _every_told(self) -> list[_Told]:
+        return [*self._of_hosts.values(), *([] if self._of_round is None else [self._of_round])]
+
+    # --- hosts -----------------------------------------------------------------------------------------------------
+
+    def _look_at_hosts(self, now: float, unheard: Mapping[str, float]) -> None:
+        by_host: dict[str, list[WorkerId]] = {}
+        for worker in self._ranks:
+            by_host.setdefault(worker.hostname, []).append(worker)
+        # At the second look only: a driver that was stopped has not read what has come meanwhile.
+        self._unheard = {
+            host: self._unheard.get(host, 0) + 1 for host, unheard_s in unheard.items() if unheard_s >= UNHEARD_S
+        }
+        for host, looks in self._unheard.items():
+            if looks >= 2 and host in by_host and host not in self._of_hosts:
+                first, *others = by_host[host]
+                why = (
+                    f"nothing was heard of its host's agent for {unheard[host]:.0f} s, though the machine answers: "
+                    "both may be stopped"
+                )
+                self._of_hosts[host] = _Told(now - unheard[host], {first: why}, _UNHEARD)
+                self._suspect(first, Kind.UNHEARD, why, unheard[host], _UNHEARD, len(others), "it may be training")
+        for host in [host for host in self._of_hosts if host not in self._unheard]:
+            told = self._of_hosts.pop(host)
+            why = "its host's agent is heard again" if host in unheard else "its host is silent, or lost"
+            for worker in told.suspects:
+                self._ended.append(Cleared(worker, self._ranks.get(worker), why, now - told.began))
+
+    # --- scripts ---------------------------------------------------------------------------------------------------
+
+    def _begin_steps(self) -> None:
+        self._top: int | None = None
+        self._top_at = 0.0
+        self._gaps = 0
+        self._slowest_s = 0.0
+
+    def _note_step(self, step: int | None, now: float) -> None:
+        if step is None or (self._top is not None and step <= self._top):
+            return
+        if self._top is not None:
+            self._gaps += 1
+            self._slowest_s = max(self._slowest_s, now - self._top_at)
+        self._top, self._top_at = step, now
+
+    def _limit(self) -> Limit:
+        learned_s = TIMES_SLOWEST * self._slowest_s
+        if self._gaps >= LEARNED_FROM:
+            if learned_s < LEAST_STEPS_S:
+                return Limit(LEAST_STEPS_S, f"{LEAST_STEPS_S:g} s, the least")
+            return Limit(
+                learned_s, f"{TIMES_SLOWEST:g} times the longest time without news of a step, {self._slowest_s:.2g} s"
+            )
+        longest_s = _TIMES_LONGEST * self._longest_s
+        if longest_s > START_LIMIT_S:
+            return Limit(longest_s, f"{_TIMES_LONGEST:g} times the longest standstill so far, {self._longest_s:.3g} s")
+        known = "" if self._top is None else f", until {LEARNED_FROM} steps of the round are told"
+        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s{known}")
+
+    def _look_at_round(
+        self,
+        now: float,
+        step_of: Callable[[WorkerId], int | None],
+        trains: Callable[[WorkerId], bool],
+        is_known: Callable[[WorkerId], bool],
+    ) -> None:
+        members = [worker for worker in self._ranks if trains(worker)]
+        steps = {worker: step_of(worker) for worker in members}
+        said = [step for step in steps.values() if step is not None]
+        self._note_step(max(said, default=None), now)
+        looked = {worker: self._looked[worker] for worker in members if worker in self._looked}
+        if len(looked) < len(self._ranks) or not looked:
+            self._end_of_round("its round is over, or it leaves")
+            return
+        if any(now - one.seen_at > STALE_S for one in looked.values()):
+            return  # nobody knows
+        if any(one.vitals.pulse_s is not None or one.vitals.state in (STOPPED, DEBUGGED) for one in looked.values()):
+            self._end_of_round("another is at fault")
+            return
+        limit = self._limit()
+        quiet = [worker for worker, one in looked.items() if one.idle_s >= limit.seconds]
+        is_still = bool(quiet) and (self._top is None or now - self._top_at >= limit.seconds)
+        if self._of_round is not None:
+            if not quiet or (self._top is not None and self._top_at > self._of_round.began):
+                self._longest_s = max(self._longest_s, now - self._of_round.began)
+                self._end_of_round("it goes on")
+        elif is_still and not any(map(is_known, members)):
+            began = now - (max(looked[worker].idle_s for worker in quiet) if self._top is None else now - self._top_at)
+            self._name(now, began, limit, looked, steps, quiet)
+
+    def _name(
+        self,
+        now: float,
+        began: float,
+        limit: Limit,
+        looked: Mapping[WorkerId, _Looked],
+        steps: Mapping[WorkerId, int | None],
+        quiet: Sequence[WorkerId],
+    ) -> None:
+        """Tells of a standstill, and who is at fault."""
+        still_s = now - began
+        named, why, kind = self._at_fault(still_s, looked, steps, quiet)
+        rest = len(named) - 1
+        first = min(named, key=lambda worker: self._ranks[worker])
+        self._of_round = _Told(began, {first: why}, limit)
+        self._suspect(first, kind, why, still_s, limit, rest, _NOT_ENDED)
+
+    def _at_fault(
+        self,
+        still_s: float,
+        looked: Mapping[WorkerId, _Looked],
+        steps: Mapping[WorkerId, int | None],
+        quiet: Sequence[WorkerId],
+    ) -> tuple[Sequence[WorkerId], str, Kind]:
+        said = [step for step in steps.values() if step is not None]
+        if len(said) == len(steps) and min(said) < max(said):
+            behind = [worker for worker, step in steps.items() if step == min(said)]
+            does = "does nothing" if behind[0] in quiet else "computes, reads or writes"
+            text = f"it is at step {min(said)} and {does}; others have been at step {max(said)} for {still_s:.0f} s"
+            return behind, text, Kind.LACKS
+        nothing = f"it has neither computed, read nor written anything for {looked[quiet[0]].idle_s:.0f} s"
+        at = "" if self._top is None else f"; no rank has told of a step after {self._top} for {still_s:.0f} s"
+        outside = [worker for worker in quiet if looked[worker].vitals.awaits]
+        if outside and len(outside) < len(looked):
+            what = looked[outside[0]].vitals.awaits
+            return outside, f"its main thread waits for {what}, and others do nothing{at}", Kind.LACKS
+        busy = [worker for worker in looked if worker not in quiet]
+        if busy and len(busy) < len(quiet):
+            others = f"{len(quiet)} others have done nothing for {still_s:.0f} s, and may wait for it"
+            return busy, f"it computes, reads or writes; {others}{at}", Kind.LACKS
+        if busy:
+            return quiet, f"{nothing}, and others compute{at}", Kind.LACKS
+        unknown = "; nor has any other, and which of them the others wait for cannot be seen from outside"
+        return quiet, f"{nothing}{unknown if len(looked) > 1 else ''}{at}", Kind.IDLE
+
+    def _suspect(
+        self, worker: WorkerId, kind: Kind, why: str, still_s: float, limit: Limit, more: int, spared: str
+    ) -> None:
+        rank = self._ranks.get(worker)
+        self._ended.append(Suspected(worker, rank, kind, why, "", still_s, limit, None, more, spared))
+
+    def _end_of_round(self, why: str) -> None:
+        """The standstill that was told is over."""
+        told, self._of_round = self._of_round, None
+        if told is not None:
+            took_s = self._now - told.began
+            self._ended += [Cleared(worker, self._ranks.get(worker), why, took_s) for worker in told.suspects]
