@@ -373,6 +373,12 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output and logging")
     add = _Settings(group).add
     add("output_filename", metavar="DIR", help="also append workers' output to DIR/rank.R/stdout and stderr")
+    add(
+        "stdin",
+        metavar="RANK",
+        help="the worker of this rank has this terminal, or whatever else the standard input is; none: no worker has "
+        "(default: the only one that there is, or that --local-ranks-filter shows)",
+    )
     stamps = group.add_mutually_exclusive_group()
     _Settings(stamps).add(
         "prefix_timestamp",

@@ -14,6 +14,7 @@ from typing import Protocol
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.worker import RemoteWorker
 from elastic_driver.launch.launcher import CommandNotFoundError, OutputSink, Stream
 from elastic_driver.rendezvous.agent_messages import (
@@ -21,12 +22,15 @@ from elastic_driver.rendezvous.agent_messages import (
     Exited,
     Finished,
     HoldPort,
+    InputTaken,
+    Interrupted,
     KillAll,
     LetGo,
     NotStarted,
     Output,
     PortHeld,
     Said,
+    Shown,
     Spared,
     Start,
     Started,
@@ -86,6 +90,7 @@ class AgentLauncher:
         abroad: what of a worker's variables it gets on another machine than the driver's.
         ports: first and last port that may be held for workers; None for any.
         here: what it gets of them on the driver's.
+        stdin: whose the driver's standard input is; None for nobody's.
     """
 
     descriptors_each = 0
@@ -100,7 +105,9 @@ class AgentLauncher:
         abroad: Callable[[Mapping[str, str]], dict[str, str]] = dict,
         ports: tuple[int, int] | None = None,
         here: Callable[[Mapping[str, str]], dict[str, str]] = dict,
+        stdin: StandardInput | None = None,
     ) -> None:
+        self._stdin = StandardInput.of_nobody() if stdin is None else stdin
         self._abroad, self._here = abroad, here
         self._ports = list(ports or ())
         self._holding: dict[tuple[str, int], asyncio.Future[int]] = {}  # by agent and generation
@@ -199,7 +206,8 @@ class AgentLauncher:
         self._starting[worker] = _Start(link, label, rank_at_launch, future)
         self._of.setdefault(link.agent, set()).add(worker)
         variables = self._here(env) if link.facts.local else self._abroad(env)
-        link.send(Start(worker.key, list(command), variables, label, rank_at_launch))
+        order = Start(worker.key, list(command), variables, label, rank_at_launch)
+        link.send(self._stdin.given_by(order, worker, link))
         link.overdue(f"start worker {worker}", future.done)
         try:
             return await future
@@ -262,6 +270,7 @@ class AgentLauncher:
             process = self._workers.pop(worker, None)
             starting = self._starting.pop(worker, None)
             self._sink.end(worker)
+            self._stdin.gone(worker)
             if process is not None:
                 process.lost()
             elif starting is not None and not starting.future.done():
@@ -282,9 +291,11 @@ class AgentLauncher:
                 self._port_held(link, generation, port, error)
             case Dying(key):
                 if process := self._process(link, key):
+                    self._stdin.gone(process.worker)  # another may be started in its place at once
                     process.is_dying(message)
             case Exited(key):
                 if process := self._process(link, key):
+                    self._stdin.gone(process.worker)
                     process.has_exited(message)
             case Finished(key):
                 if process := self._process(link, key):
@@ -295,6 +306,10 @@ class AgentLauncher:
             case Spared(key):
                 if process := self._process(link, key):
                     process.spared()
+            case InputTaken(key) | Shown(key) | Interrupted(key):
+                worker = worker_named(key)
+                if self._is_of(link, worker):
+                    self._stdin.take(worker, message)
             case Warmed(pid, took_s):
                 self._on_warm(pid, took_s)
             case Warning(text):
@@ -318,6 +333,7 @@ class AgentLauncher:
         process = RemoteWorker(worker, pid, start.label, link)
         self._workers[worker] = process
         self._sink.begin(worker, pid, start.rank, start.label)
+        self._stdin.started(worker)
         if not start.future.done():
             start.future.set_result(process)
 
@@ -345,6 +361,7 @@ class AgentLauncher:
     def _gone(self, link: AgentLink, worker: WorkerId) -> None:
         if self._workers.pop(worker, None) is not None:
             self._sink.end(worker)
+        self._stdin.gone(worker)
         of_link = self._of.get(link.agent, set())
         of_link.discard(worker)
         if not of_link:
