@@ -38,6 +38,7 @@ subcommands (each has --help):
   leave                 have this machine leave the job that it has joined
   token [FILE]          make a secret for hosts that join, or for a rendezvous
   rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
+  wrap PROGRAM ...      run accelerate launch, say, and what it has torchrun do by this
   completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}

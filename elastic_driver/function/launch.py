@@ -26,11 +26,13 @@ import cloudpickle
 from elastic_driver.discovery.caller import Finder, answer_questions
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
-from elastic_driver.function.outcome import Outcome, Raised, Returned, read_all
+from elastic_driver.function.outcome import ENV_OUTCOMES, Outcome, Raised, Returned, read_all
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.settings import IN_PLACE
 
 _EVENTS = "events.jsonl"
+LOCAL = "local"
+"""A folder in the job's, see :func:`ended_job`."""
 # What peers raise because another has failed; the other's error is the one to tell.
 _CONSEQUENCES = ("HorovodInternalError", "HostsUpdatedInterrupt", "KeyboardInterrupt")
 
@@ -261,7 +263,8 @@ def ended_job(
         discovery: see :func:`run`.
 
     Yields:
-        A folder with what came of the workers, which is removed afterwards, and the event log.
+        A folder with what came of the workers, which is removed afterwards, and the event log. Of a job of nodes
+        LOCAL in that folder has what came of this node's.
 
     Raises:
         SettingsError: what was given cannot be.
@@ -273,6 +276,10 @@ def ended_job(
             {**given, "event_log": events, "discovery_socket": asked and asked.fileno(), "gloo": True},
             environ,
         )
+        environ = {name: value for name, value in environ.items() if name != ENV_OUTCOMES}  # an outer job's
+        if settings.nodes is not None and settings.nodes.endpoint:
+            (folder / LOCAL).mkdir()
+            environ[ENV_OUTCOMES] = str(folder / LOCAL)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))

@@ -95,11 +95,10 @@ class Terminal:
         with contextlib.suppress(OSError):
             if self._guard is None:
                 self._guard = subprocess.Popen(
-                    (sys.executable, "-I", "-S", str(_GUARD), str(self._descriptor)),
+                    (sys.executable, "-I", "-S", str(_GUARD)),
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
+                    stdout=self._descriptor,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(self._descriptor,),
                     start_new_session=True,
                 )
             assert self._guard.stdin is not None

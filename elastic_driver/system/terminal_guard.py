@@ -1,7 +1,7 @@
 """A process of its own: puts a terminal's settings back when the process that has changed them is dead.
 
-It reads what they were and what they are now, as often as they are changed, until its standard input ends. Where the
-terminal then has other settings than those last ones, somebody has put them back, or uses it already.
+It reads what they were and what they are now, as often as they are changed, until its standard input ends. The terminal
+is its standard output. Where that then has other settings than those last ones, somebody has put them back, or uses it already.
 """
 
 import marshal
@@ -10,14 +10,17 @@ import sys
 import termios
 
 
-def main(descriptor: int) -> None:
+_TERMINAL = 1
+
+
+def main() -> None:
     """Blocks until standard input has ended."""
     told = None
     while size := sys.stdin.buffer.read(4):
         told = marshal.loads(sys.stdin.buffer.read(int.from_bytes(size, "big")))
-    if told is not None and os.isatty(descriptor) and termios.tcgetattr(descriptor) == told[1]:
-        termios.tcsetattr(descriptor, termios.TCSANOW, told[0])
+    if told is not None and os.isatty(_TERMINAL) and termios.tcgetattr(_TERMINAL) == told[1]:
+        termios.tcsetattr(_TERMINAL, termios.TCSANOW, told[0])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()
