@@ -252,6 +252,7 @@ def ended_job(
     *,
     event_log: str | os.PathLike[str] | None = None,
     discovery: Finder | None = None,
+    signals: Sequence[signal.Signals] = (),
 ) -> Iterator[tuple[Path, Path]]:
     """Runs a job whose workers may ask for a call. Blocks until it has ended.
 
@@ -261,6 +262,7 @@ def ended_job(
         call: what workers are to call, pickled by cloudpickle.
         event_log: a file of the user's; None for one that only this process reads.
         discovery: see :func:`run`.
+        signals: are passed on to the driver where nobody handles them and this is the main thread.
 
     Yields:
         A folder with what came of the workers, which is removed afterwards, and the event log. Of a job of nodes
@@ -268,6 +270,7 @@ def ended_job(
 
     Raises:
         SettingsError: what was given cannot be.
+        SystemExit: one of those signals has ended the job, and is meant for this process.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name, _asked(discovery) as asked:
         folder = Path(name)
@@ -283,7 +286,7 @@ def ended_job(
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))
-        _drive(folder, environ, asked)
+        _drive(folder, environ, asked, signals)
         refused = folder / function_driver.REFUSED
         if refused.exists():
             raise SettingsError(refused.read_text())
@@ -305,7 +308,9 @@ def _asked(discovery: Finder | None) -> Iterator[socket.socket | None]:
         yield drivers
 
 
-def _drive(folder: Path, environ: Mapping[str, str], asked: socket.socket | None) -> None:
+def _drive(
+    folder: Path, environ: Mapping[str, str], asked: socket.socket | None, signals: Sequence[signal.Signals]
+) -> None:
     """Runs the driver until it ends, in a session of its own: Ctrl-C reaches it through this process, once."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -319,16 +324,31 @@ def _drive(folder: Path, environ: Mapping[str, str], asked: socket.socket | None
         start_new_session=True,
     )
     interrupt: BaseException | None = None
-    while True:
-        try:
-            process.wait()
-            break
-        except BaseException as error:  # whatever it is, nothing is left behind
-            interrupt = interrupt or error
-            with contextlib.suppress(ProcessLookupError):
+    with _passed_on(signals, process):
+        while True:
+            try:
+                process.wait()
+                break
+            except BaseException as error:  # whatever it is, nothing is left behind
+                interrupt = interrupt or error
                 process.send_signal(signal.SIGINT)
+    if process.returncode - 128 in signals:
+        raise SystemExit(process.returncode)
     if interrupt is not None:
         raise interrupt
+
+
+@contextlib.contextmanager
+def _passed_on(signals: Sequence[signal.Signals], process: subprocess.Popen[bytes]) -> Iterator[None]:
+    is_main = threading.current_thread() is threading.main_thread()
+    mine = [number for number in signals if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, lambda number, frame: process.send_signal(number))
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def exit_code(folder: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,8 @@ from elastic_driver.settings.torchrun_options import OPTIONS
 from elastic_driver.words import OnChange
 
 _NO_FILE = "<N/A>"
+# What whoever runs a program sends to it, and means what it runs.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -150,6 +153,7 @@ class elastic_launch:
             ChildFailedError: a worker failed, and no restart was left. torch's class, where torch is installed.
             JobFailedError: the job ended otherwise without success.
             KeyboardInterrupt: Ctrl-C.
+            SystemExit: SIGTERM or SIGHUP, once the workers have ended; unless this process handles them itself.
         """
         entrypoint, flags = self._entrypoint, flags_of(self._config)
         call = cloudpickle.dumps((entrypoint, args, {})) if callable(entrypoint) else b""
@@ -167,7 +171,7 @@ class elastic_launch:
         # What a program says outright is all that it says: torch reads these variables in torchrun only.
         environ = {name: value for name, value in unhooked(os.environ).items() if name not in _VARIABLES}
         is_one = "nnodes" not in flags
-        with ended_job(given, environ, call) as (folder, events):
+        with ended_job(given, environ, call, signals=_ENDING) as (folder, events):
             code, happened = exit_code(folder), read_events(events)
             outcomes = read_all(folder if is_one else folder / LOCAL)
             if code:
