@@ -34,8 +34,8 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
-from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.grace import grace_s

@@ -3,7 +3,7 @@
 Owns standard output and standard error of the driver. The workers' output goes to the stream it came from, in whole
 lines; everything the driver says goes to standard error. When standard error is a terminal, its last line is a status
 line that is taken away before anything else is written and put back behind it; else there are no control characters.
-While a worker has the terminal (:meth:`Console.lend`) there is no status line, and what it writes is passed on as it is.
+While a worker has the terminal (:meth:`Console.lend`) there is no status line, and what it writes is passed on as is.
 
 All writing is done by one thread, so that a reader that is slow or stopped (a pager, Ctrl-S) never stops the driver. A
 reader that has gone (``elasticrun ... | head``) or a disc that is full ends the writing to that stream, not the job: it

@@ -1,14 +1,13 @@
 """A process of its own: puts a terminal's settings back when the process that has changed them is dead.
 
 It reads what they were and what they are now, as often as they are changed, until its standard input ends. The terminal
-is its standard output. Where that then has other settings than those last ones, somebody has put them back, or uses it already.
+is its standard output. Where that then has other settings than those last ones, somebody has put them back, or uses it.
 """
 
 import marshal
 import os
 import sys
 import termios
-
 
 _TERMINAL = 1
 

@@ -6,37 +6,42 @@ anything; torch's parsers and their defaults stay. It runs under whatever Python
 standard library only until then.
 """
 
+from __future__ import annotations
+
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+from typing import Any
 
 _LAUNCHER = "torch.distributed.launcher.api"
 
 
-class _Loader:
+class _Loader(Loader):
     """Loads torch's launcher, and exchanges that name."""
 
-    def __init__(self, loader):
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         from elastic_driver.function.torch_launcher import elastic_launch
 
-        module.elastic_launch = elastic_launch
+        vars(module)["elastic_launch"] = elastic_launch
 
 
-class _Finder:
+class _Finder(MetaPathFinder):
     """Finds torch's launcher, once."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != _LAUNCHER or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -46,7 +51,7 @@ class _Finder:
         return spec
 
 
-def _own_sitecustomize():
+def _own_sitecustomize() -> None:
     """Runs the one that this file hides."""
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]

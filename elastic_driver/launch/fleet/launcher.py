@@ -107,7 +107,7 @@ class AgentLauncher:
         here: Callable[[Mapping[str, str]], dict[str, str]] = dict,
         stdin: StandardInput | None = None,
     ) -> None:
-        self._stdin = StandardInput.of_nobody() if stdin is None else stdin
+        self._stdin = StandardInput(None, None) if stdin is None else stdin
         self._abroad, self._here = abroad, here
         self._ports = list(ports or ())
         self._holding: dict[tuple[str, int], asyncio.Future[int]] = {}  # by agent and generation

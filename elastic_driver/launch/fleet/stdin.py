@@ -2,10 +2,10 @@
 
 Owns the reading of it, and the terminal's settings meanwhile. A worker is given one of these:
 
-    inherit     a file, a pipe or a socket, of the driver's own machine: the worker reads from it itself, and nobody else
-    pipe        the same on another machine, or a terminal whose output is shown elsewhere: it is read here, and sent
-    terminal    the driver's standard input and output are one: it has a terminal of its own, whose keys come from here,
-                and whose output is shown as it is
+    inherit     of a file, a pipe or a socket, on the driver's machine: the worker reads from it itself, nobody else does
+    pipe        of the same, on another machine, or of a terminal that does not show its output: it is read here
+    terminal    of a terminal that shows its output: it has one of its own, whose keys come from here, and whose output
+                is shown as it is
 
 Who has it keeps it until its process has ended; the next one that is started for that rank gets it then.
 """
@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
@@ -73,7 +73,7 @@ class StandardInput:
 
     Args:
         rank: for which a worker has to be started to get it; None for nobody.
-        screen: shows what a terminal of a worker's shows.
+        screen: shows what a terminal of a worker's shows; None for nobody's.
         shows: whether the screen shows a stream of a worker at all.
         only_here: whether what is not a terminal is only given to a worker on this machine, which reads from it itself.
         descriptor: of the standard input; its output is the next one's, and its errors those of the one after.
@@ -82,7 +82,7 @@ class StandardInput:
     def __init__(
         self,
         rank: int | None,
-        screen: Screen,
+        screen: Screen | None,
         *,
         shows: Callable[[WorkerId, Stream], bool] = lambda worker, stream: True,
         only_here: bool = False,
@@ -101,23 +101,10 @@ class StandardInput:
         self._watches_signals = False
         is_terminal = rank is not None and _is_terminal(descriptor)
         self._terminal = Terminal(descriptor) if is_terminal else None
-        self._has_screen = is_terminal and _is_terminal(descriptor + 1)
+        self._has_screen = is_terminal and screen is not None and _is_terminal(descriptor + 1)
         self._stderr_too = self._has_screen and _is_terminal(descriptor + 2)
         if rank is not None and not is_terminal and _is_nothing(descriptor):
             self._rank = None
-
-    @classmethod
-    def of_nobody(cls) -> Self:
-        """One that no worker gets."""
-
-        class Dark:
-            def lend(self, lent: bool) -> None:
-                """Nothing is."""
-
-            def show(self, data: bytes) -> None:
-                """Nothing comes."""
-
-        return cls(None, Dark())
 
     def is_shown(self, worker: WorkerId, stream: Stream) -> bool:
         """Whether a stream of a worker is on its terminal, and so on the screen as it was written."""
@@ -174,18 +161,21 @@ class StandardInput:
             case InputTaken(_, size):
                 holder.ahead = max(0, holder.ahead - size)
                 self._follow()
-            case Shown(_, data):
+            case Shown(_, data) if self._screen is not None:
                 self._screen.show(data)
             case Interrupted():
-                self._screen.show(b"^C")
+                if self._screen is not None:
+                    self._screen.show(b"^C")
                 # As the terminal would have: to whoever runs this program, too.
                 os.kill(0, signal.SIGINT)
+            case _:
+                pass
 
     def close(self) -> None:
         """The job has ended: nothing more is read, and the terminal is as it was."""
         if self._terminal is not None:
             self._terminal.close()
-        self._screen.lend(False)
+        self._lend(wanted=False)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -197,17 +187,19 @@ class StandardInput:
         if self._terminal is not None:
             if may_read and holder is not None and holder.kind == "terminal":
                 self._terminal.pass_keys()
-                self._screen.lend(True)
+                self._lend(wanted=True)
             else:
                 self._terminal.restore()
-                self._screen.lend(False)
+                self._lend(wanted=False)
             self._look_again(wanted=is_used and not may_read)
         if may_read and self._ended and holder is not None and not holder.ended:
             holder.ended = True
             holder.link.send(Input(holder.worker.key, end=True, blob=b""))
-        self._read_if(
-            wanted=may_read and holder is not None and not holder.ended and holder.ahead < _AHEAD_BYTES
-        )
+        self._read_if(wanted=may_read and holder is not None and not holder.ended and holder.ahead < _AHEAD_BYTES)
+
+    def _lend(self, *, wanted: bool) -> None:
+        if self._screen is not None:
+            self._screen.lend(wanted)
 
     def _look_again(self, *, wanted: bool) -> None:
         if self._look is not None:

@@ -1,6 +1,6 @@
 """What a worker reads: a terminal of its own, a pipe, or the standard input of the driver's process.
 
-Owns our end of it, and what has come for the worker and does not fit in there yet. Knows nothing of where it comes from.
+Owns our end of it, and what has come for the worker and does not fit in there yet.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class WorkerInput:
     def _without_interrupts(self, data: bytes) -> bytes:
         """Takes Ctrl-C out where it is nobody's but the job's.
 
-        A program that edits its line, or reads keys, has turned the terminal's own editing off: there Ctrl-C is its own,
-        as a signal or as a key. Else the script computes, and its peers with it.
+        A program that edits its line, or reads keys, has turned the terminal's own editing off: there Ctrl-C is its
+        own, as a signal or as a key. Else the script computes, and its peers with it.
         """
         with contextlib.suppress(termios.error, OSError):
             attributes = termios.tcgetattr(self._ours)

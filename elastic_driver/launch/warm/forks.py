@@ -448,7 +448,11 @@ def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether, gi
             tied = tether.ends()
             our_ends.callback(tied.close)
             stdin = () if given is None else (given.descriptor,)
-            asked = {**request, "stdin": given is not None, "terminal": given is not None and given.terminal is not None}
+            asked = {
+                **request,
+                "stdin": given is not None,
+                "terminal": given is not None and given.terminal is not None,
+            }
             _send(control, asked, far.fileno(), *stdin, *ends.values(), *tied.descriptors())
             childs_ends.close()
             pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]

@@ -211,11 +211,12 @@ def _give_input(descriptor: int, *, is_terminal: bool) -> None:
     old: Any = sys.stdin
     if old is None:
         return
-    buffer: Any = open(0, "rb", closefd=False)
+    buffer: Any = open(0, "rb", closefd=False)  # noqa: SIM115 - the standard input is never closed
     buffer.raw.name = "<stdin>"
     new: Any = io.TextIOWrapper(buffer, encoding=old.encoding, errors=old.errors, newline="\n")
     new.mode = "r"
-    sys.stdin = sys.__stdin__ = new
+    sys.stdin = new
+    vars(sys)["__stdin__"] = new
 
 
 def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
