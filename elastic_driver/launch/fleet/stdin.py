@@ -2,7 +2,7 @@
 
 Owns the reading of it, and the terminal's settings meanwhile. A worker is given one of these:
 
-    inherit     of a file, a pipe or a socket, on the driver's machine: the worker reads from it itself, nobody else does
+    inherit     of a file, a pipe or a socket, on the driver's machine: the worker reads from it itself
     pipe        of the same, on another machine, or of a terminal that does not show its output: it is read here
     terminal    of a terminal that shows its output: it has one of its own, whose keys come from here, and whose output
                 is shown as it is
