@@ -23,6 +23,7 @@ from elastic_driver.cli.report import parser_of_report
 from elastic_driver.cli.stacks import parser_of_stacks
 from elastic_driver.cli.status import parser_of_status
 from elastic_driver.cli.token import parser_of_token
+from elastic_driver.cli.wrap import parser_of_wrap
 from elastic_driver.errors import SettingsError
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -61,6 +62,7 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "stacks": parser_of_stacks,
     "status": parser_of_status,
     "token": parser_of_token,
+    "wrap": parser_of_wrap,
 }
 """What the flags of each subcommand are."""
 

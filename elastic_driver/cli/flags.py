@@ -38,6 +38,7 @@ subcommands (each has --help):
   leave                 have this machine leave the job that it has joined
   token [FILE]          make a secret for hosts that join, or for a rendezvous
   rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
+  wrap PROGRAM ...      run accelerate launch, say, and what it has torchrun do by this
   completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
@@ -373,6 +374,12 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output and logging")
     add = _Settings(group).add
     add("output_filename", metavar="DIR", help="also append workers' output to DIR/rank.R/stdout and stderr")
+    add(
+        "stdin",
+        metavar="RANK",
+        help="the worker of this rank has this terminal, or whatever else the standard input is; none: no worker has "
+        "(default: the only one that there is, or that --local-ranks-filter shows)",
+    )
     stamps = group.add_mutually_exclusive_group()
     _Settings(stamps).add(
         "prefix_timestamp",

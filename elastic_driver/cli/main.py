@@ -160,6 +160,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.token import token
 
             return token
+        case "wrap":
+            from elastic_driver.cli.wrap import wrap
+
+            return wrap
         case _:
             return None
 

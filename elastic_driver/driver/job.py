@@ -44,6 +44,7 @@ from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.launcher import LocalLauncher
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
@@ -171,11 +172,20 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             on_detail=console.detail,
             instant=instant,
         ) as event_hook,
+        contextlib.closing(
+            StandardInput(
+                settings.stdin_rank,
+                console,
+                shows=(lambda worker, stream: True) if logs is None else logs.is_shown,
+                only_here=settings.stdin is None,
+            )
+        ) as stdin,
         OutputFiles(
             console,
             folder=settings.output_filename,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
             logs=logs,
+            is_shown=stdin.is_shown,
         ) as outputs,
     ):
         for suspicion in suspicions:
@@ -190,7 +200,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)
-        agents = _agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change)
+        agents = _agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
             source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))
@@ -373,6 +383,7 @@ def _agents_of(
     local: LocalDialler,
     gathering: Gathering | None,
     on_change: OnChange,
+    stdin: StandardInput,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
     own = inheritable(os.environ)
@@ -420,6 +431,7 @@ def _agents_of(
         abroad=dict if gathering is not None else lambda env: _abroad(settings, env),
         here=dict if gathering is None else lambda env: node_environment(own, env),
         ports=settings.port_range,
+        stdin=stdin,
     )
     mask = os.umask(0)
     os.umask(mask)

@@ -35,6 +35,7 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
@@ -67,13 +68,20 @@ _ENDING_S = 30.0
 _SHOWN = 200
 
 
-def run_node(settings: Settings, nodes: Nodes, *, environ: MutableMapping[str, str] = os.environ) -> int:
+def run_node(
+    settings: Settings,
+    nodes: Nodes,
+    *,
+    environ: MutableMapping[str, str] = os.environ,
+    routes: Routes | None = None,
+) -> int:
     """Runs one node on this process's own event loop, talking to its terminal. Blocks until its part is over.
 
     Args:
         settings: what the user asked for. Of hosts, their number and how they come nothing counts but the file of the
             join token: that follows from the nodes.
         nodes: what this node was told of the others; there is an endpoint.
+        routes: what workers may ask beside what their dialect has, if this node is the driver's.
         environ: this process's environment. The token's variables are taken out of it: workers would inherit them.
 
     Returns:
@@ -89,7 +97,7 @@ def run_node(settings: Settings, nodes: Nodes, *, environ: MutableMapping[str, s
         raise SettingsError("--tls has no use with several nodes: what they say to each other is encrypted anyhow")
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
-    return _Node(settings, nodes, _token(settings, token_text)).run()
+    return _Node(settings, nodes, _token(settings, token_text), routes).run()
 
 
 def _token(settings: Settings, in_environment: str) -> str:
@@ -126,8 +134,8 @@ class _Wait:
 class _Node:
     """See above."""
 
-    def __init__(self, settings: Settings, nodes: Nodes, token: str) -> None:
-        self._settings, self._nodes = settings, nodes
+    def __init__(self, settings: Settings, nodes: Nodes, token: str, routes: Routes | None) -> None:
+        self._settings, self._nodes, self._routes = settings, nodes, routes
         self._place = Endpoint.parse(nodes.endpoint)
         self._token = token
         if not token and not self._place.only_here:
@@ -229,7 +237,7 @@ class _Node:
             invitation=f"this node is the driver{others}",
             torchrun=TorchrunJob(nodes.run_id, nodes.role, settings.reset_limit),
         )
-        return run_job(settings, early=EarlyAgent(), gathering=gathering)
+        return run_job(settings, routes=self._routes, early=EarlyAgent(), gathering=gathering)
 
     # --- as one of the others --------------------------------------------------------------------------------------
 

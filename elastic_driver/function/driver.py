@@ -62,7 +62,13 @@ def main(argv: list[str]) -> int:
         settings = pickle.loads((folder / SETTINGS).read_bytes())
         delivery = Delivery((folder / CALL).read_bytes(), folder)
         try:
-            code = run_job(settings, routes=delivery.routes, early=early)
+            if settings.nodes is not None and settings.nodes.endpoint:
+                from elastic_driver.driver.nodes import run_node
+
+                early.dismiss()
+                code = run_node(settings, settings.nodes, routes=delivery.routes)
+            else:
+                code = run_job(settings, routes=delivery.routes, early=early)
         finally:
             delivery.close()
         (folder / EXIT_CODE).write_text(str(code))

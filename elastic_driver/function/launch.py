@@ -26,11 +26,13 @@ import cloudpickle
 from elastic_driver.discovery.caller import Finder, answer_questions
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
-from elastic_driver.function.outcome import Outcome, Raised, Returned, read_all
+from elastic_driver.function.outcome import ENV_OUTCOMES, Outcome, Raised, Returned, read_all
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.settings import IN_PLACE
 
 _EVENTS = "events.jsonl"
+LOCAL = "local"
+"""A folder in the job's, see :func:`ended_job`."""
 # What peers raise because another has failed; the other's error is the one to tell.
 _CONSEQUENCES = ("HorovodInternalError", "HostsUpdatedInterrupt", "KeyboardInterrupt")
 
@@ -252,6 +254,7 @@ def ended_job(
     *,
     event_log: str | os.PathLike[str] | None = None,
     discovery: Finder | None = None,
+    signals: Sequence[signal.Signals] = (),
 ) -> Iterator[tuple[Path, Path]]:
     """Runs a job whose workers may ask for a call. Blocks until it has ended.
 
@@ -261,12 +264,15 @@ def ended_job(
         call: what workers are to call, pickled by cloudpickle.
         event_log: a file of the user's; None for one that only this process reads.
         discovery: see :func:`run`.
+        signals: are passed on to the driver where nobody handles them and this is the main thread.
 
     Yields:
-        A folder with what came of the workers, which is removed afterwards, and the event log.
+        A folder with what came of the workers, which is removed afterwards, and the event log. Of a job of nodes
+        LOCAL in that folder has what came of this node's.
 
     Raises:
         SettingsError: what was given cannot be.
+        SystemExit: one of those signals has ended the job, and is meant for this process.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name, _asked(discovery) as asked:
         folder = Path(name)
@@ -275,10 +281,14 @@ def ended_job(
             {**given, "event_log": events, "discovery_socket": asked and asked.fileno(), "gloo": True},
             environ,
         )
+        environ = {name: value for name, value in environ.items() if name != ENV_OUTCOMES}  # an outer job's
+        if settings.nodes is not None and settings.nodes.endpoint:
+            (folder / LOCAL).mkdir()
+            environ[ENV_OUTCOMES] = str(folder / LOCAL)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))
-        _drive(folder, environ, asked)
+        _drive(folder, environ, asked, signals)
         refused = folder / function_driver.REFUSED
         if refused.exists():
             raise SettingsError(refused.read_text())
@@ -300,7 +310,9 @@ def _asked(discovery: Finder | None) -> Iterator[socket.socket | None]:
         yield drivers
 
 
-def _drive(folder: Path, environ: Mapping[str, str], asked: socket.socket | None) -> None:
+def _drive(
+    folder: Path, environ: Mapping[str, str], asked: socket.socket | None, signals: Sequence[signal.Signals]
+) -> None:
     """Runs the driver until it ends, in a session of its own: Ctrl-C reaches it through this process, once."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -314,16 +326,31 @@ def _drive(folder: Path, environ: Mapping[str, str], asked: socket.socket | None
         start_new_session=True,
     )
     interrupt: BaseException | None = None
-    while True:
-        try:
-            process.wait()
-            break
-        except BaseException as error:  # whatever it is, nothing is left behind
-            interrupt = interrupt or error
-            with contextlib.suppress(ProcessLookupError):
+    with _passed_on(signals, process):
+        while True:
+            try:
+                process.wait()
+                break
+            except BaseException as error:  # whatever it is, nothing is left behind
+                interrupt = interrupt or error
                 process.send_signal(signal.SIGINT)
+    if process.returncode - 128 in signals:
+        raise SystemExit(process.returncode)
     if interrupt is not None:
         raise interrupt
+
+
+@contextlib.contextmanager
+def _passed_on(signals: Sequence[signal.Signals], process: subprocess.Popen[bytes]) -> Iterator[None]:
+    is_main = threading.current_thread() is threading.main_thread()
+    mine = [number for number in signals if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, lambda number, frame: process.send_signal(number))
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def exit_code(folder: Path) -> int:

@@ -7,6 +7,7 @@ is pickled by itself, so that an outcome can be read where that cannot.
 from __future__ import annotations
 
 import pickle
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from elastic_driver.hosts import WorkerId
 
 RESTARTED = "restarted"
 """The word in a worker's command line that says that it has its rank from its start."""
+ENV_OUTCOMES = "ELASTIC_DRIVER_OUTCOMES"
+"""Names the folder of a node whose workers leave their outcomes there, since their caller is on that node."""
 _PREFIX = "outcome-"
 
 
@@ -79,6 +82,14 @@ Outcome = Returned | Raised
 def outcome_path(folder: Path, number: int, worker: WorkerId) -> Path:
     """Where the outcome of a worker is, that was the so-and-so-many-th to come."""
     return folder / f"{_PREFIX}{number:08d}-{quote(worker.key, safe='')}"
+
+
+def keep(folder: Path, worker: WorkerId, outcome: Outcome) -> None:
+    """Writes the outcome of a worker there. Later ones are read after it."""
+    path = outcome_path(folder, time.time_ns(), worker)
+    written = path.with_name(f".{path.name}")
+    written.write_bytes(pickle.dumps(outcome))
+    written.replace(path)
 
 
 def read_all(folder: Path) -> list[Outcome]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -19,14 +20,17 @@ from typing import Any
 
 import cloudpickle
 
+from elastic_driver.cli.wrap import unhooked
 from elastic_driver.errors import ElasticError, JobFailedError, SettingsError
-from elastic_driver.function.launch import ended_job, exit_code, last_message, read_events
+from elastic_driver.function.launch import LOCAL, ended_job, exit_code, last_message, read_events
 from elastic_driver.function.outcome import RESTARTED, Outcome, Raised, Returned, read_all
 from elastic_driver.hosts import WorkerId
 from elastic_driver.settings.torchrun_options import OPTIONS
 from elastic_driver.words import OnChange
 
 _NO_FILE = "<N/A>"
+# What whoever runs a program sends to it, and means what it runs.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -34,7 +38,7 @@ class LaunchConfig:
     """What ``torch.distributed.launcher.api.LaunchConfig`` is; that one will do as well.
 
     Attributes:
-        min_nodes, max_nodes: 1: the workers of jobs of several nodes are started by ``elasticrun`` on each.
+        min_nodes, max_nodes: of several nodes each makes this same call.
         nproc_per_node: workers.
         logs_specs: an object as torch's ``DefaultLogsSpecs``; None for output to this process's own.
         run_id, role, rdzv_endpoint, rdzv_backend, rdzv_configs, max_restarts, monitor_interval, start_method,
@@ -142,13 +146,14 @@ class elastic_launch:
 
         Returns:
             What the function returned, by global rank; None where it left by ``sys.exit(0)``, and for each worker of a
-            command.
+            command. Of several nodes each gets what its own workers returned, and nothing of a command.
 
         Raises:
             SettingsError: the config, or the command, cannot be.
             ChildFailedError: a worker failed, and no restart was left. torch's class, where torch is installed.
             JobFailedError: the job ended otherwise without success.
             KeyboardInterrupt: Ctrl-C.
+            SystemExit: SIGTERM or SIGHUP, once the workers have ended; unless this process handles them itself.
         """
         entrypoint, flags = self._entrypoint, flags_of(self._config)
         call = cloudpickle.dumps((entrypoint, args, {})) if callable(entrypoint) else b""
@@ -164,15 +169,18 @@ class elastic_launch:
             "log_level": "WARNING",
         }
         # What a program says outright is all that it says: torch reads these variables in torchrun only.
-        environ = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
-        with ended_job(given, environ, call) as (folder, events):
-            code, outcomes, happened = exit_code(folder), read_all(folder), read_events(events)
+        environ = {name: value for name, value in unhooked(os.environ).items() if name not in _VARIABLES}
+        is_one = "nnodes" not in flags
+        with ended_job(given, environ, call, signals=_ENDING) as (folder, events):
+            code, happened = exit_code(folder), read_events(events)
+            outcomes = read_all(folder if is_one else folder / LOCAL)
             if code:
-                failures = failures_of(outcomes, happened)
+                failures = failures_of(outcomes, happened) if happened else raised_of(outcomes)
                 if not failures:
                     raise JobFailedError(last_message(events), code)
                 raise _error(_name_of(entrypoint, args), failures, flags.get("log_dir"))
-            return dict.fromkeys(range(int(flags["nproc_per_node"]))) | values_of(outcomes, happened)
+            everybody = range(int(flags["nproc_per_node"])) if is_one else ()
+            return dict.fromkeys(everybody) | values_of(outcomes, happened)
 
 
 def values_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
@@ -180,10 +188,12 @@ def values_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) 
 
     Args:
         outcomes: of the workers.
-        events: of the job.
+        events: of the job; on a node that is not the driver's nobody knows them.
     """
     rounds = [event["round_id"] for event in events if event.get("event") == "round_formed"]
-    returned = [each for each in outcomes if isinstance(each, Returned) and each.round_id == max(rounds, default=0)]
+    every = [each for each in outcomes if isinstance(each, Returned)]
+    last = max(rounds or [each.round_id for each in every], default=0)
+    returned = [each for each in every if each.round_id == last]
     return {each.rank: cloudpickle.loads(each.value) for each in sorted(returned, key=lambda each: each.rank)}
 
 
@@ -191,20 +201,15 @@ _VARIABLES = frozenset(option.variable for option in OPTIONS.values())
 
 
 def flags_of(config: Any) -> dict[str, str]:
-    """The flags of torchrun that say what a LaunchConfig says.
-
-    Raises:
-        SettingsError: it is for several nodes.
-    """
-    if (config.min_nodes, config.max_nodes) != (1, 1):
-        raise SettingsError(
-            f"elastic_launch runs the workers of one node, not of {config.min_nodes} to {config.max_nodes}: start "
-            "elasticrun --nnodes with a script on each"
-        )
+    """The flags of torchrun that say what a LaunchConfig says."""
+    is_one = (config.min_nodes, config.max_nodes) == (1, 1)
     specs, numa = config.logs_specs, config.numa_options
     filters = getattr(specs, "_local_ranks_filter", None)
     flags: dict[str, object] = {
         "nproc_per_node": config.nproc_per_node,
+        "nnodes": None if is_one else f"{config.min_nodes}:{config.max_nodes}",
+        "rdzv_endpoint": None if is_one else config.rdzv_endpoint,
+        "node_rank": None if is_one or config.rdzv_backend != "static" else config.rdzv_configs.get("rank"),
         "rdzv_id": config.run_id,
         "role": config.role,
         "rdzv_backend": config.rdzv_backend,
@@ -301,6 +306,22 @@ def failures_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]
         else:
             failed = Failed(place.rank, place.local_rank, place.pid, event["returncode"], place.time, raised[key])
         found.append(failed)
+    return sorted(found, key=lambda failed: failed.time)
+
+
+def raised_of(outcomes: Iterable[Outcome]) -> list[Failed]:
+    """Who raised in the last generation of workers, where nobody knows what else has happened to them.
+
+    Args:
+        outcomes: of the workers.
+    """
+    raised = [(each.place, each) for each in outcomes if isinstance(each, Raised) and each.place is not None]
+    last = max((place.round_id for place, _ in raised), default=0)
+    found = [
+        Failed(place.rank, place.local_rank, place.pid, 1, place.time, each)
+        for place, each in raised
+        if place.round_id == last
+    ]
     return sorted(found, key=lambda failed: failed.time)
 
 

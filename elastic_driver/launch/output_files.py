@@ -41,6 +41,7 @@ class OutputFiles:
             None to keep none.
         width: digits of R.
         logs: keeps, too, and says what the screen gets; None where nothing was said of that.
+        is_shown: whether the screen has a stream of a worker already, as it was written; None for none.
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
     """
 
@@ -51,12 +52,14 @@ class OutputFiles:
         folder: Path | None,
         width: int,
         logs: RankLogs | None = None,
+        is_shown: Callable[[WorkerId, Stream], bool] | None = None,
         warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self._screen = screen
         self._folder = folder
         self._width = width
         self._logs = logs
+        self._is_shown = is_shown
         self._warn = warn
         self._writer: FileWriter | None = None  # made with the first worker
         self._files: dict[WorkerId, LogFiles] = {}
@@ -100,7 +103,7 @@ class OutputFiles:
         if files is not None:
             files.write(stream, data)
         shown = data if self._logs is None else self._logs.take(worker, stream, data)
-        if shown:
+        if shown and (self._is_shown is None or not self._is_shown(worker, stream)):
             self._screen.write(stream, shown)
 
     def end(self, worker: WorkerId) -> None:

@@ -88,7 +88,7 @@ class RankLogs:
             found = _matching(shown, filters)
             if found:
                 self._matches.write(stream, found)
-        return shown if self._is_shown(worker, stream) else b""
+        return shown if self.is_shown(worker, stream) else b""
 
     def end(self, worker: WorkerId) -> None:
         """Nothing more comes of this worker."""
@@ -108,7 +108,8 @@ class RankLogs:
         bits = self._logs.redirects.of(worker.slot) | self._logs.tee.of(worker.slot)
         return bool(bits & _BITS[stream])
 
-    def _is_shown(self, worker: WorkerId, stream: Stream) -> bool:
+    def is_shown(self, worker: WorkerId, stream: Stream) -> bool:
+        """Whether the terminal shows a stream of a worker."""
         redirected = self._logs.redirects.of(worker.slot) & ~self._logs.tee.of(worker.slot)
         chosen = self._logs.shown is None or worker.slot in self._logs.shown
         return chosen and not redirected & _BITS[stream]

@@ -58,6 +58,7 @@ class Bootstrap:
         spot_notices: the cloud whose notices are watched for, whatever the job's; "" to do what the job does.
         grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
         leave_code: exit code of an agent whose host has left a job that goes on.
+        stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
     """
 
     urls: tuple[str, ...]
@@ -77,6 +78,7 @@ class Bootstrap:
     spot_notices: str = ""
     grace_s: float = 0.0
     leave_code: int = 0
+    stdin: int = -1
 
     def to_json(self) -> bytes:
         """One line of ASCII."""
@@ -326,13 +328,51 @@ class Refused(Said, name="refused"):
 
 @dataclass(frozen=True)
 class Start(Said, name="start"):
-    """Start a worker. Answered by Started or NotStarted. The agent adds what is its own to the environment."""
+    """Start a worker. Answered by Started or NotStarted. The agent adds what is its own to the environment.
+
+    Attributes:
+        worker: which.
+        command, env: what to run, and the variables.
+        label: what stands in the prefix of its output.
+        rank: for which it is started.
+        stdin: its standard input: "" for none; "inherit" for the one of the driver's own process, which an agent on its
+            machine has as well; "pipe" or "terminal" for what comes by Input. A terminal is its standard output, too.
+        stderr_too: whether a terminal is its standard error as well.
+        rows, columns: of the terminal.
+    """
 
     worker: str
     command: list[str]
     env: dict[str, str] = field(repr=False)
     label: str
     rank: int
+    stdin: str = ""
+    stderr_too: bool = False
+    rows: int = 0
+    columns: int = 0
+
+
+@dataclass(frozen=True)
+class Input(Said, name="input"):
+    """For the standard input of a worker. Answered by InputTaken.
+
+    Attributes:
+        worker: whose.
+        end: whether nothing follows.
+    """
+
+    worker: str
+    end: bool
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Resize(Said, name="resize"):
+    """The terminal of a worker has another size now."""
+
+    worker: str
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -571,6 +611,29 @@ class Started(Said, name="started"):
 
     worker: str
     pid: int
+
+
+@dataclass(frozen=True)
+class InputTaken(Said, name="input_taken"):
+    """So many bytes of its Input are in the worker's terminal or pipe, or nobody reads them any more."""
+
+    worker: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Shown(Said, name="shown"):
+    """What a worker has written to its terminal, as it is. The same comes by Output, in lines."""
+
+    worker: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Interrupted(Said, name="interrupted"):
+    """Ctrl-C was pressed on a worker's terminal while no program there was reading keys itself."""
+
+    worker: str
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Owns standard output and standard error of the driver. The workers' output goes to the stream it came from, in whole
 lines; everything the driver says goes to standard error. When standard error is a terminal, its last line is a status
 line that is taken away before anything else is written and put back behind it; else there are no control characters.
+While a worker has the terminal (:meth:`Console.lend`) there is no status line, and what it writes is passed on as is.
 
 All writing is done by one thread, so that a reader that is slow or stopped (a pager, Ctrl-S) never stops the driver. A
 reader that has gone (``elasticrun ... | head``) or a disc that is full ends the writing to that stream, not the job: it
@@ -77,6 +78,8 @@ class Console:
         # On a terminal that shows both streams the status line must make room for either of them.
         self._stdout_shown = os.isatty(stdout)
         self._shown_on_terminal: dict[Stream, bool] = {"stdout": self._stdout_shown, "stderr": os.isatty(stderr)}
+        self._lent = False
+        self._line_open = False  # what a worker has written to its terminal last was no whole line
         self._status = ""
         self._figures: tuple[str, ...] = ()
         self._shown: tuple[str, tuple[str, ...]] | None = None
@@ -139,10 +142,26 @@ class Console:
             data = without_c1(data)
         if self._live and (stream == "stderr" or self._stdout_shown):
             self._take_status_away()
-            self._put(stream, data)
+            self._put_lines(stream, data)
             self._put_status_back()
         else:
-            self._put(stream, data)
+            self._put_lines(stream, data)
+
+    def lend(self, lent: bool) -> None:  # noqa: FBT001 - says it all
+        """From now on a worker has the terminal, which takes what is written to it as it is; or it has it no more."""
+        if lent == self._lent:
+            return
+        self._take_status_away()
+        self._lent = lent
+        if not lent and self._line_open:
+            self._line_open = False
+            self._put("stdout", b"\n")
+
+    def show(self, data: bytes) -> None:
+        """What the worker that has the terminal writes to it."""
+        self._line_open = not data.endswith(b"\n")
+        self._tail = (self._tail + data)[-_IN_VIEW_BYTES:]
+        self._put("stdout", data)
 
     def look(self) -> None:
         """To be called now and then: passes on what has been held for a moment."""
@@ -180,7 +199,7 @@ class Console:
             text: why it stands where it stands.
             figures: what stands behind that.
         """
-        if not self._live:
+        if not self._live or self._lent:
             return
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         self._status = f"[{minutes:02d}:{seconds:02d}] {one_line(text)}"
@@ -242,7 +261,7 @@ class Console:
         if self._color and color:
             line = f"\x1b[{color}m{line}\x1b[0m"
         self._take_status_away()
-        self._put("stderr", line.encode(errors="replace") + b"\n")
+        self._put_lines("stderr", line.encode(errors="replace") + b"\n")
         self._put_status_back()
 
     def _take_status_away(self) -> None:
@@ -251,7 +270,7 @@ class Console:
             self._put("stderr", _ERASE_LINE)
 
     def _put_status_back(self) -> None:
-        if not self._live or not self._status:
+        if not self._live or not self._status or self._lent:
             return
         try:
             width = os.get_terminal_size(self._terminal).columns or 80
@@ -261,6 +280,13 @@ class Console:
         self._put("stderr", (f"\x1b[2m{text}\x1b[0m" if self._color else text).encode(errors="replace"))
         self._shown = (self._status, self._figures)
         self._shown_at = time.monotonic()
+
+    def _put_lines(self, stream: Stream, data: bytes) -> None:
+        if self._lent and self._shown_on_terminal[stream]:
+            # Nobody turns a newline into the beginning of the next line, nor ends the worker's line.
+            data = (b"\r\n" if self._line_open else b"") + data.replace(b"\n", b"\r\n")
+            self._line_open = False
+        self._put(stream, data)
 
     def _put(self, stream: Stream, data: bytes) -> None:
         if stream == "stderr":

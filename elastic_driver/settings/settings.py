@@ -36,6 +36,7 @@ from elastic_driver.settings.pods import AUTO_NAMES, DISCOVERIES, RACK_FROM, SLO
 from elastic_driver.words import Cloud, HangAction, OnChange, Sizing, StragglerAction
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
+NO_STDIN = "none"
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 # A slip of the finger must not fill the machine with processes.
@@ -98,6 +99,8 @@ class Settings:
         rendezvous_address: where it listens.
         output_filename: folder for the workers' output; None for none.
         prefix_timestamp: whether forwarded lines begin with the time.
+        stdin: the rank that gets the driver's standard input, or NO_STDIN; None for the one worker that there is, or
+            that is shown.
         verbose: whether details are told.
         quiet: whether only warnings, errors and the end are told.
         log_level: of the driver's lines.
@@ -198,6 +201,7 @@ class Settings:
     rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port"))
     rendezvous_address: str = "127.0.0.1"
     output_filename: Path | None = field(default=None, metadata=_given_by("--output-filename"))
+    stdin: str | None = field(default=None, metadata=_given_by("--stdin"))
     prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
     verbose: bool = field(default=False, metadata=_given_by("--verbose"))
     quiet: bool = field(default=False, metadata=_given_by("--quiet"))
@@ -270,6 +274,19 @@ class Settings:
         return range(high, low - 1, -1)  # workers of this machine begin at the other end
 
     @property
+    def stdin_rank(self) -> int | None:
+        """The rank that gets the driver's standard input; None for nobody."""
+        if self.stdin is not None:
+            return None if self.stdin == NO_STDIN else int(self.stdin)
+        if self.num_parameter_servers:
+            return None
+        if self.max_num_proc == 1:
+            return 0
+        shown = self.logs.shown
+        is_one_host = self.hosts is not None and len(self.hosts) == 1 and not self.accept_agents
+        return next(iter(shown)) if is_one_host and shown is not None and len(shown) == 1 else None
+
+    @property
     def most_workers(self) -> int:
         """How many workers there may come to be at a time, standbys too; num_proc where only the hosts to come tell."""
         bounds = [] if self.hosts is None or self.accept_agents else [total_slots(self.hosts)]
@@ -300,6 +317,7 @@ class Settings:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.quiet and self.verbose:
             raise SettingsError("--quiet and --verbose contradict each other")
+        self._check_stdin()
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
         if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):
@@ -327,6 +345,16 @@ class Settings:
                     f"--blacklist-cooldown-range {low:g} {high:g} is not a range within {least:g} to {most:g} s, "
                     "lower bound first"
                 )
+
+    def _check_stdin(self) -> None:
+        if self.stdin is None or self.stdin == NO_STDIN:
+            return
+        if not (self.stdin.isascii() and self.stdin.isdecimal() and len(self.stdin) <= 6):
+            raise SettingsError(f"--stdin {self.stdin} is neither a rank nor {NO_STDIN}")
+        if self.num_parameter_servers:
+            raise SettingsError("--stdin is not for jobs with --parameter-servers: their chief has no rank")
+        if self.max_num_proc is not None and int(self.stdin) >= self.max_num_proc:
+            raise SettingsError(f"--stdin {self.stdin} is no rank of a job of {self.max_num_proc} workers at most")
 
     def _check_counts(self) -> None:
         _at_least("-np", self.num_proc, 1)

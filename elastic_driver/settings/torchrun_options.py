@@ -438,6 +438,9 @@ def _read_nnodes(text: str) -> tuple[int, int]:
 
 def _read_conf(text: str) -> dict[str, str]:
     conf: dict[str, str] = {}
+    text = text.strip()
+    if text[:1] in ("'", '"') and text[:1] == text[-1:]:  # of a command that no shell has read
+        text = text[1:-1]
     for pair in text.split(",") if text.strip() else ():
         key, _, value = (word.strip() for word in pair.partition("="))
         if not key or not value:

@@ -5,6 +5,7 @@ Owns the command line, which a launcher wrote and no user.
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     if bootstrap is None:
         print(f"elastic_driver agent: {NOTHING_GIVEN_WHY}", file=sys.stderr)
         return NOTHING_GIVEN
+    if bootstrap.stdin >= 0:
+        os.set_inheritable(bootstrap.stdin, False)  # else whatever this agent starts would have it
     return run_agent(bootstrap)
 
 

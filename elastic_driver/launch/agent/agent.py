@@ -280,6 +280,7 @@ class Agent:
                 environ=self._environ if self._home is None else self._home.environ,
                 own_folder=self._home is not None,
                 screen=None if self._home is None else self._home.screen,
+                stdin=self._bootstrap.stdin if self._bootstrap.stdin >= 0 else None,
             )
         except (OSError, MemoryError, RuntimeError) as error:
             self._failed(error)

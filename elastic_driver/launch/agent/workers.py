@@ -20,11 +20,16 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
+from elastic_driver.launch.local.input import WorkerInput
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.processes.spawn import Given
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
     Finished,
+    Input,
+    InputTaken,
+    Interrupted,
     Kill,
     KillAll,
     Labels,
@@ -33,7 +38,9 @@ from elastic_driver.rendezvous.agent_messages import (
     PassOn,
     Prepare,
     Prepared,
+    Resize,
     Said,
+    Shown,
     Spared,
     Start,
     Started,
@@ -101,6 +108,7 @@ class HostWorkers:
         tasks: run what nobody waits for.
         environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
         own_folder: whether workers run in this process's folder, with its umask, instead of in the driver's.
+        stdin: the standard input of the driver's process; None where this process does not have it.
         screen: shows what workers write here, too; None for nobody.
 
     Attributes:
@@ -120,7 +128,9 @@ class HostWorkers:
         environ: Callable[[Mapping[str, str]], Mapping[str, str]],
         own_folder: bool = False,
         screen: NodeScreen | None = None,
+        stdin: int | None = None,
     ) -> None:
+        self._stdin = stdin
         self._environ = environ
         self._screen = screen
         self._send = send
@@ -146,6 +156,7 @@ class HostWorkers:
         self._error_file_of: dict[WorkerId, str] = {}
         self._pages: dict[WorkerId, VitalsPage] = {}  # none where no descriptor is to be had
         self._orders: dict[WorkerId, Start] = {}
+        self._inputs: dict[WorkerId, WorkerInput] = {}
         self._again: set[WorkerId] = set()  # who is ended to be started once more, and the driver need not know
         self._paused = False
         self.ends_by: signal.Signals | None = None
@@ -221,6 +232,16 @@ class HostWorkers:
             case Labels(labels):
                 for key, label in labels.items():
                     self._label(worker_named(key), label)
+            case Input(key, end):
+                if one := self._inputs.get(worker_named(key)):
+                    one.write(message.blob)
+                    if end:
+                        one.end()
+                else:
+                    self._send(InputTaken(key, len(message.blob)))
+            case Resize(key, rows, columns):
+                if one := self._inputs.get(worker_named(key)):
+                    one.resize(rows, columns)
             case WarmUp():
                 self._launcher.warm_up()
             case Prepare():
@@ -310,7 +331,13 @@ class HostWorkers:
                 raise CommandNotFoundError(self._bad_folder)
             env |= await self._more_of(worker, order.command, env)
             process = await self._launcher.start(
-                worker, order.command, env, label=order.label, rank_at_launch=order.rank
+                worker,
+                order.command,
+                env,
+                label=order.label,
+                rank_at_launch=order.rank,
+                given=self._given(worker, order),
+                shown=(lambda data: self._send(Shown(worker.key, data))) if order.stdin == "terminal" else None,
             )
         except LaunchError as error:
             if starting.runs or starting.is_again:  # for a moment
@@ -322,10 +349,13 @@ class HostWorkers:
             self._orders.pop(worker, None)
             self._error_file_of.pop(worker, None)
             self._close_page(worker)
+            self._close_input(worker)
             self._on_gone(worker)
             return
         finally:
             del self._starting[worker]
+            if worker in self._inputs:
+                self._inputs[worker].started()
         self._processes[worker] = process
         process.label = starting.label
         process.dying.add_done_callback(lambda future: self._dying(process, future))
@@ -386,6 +416,7 @@ class HostWorkers:
         worker = process.worker
         del self._processes[worker]
         self._close_page(worker)
+        self._close_input(worker)
         if worker in self._again:
             self._again.discard(worker)
             order = self._orders[worker]
@@ -397,6 +428,34 @@ class HostWorkers:
         with contextlib.suppress(OSError):
             os.unlink(self._error_file_of.pop(process.worker, ""))
         self._send(Finished(process.worker.key))
+
+    def _given(self, worker: WorkerId, order: Start) -> Given | None:
+        """Its standard input, opened.
+
+        Raises:
+            LaunchError: there is no terminal, or no descriptor, to be had.
+        """
+        if order.stdin == "inherit":
+            return None if self._stdin is None else Given(self._stdin)
+        if not order.stdin:
+            return None
+        try:
+            one = self._inputs[worker] = WorkerInput(
+                order.stdin,
+                taken=lambda size: self._send(InputTaken(worker.key, size)),
+                interrupted=lambda: self._send(Interrupted(worker.key)),
+                stderr_too=order.stderr_too,
+                rows=order.rows,
+                columns=order.columns,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start worker {worker}: no {order.stdin} for it: {error.strerror}") from error
+        return one.given
+
+    def _close_input(self, worker: WorkerId) -> None:
+        one = self._inputs.pop(worker, None)
+        if one is not None:
+            one.close()
 
     def _new_page(self, worker: WorkerId) -> str:
         """Where the worker says how it is; "" where no file is to be had: it is looked at from outside only."""

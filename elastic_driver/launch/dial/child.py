@@ -104,6 +104,7 @@ async def start_child(
     env: Mapping[str, str] | None = None,
     grace_s: float = 1.0,
     with_group: bool = True,
+    more: Sequence[int] = (),
 ) -> Child:
     """Starts a command. Its program is loaded afterwards.
 
@@ -114,12 +115,13 @@ async def start_child(
         env: its whole environment; None for this process's.
         grace_s: from SIGTERM to SIGKILL, when it is closed, seconds; 0 for SIGKILL at once.
         with_group: whether what it has started in its process group is ended with it.
+        more: descriptors that it inherits under their numbers.
 
     Raises:
         CommandNotFoundError: there is no such program, or it cannot be executed.
         LaunchError: it could not be started: too many processes or descriptors, no memory.
     """
-    starting = asyncio.ensure_future(asyncio.to_thread(_start, command, given, env, with_group=with_group))
+    starting = asyncio.ensure_future(asyncio.to_thread(_start, command, given, env, more, with_group=with_group))
     try:
         started = await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -128,9 +130,16 @@ async def start_child(
     return Child(started, explain, grace_s)
 
 
-def _start(command: Sequence[str], given: bytes, env: Mapping[str, str] | None, *, with_group: bool) -> Spawned:
+def _start(
+    command: Sequence[str],
+    given: bytes,
+    env: Mapping[str, str] | None,
+    more: Sequence[int],
+    *,
+    with_group: bool,
+) -> Spawned:
     try:
-        spawned = spawn(command, env, with_group=with_group)
+        spawned = spawn(command, env, with_group=with_group, more=more)
         try:
             spawned.give(given)
         except BaseException:

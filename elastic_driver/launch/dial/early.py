@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from elastic_driver.launch.dial.here import AGENT, local_environment
+from elastic_driver.launch.dial.here import AGENT, local_environment, shared_stdin
 from elastic_driver.launch.dial.spawned import Spawned, spawn
 
 
@@ -28,7 +28,7 @@ class EarlyAgent:
     def __init__(self, module: str = AGENT) -> None:
         self._spawned: Spawned | None = None
         with contextlib.suppress(OSError):  # whoever needs an agent tries again, and says why there is none
-            self._spawned = spawn(local_command(module), local_environment(), with_group=True)
+            self._spawned = spawn(local_command(module), local_environment(), with_group=True, more=shared_stdin())
 
     def take(self) -> Spawned | None:
         """The process, for who takes care of it from now on; None when there is none any more."""

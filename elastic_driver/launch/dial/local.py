@@ -5,11 +5,12 @@ Owns its start. It dies with this process, also when it is stopped: see :mod:`el
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from elastic_driver.launch.dial.child import Child, start_child
 from elastic_driver.launch.dial.early import EarlyAgent, local_command
-from elastic_driver.launch.dial.here import AGENT, local_environment
+from elastic_driver.launch.dial.here import AGENT, local_environment, shared_stdin
 from elastic_driver.launch.dial.reasons import failure
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
@@ -36,7 +37,8 @@ class LocalDialler:
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`. The host is a name of this machine."""
-        given = bootstrap.to_json() + b"\n"
+        stdin = shared_stdin()
+        given = replace(bootstrap, stdin=stdin[0] if stdin else -1).to_json() + b"\n"
         explain = partial(failure, "", host)
         spawned = None if self._early is None else self._early.take()
         if spawned is not None:
@@ -47,7 +49,8 @@ class LocalDialler:
             else:
                 return Child(spawned, explain, _GRACE_S)
         command = local_command(self._module)
-        return await start_child(command, given, explain, env=local_environment(), grace_s=_GRACE_S)
+        env = local_environment()
+        return await start_child(command, given, explain, env=env, grace_s=_GRACE_S, more=stdin)
 
     def settled(self) -> None:
         """It is known whether this machine has an agent: one that was begun before and not dialled is not needed."""

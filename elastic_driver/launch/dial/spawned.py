@@ -66,11 +66,13 @@ class Spawned:
         self._descriptors.clear()
 
 
-def spawn(command: Sequence[str], env: Mapping[str, str] | None, *, with_group: bool) -> Spawned:
+def spawn(
+    command: Sequence[str], env: Mapping[str, str] | None, *, with_group: bool, more: Sequence[int] = ()
+) -> Spawned:
     """Starts a command. Its program is loaded afterwards.
 
     Args:
-        command, env, with_group: see :func:`~elastic_driver.launch.dial.child.start_child`.
+        command, env, with_group, more: see :func:`~elastic_driver.launch.dial.child.start_child`.
 
     Raises:
         OSError: it could not be started.
@@ -94,7 +96,7 @@ def spawn(command: Sequence[str], env: Mapping[str, str] | None, *, with_group: 
             stdout=subprocess.DEVNULL,
             stderr=childs_stderr,
             env=env,
-            pass_fds=(kept,),
+            pass_fds=(kept, *more),
             start_new_session=True,
         )
         on_error.callback(popen.wait)

@@ -15,6 +15,7 @@ from typing import Protocol
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.worker import RemoteWorker
 from elastic_driver.launch.launcher import CommandNotFoundError, OutputSink, Stream
 from elastic_driver.rendezvous.agent_messages import (
@@ -22,6 +23,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Exited,
     Finished,
     HoldPort,
+    InputTaken,
+    Interrupted,
     KillAll,
     LetGo,
     NotStarted,
@@ -31,6 +34,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Prepare,
     Prepared,
     Said,
+    Shown,
     Spared,
     Start,
     Started,
@@ -93,6 +97,7 @@ class AgentLauncher:
         abroad: what of a worker's variables it gets on another machine than the driver's.
         ports: first and last port that may be held for workers; None for any.
         here: what it gets of them on the driver's.
+        stdin: whose the driver's standard input is; None for nobody's.
     """
 
     descriptors_each = 0
@@ -107,7 +112,9 @@ class AgentLauncher:
         abroad: Callable[[Mapping[str, str]], dict[str, str]] = dict,
         ports: tuple[int, int] | None = None,
         here: Callable[[Mapping[str, str]], dict[str, str]] = dict,
+        stdin: StandardInput | None = None,
     ) -> None:
+        self._stdin = StandardInput(None, None) if stdin is None else stdin
         self._abroad, self._here = abroad, here
         self._ports = list(ports or ())
         self._holding: dict[tuple[str, int], asyncio.Future[int]] = {}  # by agent and generation
@@ -207,7 +214,8 @@ class AgentLauncher:
         self._starting[worker] = _Start(link, label, rank_at_launch, future)
         self._of.setdefault(link.agent, set()).add(worker)
         self._prepared.setdefault(link.agent, True)  # whoever has had workers is no newcomer
-        link.send(Start(worker.key, list(command), self._variables(link, env), label, rank_at_launch))
+        order = Start(worker.key, list(command), self._variables(link, env), label, rank_at_launch)
+        link.send(self._stdin.given_by(order, worker, link))
         link.overdue(f"start worker {worker}", future.done)
         try:
             return await future
@@ -298,6 +306,7 @@ class AgentLauncher:
             process = self._workers.pop(worker, None)
             starting = self._starting.pop(worker, None)
             self._sink.end(worker)
+            self._stdin.gone(worker)
             if process is not None:
                 process.lost()
             elif starting is not None and not starting.future.done():
@@ -318,9 +327,11 @@ class AgentLauncher:
                 self._port_held(link, generation, port, error)
             case Dying(key):
                 if process := self._process(link, key):
+                    self._stdin.gone(process.worker)  # another may be started in its place at once
                     process.is_dying(message)
             case Exited(key):
                 if process := self._process(link, key):
+                    self._stdin.gone(process.worker)
                     process.has_exited(message)
             case Finished(key):
                 if process := self._process(link, key):
@@ -331,6 +342,10 @@ class AgentLauncher:
             case Spared(key):
                 if process := self._process(link, key):
                     process.spared()
+            case InputTaken(key) | Shown(key) | Interrupted(key):
+                worker = worker_named(key)
+                if self._is_of(link, worker):
+                    self._stdin.take(worker, message)
             case Warmed(pid, took_s):
                 self._on_warm(pid, took_s)
             case Prepared():
@@ -357,6 +372,7 @@ class AgentLauncher:
         process = RemoteWorker(worker, pid, start.label, link)
         self._workers[worker] = process
         self._sink.begin(worker, pid, start.rank, start.label)
+        self._stdin.started(worker)
         if not start.future.done():
             start.future.set_result(process)
 
@@ -384,6 +400,7 @@ class AgentLauncher:
     def _gone(self, link: AgentLink, worker: WorkerId) -> None:
         if self._workers.pop(worker, None) is not None:
             self._sink.end(worker)
+        self._stdin.gone(worker)
         of_link = self._of.get(link.agent, set())
         of_link.discard(worker)
         if not of_link:

@@ -41,7 +41,7 @@ from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.sever import sever
-from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
+from elastic_driver.launch.processes.spawn import Given, Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
 from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_MARK, ENV_WORKER
 from elastic_driver.system.tasks import start_task
@@ -464,9 +464,22 @@ class LocalLauncher:
         return dict.fromkeys(hostnames, "127.0.0.1")
 
     async def start(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+        self,
+        worker: WorkerId,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        label: str,
+        rank_at_launch: int,
+        given: Given | None = None,
+        shown: Callable[[bytes], None] | None = None,
     ) -> LocalWorker:
         """Starts a worker; see the protocol.
+
+        Args:
+            worker, command, env, label, rank_at_launch: see the protocol.
+            given: its standard input; None for none.
+            shown: takes what it writes to its terminal, if it has one, as it is.
 
         Raises:
             CommandNotFoundError: the command cannot be run.
@@ -475,7 +488,7 @@ class LocalLauncher:
         if self._closing is not None:
             raise LaunchError(f"cannot start worker {worker}: the job is ending")
         try:
-            return await self._begin(worker, command, env, label=label, rank_at_launch=rank_at_launch)
+            return await self._begin(worker, command, env, label, rank_at_launch, given, shown)
         except (OSError, MemoryError, RuntimeError) as error:
             # Another host may have room. What no shortage explains is a bug, and not the host's.
             reason = shortage(error) or (isinstance(error, OSError) and (error.strerror or str(error)))
@@ -484,13 +497,20 @@ class LocalLauncher:
             raise LaunchError(f"cannot start worker {worker}: {reason}") from error
 
     async def _begin(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+        self,
+        worker: WorkerId,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        label: str,
+        rank_at_launch: int,
+        given: Given | None,
+        shown: Callable[[bytes], None] | None,
     ) -> LocalWorker:
         if not self._workers and not self._starting:
             self._oom_kills.forget()
         guard, tether = self._set_up()
         starting = asyncio.get_running_loop().create_task(
-            self._start(guard, tether, worker, command, env, label=label, rank_at_launch=rank_at_launch)
+            self._start(guard, tether, worker, command, env, label, rank_at_launch, given, shown)
         )
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -606,9 +626,10 @@ class LocalLauncher:
         worker: WorkerId,
         command: Sequence[str],
         env: Mapping[str, str],
-        *,
         label: str,
         rank_at_launch: int,
+        given: Given | None,
+        shown: Callable[[bytes], None] | None,
     ) -> LocalWorker:
         marked = {**env, ENV_MARK: self._mark, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
@@ -616,7 +637,9 @@ class LocalLauncher:
             await self._warm.wait_first(command, marked)
             if self._closing is not None:
                 raise LaunchError(f"cannot start worker {worker}: the job is ending")
-        spawned, complaint = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
+        spawned, complaint = await loop.run_in_executor(
+            self._pool, self._spawn, worker, tuple(command), marked, tether, given
+        )
         if complaint and not self._complained:
             self._complained = True
             self._warn(complaint)
@@ -638,6 +661,7 @@ class LocalLauncher:
                     prefix_timestamp=self._prefix_timestamp,
                     warn=self._warn,
                     paused=self._output_paused,
+                    shown=shown,
                 )
             )
         except BaseException:
@@ -649,15 +673,20 @@ class LocalLauncher:
         return process
 
     def _spawn(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether
+        self,
+        worker: WorkerId,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        tether: Tether,
+        given: Given | None,
     ) -> tuple[Spawned, str]:
         """Starts a process. Returns it, and why it is not as it should be; "" when it is."""
-        forked = self._warm.fork(command, env) if self._warm is not None else None
+        forked = self._warm.fork(command, env, given) if self._warm is not None else None
         if forked is None:
             # A forked worker does this itself: the warmed process's command is that of all.
             own = env.get(ENV_LOCAL_RANK)
             words = command if own is None else [word.replace("${local_rank}", own) for word in command]
-            spawned = spawn(worker, words, env, tether)
+            spawned = spawn(worker, words, env, tether, given)
         else:
             spawned = forked
         try:

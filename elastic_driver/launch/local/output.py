@@ -6,6 +6,7 @@ Owns the reading ends of the pipes. Works on bytes, so a character that comes in
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import time
@@ -120,6 +121,7 @@ class WorkerOutput:
         prefix_timestamp: whether the prefix begins with the time.
         warn: takes reports of what went wrong.
         paused: whether nothing is read until :meth:`resume`.
+        shown: takes what comes as "stdout" as it is, too, where that is a terminal; None for nobody.
     """
 
     def __init__(
@@ -132,7 +134,9 @@ class WorkerOutput:
         prefix_timestamp: bool,
         warn: Callable[[str], None],
         paused: bool = False,
+        shown: Callable[[bytes], None] | None = None,
     ) -> None:
+        self._shown = shown
         self._loop = asyncio.get_running_loop()
         self._open = dict(descriptors)
         self._paused = paused
@@ -154,6 +158,8 @@ class WorkerOutput:
     def last_lines(self) -> Sequence[str]:
         """The end of stderr, or of stdout when nothing came there; 20 lines at most, the unfinished one included."""
         for stream in ("stderr", "stdout"):
+            if stream not in self._last:
+                continue
             lines = list(self._last[stream])
             if rest := self._splitters[stream].rest:
                 lines.append(rest)
@@ -201,9 +207,12 @@ class WorkerOutput:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            self._warn(f"cannot read a worker's {stream}: {error}")
+            if self._shown is None or error.errno != errno.EIO:  # which is how a terminal ends
+                self._warn(f"cannot read a worker's {stream}: {error}")
             data = b""
         if data:
+            if self._shown is not None and stream == "stdout":
+                self._shown(data)
             self._pass_on(stream, self._splitters[stream].feed(data))
         else:
             self._end(stream)

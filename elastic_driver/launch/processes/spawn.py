@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
+import termios
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import psutil
@@ -49,13 +52,32 @@ class Child(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """What a process gets as its standard input, in place of nothing.
+
+    Attributes:
+        descriptor: the process's end; whoever made this closes it after the start.
+        terminal: our end where it is a terminal, which is the process's standard output then, too; else None.
+        stderr_too: whether that terminal is its standard error as well.
+    """
+
+    descriptor: int
+    terminal: int | None = None
+    stderr_too: bool = False
+
+    def holds(self, stream: Stream) -> bool:
+        """Whether a stream of the process is the terminal."""
+        return self.terminal is not None and (stream == "stdout" or self.stderr_too)
+
+
+@dataclass(frozen=True, slots=True)
 class Spawned:
     """A process that was just started.
 
     Attributes:
         popen: reaps it.
         leader: the same process, for comparison: it leads a session of its own.
-        pipes: reading ends of its output.
+        pipes: reading ends of its output. What is on a terminal comes as "stdout".
     """
 
     popen: Child
@@ -75,13 +97,41 @@ def let_children_be_reaped() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
-    """Starts a process in a session of its own, without input. Blocks until its program is loaded.
+def output_ends(
+    given: Given | None, our_ends: contextlib.ExitStack, childs_ends: contextlib.ExitStack
+) -> tuple[dict[Stream, int], dict[Stream, int]]:
+    """Opens what a process writes to. Returns the reading ends, and the process's.
+
+    Args:
+        given: its standard input.
+        our_ends, childs_ends: close them.
+    """
+    pipes: dict[Stream, int] = {}
+    ends: dict[Stream, int] = {}
+    streams: tuple[Stream, ...] = ("stdout", "stderr")
+    for stream in streams:
+        if given is None or given.terminal is None or not given.holds(stream):
+            pipes[stream], ends[stream] = os.pipe()
+        else:
+            ends[stream] = os.dup(given.descriptor)
+            if stream == "stdout":
+                pipes[stream] = os.dup(given.terminal)
+        if stream in pipes:
+            our_ends.callback(os.close, pipes[stream])
+        childs_ends.callback(os.close, ends[stream])
+    return pipes, ends
+
+
+def spawn(
+    worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether, given: Given | None = None
+) -> Spawned:
+    """Starts a process in a session of its own. Blocks until its program is loaded.
 
     Args:
         worker: for messages.
         command, env: what to run, and its whole environment.
         tether: ends it when this process dies.
+        given: its standard input; None for none.
 
     Raises:
         CommandNotFoundError: the command cannot be run.
@@ -89,7 +139,7 @@ def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str], teth
     """
     name = command[0] if command else ""
     try:
-        return _spawn(command, env, tether)
+        return _spawn(command, env, tether, given)
     except OSError as error:
         reason = _BAD_COMMAND.get(error.errno or 0)
         if reason is None:
@@ -103,14 +153,9 @@ def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str], teth
         raise CommandNotFoundError(f"cannot run {name!r}: {error}") from error
 
 
-def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
+def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given: Given | None) -> Spawned:
     with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
-        pipes: dict[Stream, int] = {}
-        ends: dict[Stream, int] = {}
-        for stream in ("stdout", "stderr"):
-            pipes[stream], ends[stream] = os.pipe()
-            our_ends.callback(os.close, pipes[stream])
-            childs_ends.callback(os.close, ends[stream])
+        pipes, ends = output_ends(given, our_ends, childs_ends)
         tied = tether.ends()
         childs_ends.callback(tied.close)
         with _spawning:
@@ -120,11 +165,13 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Sp
                 # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold
                 # the guard's pipe open, so that the guard of a driver that dies now waits for it.
                 close_fds=False,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if given is None else given.descriptor,
                 stdout=ends["stdout"],
                 stderr=ends["stderr"],
                 env=env,
                 start_new_session=True,
+                # One system call, in the leader of a new session: the terminal becomes its own, with Ctrl-C and sizes.
+                preexec_fn=None if given is None or given.terminal is None else _TAKE_TERMINAL,
             )
         try:
             tied.tie(popen.pid)
@@ -135,6 +182,9 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Sp
             raise
         our_ends.pop_all()
         return Spawned(popen, leader, pipes)
+
+
+_TAKE_TERMINAL = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)
 
 
 def _inherit_only(descriptors: Collection[int]) -> None:

@@ -32,10 +32,10 @@ import psutil
 from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_INTERFACE, ENV_PORT, ENV_STORE_PORT
 from elastic_driver.dialects.torchrun import PLACE_VARIABLES
 from elastic_driver.errors import shortage
-from elastic_driver.launch.launcher import ExitStatus, Stream
+from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
 from elastic_driver.launch.processes.guard_link import GuardLink
-from elastic_driver.launch.processes.spawn import Spawned
+from elastic_driver.launch.processes.spawn import Given, Spawned, output_ends
 from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
@@ -356,8 +356,12 @@ class WarmStarts:
         with self._lock, contextlib.suppress(OSError, MemoryError):
             self._plan(tuple(command), env)
 
-    def fork(self, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
+    def fork(self, command: Sequence[str], env: Mapping[str, str], given: Given | None = None) -> Spawned | None:
         """Forks a worker. Blocks until it is about to run its program.
+
+        Args:
+            command, env: what it runs, and its whole environment.
+            given: its standard input; None for none.
 
         Returns:
             None when there is nothing to fork it from: it is to be started afresh.
@@ -380,7 +384,8 @@ class WarmStarts:
             if not warmed.ready:
                 return None
             try:
-                spawned = _fork(warmed.control, {"env": dict(env), "cwd": plan.cwd, "umask": plan.umask}, self._tether)
+                request = {"env": dict(env), "cwd": plan.cwd, "umask": plan.umask}
+                spawned = _fork(warmed.control, request, self._tether, given)
             except (OSError, EOFError, ValueError, MemoryError, psutil.Error) as error:
                 warmed.reason = "did not fork in time" if isinstance(error, TimeoutError) else None
                 self._end(warmed)
@@ -435,21 +440,22 @@ def _kill_group(popen: subprocess.Popen[bytes]) -> None:
             os.waitpid(-popen.pid, 0)
 
 
-def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) -> Spawned:
+def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether, given: Given | None) -> Spawned:
     deadline = time.monotonic() + FORK_S
     with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
         launch, far = socket.socketpair()
         childs_ends.callback(far.close)
-        pipes: dict[Stream, int] = {}
-        ends: dict[Stream, int] = {}
         with launch:
-            for stream in ("stdout", "stderr"):
-                pipes[stream], ends[stream] = os.pipe()
-                our_ends.callback(os.close, pipes[stream])
-                childs_ends.callback(os.close, ends[stream])
+            pipes, ends = output_ends(given, our_ends, childs_ends)
             tied = tether.ends()
             our_ends.callback(tied.close)
-            _send(control, request, far.fileno(), *ends.values(), *tied.descriptors())
+            stdin = () if given is None else (given.descriptor,)
+            asked = {
+                **request,
+                "stdin": given is not None,
+                "terminal": given is not None and given.terminal is not None,
+            }
+            _send(control, asked, far.fileno(), *stdin, *ends.values(), *tied.descriptors())
             childs_ends.close()
             pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]
             # Not yet told to go on, so it ends when this fails.

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from nodes import free_port
 
 from elastic_driver import LaunchConfig, elastic_launch
 from elastic_driver.errors import SettingsError
@@ -45,6 +47,30 @@ def test_results_by_global_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_ROLE", "nobody")
     results = elastic_launch(LaunchConfig(1, 1, 2, run_id="job"), place)(1, "x")
     assert results == {rank: (str(rank), "2", "default_role", "job", 1, "x") for rank in range(2)}
+
+
+def place_or_fail(fails: str) -> str:
+    if os.environ["RANK"] == fails:
+        raise ValueError("on purpose")
+    if fails:
+        signal.pause()
+    return os.environ["WORLD_SIZE"]
+
+
+@pytest.mark.parametrize("fails", ["", pytest.param("1", marks=pytest.mark.release)])
+def test_each_of_several_nodes_gets_what_its_own_workers_returned(fails: str) -> None:
+    """Or what they raised, which the driver's node knows of all nodes."""
+    config = LaunchConfig(2, 2, 1, run_id="job", rdzv_endpoint=f"127.0.0.1:{free_port()}", max_restarts=0)
+
+    def one_node() -> object:
+        try:
+            return elastic_launch(config, place_or_fail)(fails)
+        except Exception as error:
+            return f"{type(error).__name__} {sorted(getattr(error, 'failures', ()))}"
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [future.result() for future in [pool.submit(one_node) for _ in range(2)]]
+    assert sorted(found, key=str) == (["ChildFailedError [1]"] * 2 if fails else [{0: "2"}, {1: "2"}])
 
 
 def leave_or_return(code: int) -> str:

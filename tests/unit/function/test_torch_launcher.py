@@ -79,6 +79,14 @@ def test_what_a_config_asks_for() -> None:
     assert (logs.shown, logs.stdout_filters, logs.prefix) == ({0, 1}, ("a,b", "c"), "${rank}")
 
 
+def test_several_nodes() -> None:
+    made = settings(LaunchConfig(1, 3, 2, rdzv_endpoint="node0:29400", rdzv_configs={"rank": 1}))
+    assert (made.nodes.least, made.nodes.most, made.nodes.endpoint) == (1, 3, "node0:29400")
+    assert made.nodes.node_rank is None, "c10d finds it by itself"
+    static = LaunchConfig(2, 2, 2, rdzv_endpoint="node0", rdzv_backend="static", rdzv_configs={"rank": 1})
+    assert settings(static).nodes.node_rank == 1
+
+
 def test_numa_options_of_torch() -> None:
     binding = pytest.importorskip("torch.numa.binding")
     for mode in binding.AffinityMode:
@@ -89,7 +97,7 @@ def test_numa_options_of_torch() -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (LaunchConfig(1, 2, 1), "runs the workers of one node, not of 1 to 2"),
+        (LaunchConfig(1, 2, 1), "--nnodes up to 2 needs --rdzv-endpoint"),
         (LaunchConfig(1, 1, 0), "--nproc-per-node: 0 is below 1"),
         (LaunchConfig(1, 1, 1, rdzv_backend="etcd"), "'etcd' is none of static, c10d, elastic"),
         (LaunchConfig(1, 1, 1, event_log_handler="console"), "--event-log-handler: 'console' is none of null"),

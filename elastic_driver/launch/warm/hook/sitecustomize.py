@@ -20,6 +20,7 @@ _before = set(sys.modules)
 
 try:
     import fcntl
+    import io
     import marshal
     import struct
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ except BaseException:
 
 _FLAGS = 0x8000 | 0x200000 | 0x1000000 | 17  # CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID, SIGCHLD
 _PR_GET_TID_ADDRESS = 40
+_TIOCSCTTY = 0x540E
 # By machine: the system calls clone, set_robust_list, get_robust_list, and whether ctid comes before tls.
 _CALLS = {"x86_64": (56, 273, 274, True), "aarch64": (220, 99, 100, False)}
 
@@ -200,6 +202,23 @@ def _high(descriptor: int) -> int:
         return os.dup(descriptor)
 
 
+def _give_input(descriptor: int, *, is_terminal: bool) -> None:
+    """Makes it the standard input; Python's own was made for another."""
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    if is_terminal:
+        fcntl.ioctl(0, _TIOCSCTTY, 0)
+    old: Any = sys.stdin
+    if old is None:
+        return
+    buffer: Any = open(0, "rb", closefd=False)  # noqa: SIM115 - the standard input is never closed
+    buffer.raw.name = "<stdin>"
+    new: Any = io.TextIOWrapper(buffer, encoding=old.encoding, errors=old.errors, newline="\n")
+    new.mode = "r"
+    sys.stdin = new
+    vars(sys)["__stdin__"] = new
+
+
 def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
     """Makes the clone what a process is that was started just now. Blocks until the launcher knows of it.
 
@@ -207,7 +226,8 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
         request: its environment, folder and umask.
         early_output: what importing wrote to the two streams.
         launch: the connection to the launcher for this one start.
-        outputs: its standard output and error, and what ends it when the launcher dies (elastic_driver.system.tether).
+        outputs: its standard input, if it has one, its standard output and error, and what ends it when the launcher
+            dies (elastic_driver.system.tether).
     """
     _set_environ(request["env"])
     _show_environ(request["env"], *_area)
@@ -222,11 +242,17 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
     os.setsid()
     os.chdir(request["cwd"])
     os.umask(request["umask"])
+    if request["stdin"]:
+        stdin, *outputs = outputs
+        _give_input(stdin, is_terminal=request["terminal"])
     for descriptor, number, data in zip(outputs, (1, 2), early_output):  # noqa: B905 - Python 3.9 knows no strict
         os.dup2(descriptor, number)
         os.close(descriptor)
         if data:
             os.write(number, data)
+    for stream in (sys.stdout, sys.stderr):
+        if request["terminal"] and isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            stream.reconfigure(line_buffering=True)
     # As they stand in a fresh worker: kept by exec, and high enough to be in nobody's way.
     for descriptor in outputs[2:]:
         os.set_inheritable(_high(descriptor), True)
@@ -289,7 +315,7 @@ def _hold() -> Exception | None:
     os.close(out_fd)
     os.close(err_fd)
     while True:
-        request, (launch, *outputs) = _receive(control, 5)
+        request, (launch, *outputs) = _receive(control, 6)
         if len(os.listdir("/proc/self/task")) == 1 and cloner.clone() == 0:
             try:
                 control.close()
