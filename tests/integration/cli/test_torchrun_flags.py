@@ -208,11 +208,14 @@ if generation == 0:
 taken = []
 for name in ("SIGUSR1", "SIGALRM"):
     signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, rank, flush=True))
+there, says_so = os.pipe()
 child = os.fork()
 if child == 0:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    os.write(says_so, b"!")  # from here on no signal is lost
 try:
     if child:
+        os.read(there, 1)
         print("waits", os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], flush=True)
     while True:
         time.sleep(0.1)
