@@ -10,6 +10,7 @@ from types import ModuleType as _ModuleType
 from elastic_driver.torch import elastic as elastic
 from elastic_driver.torch.collectives import *  # noqa: F403
 from elastic_driver.torch.distributed.data_parallel import DDPState as DDPState
+from elastic_driver.torch.distributed.data_parallel import compile_ahead as compile_ahead
 from elastic_driver.torch.distributed.data_parallel import distributed_data_parallel as distributed_data_parallel
 from elastic_driver.torch.distributed.group import process_group as process_group
 from elastic_driver.torch.distributed.sharded_state import FSDPState as FSDPState
