@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_driver.torch.distributed.data_parallel import DDPState
-from elastic_driver.torch.distributed.sharded_state import FSDPState
+from elastic_driver.torch.distributed.fsdp_state import FSDPState
 from elastic_driver.torch.sampler import ElasticSampler
 from elastic_driver.torch.state import TorchState
 from elastic_driver.worker.run import run

@@ -76,15 +76,88 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Stands for a sharded tensor in a tree."""
+    """Stands for a sharded tensor in a tree.
+
+    Attributes:
+        index: which of the tree's.
+        shape: the whole tensor's.
+        dtype: torch's name for it.
+        placements: those of a DTensor; or one OwnedBy.
+        mesh_dims: the names of the DTensor's mesh, which its placements belong to.
+    """
 
     index: int
     shape: tuple[int, ...]
     dtype: str
     placements: tuple[Any, ...]
+    mesh_dims: tuple[str, ...] | None = None
 
     def __deepcopy__(self, memo: Any) -> Sharded:
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBy:
+    """In place of placements: the rank whose optimizer has this parameter has the whole tensor, all others nothing.
+
+    Attributes:
+        parameter: its number.
+        shape: of the tensor; where it has no dimension, it is kept with one.
+        on_host: whether it is on the CPU wherever the parameter is.
+    """
+
+    parameter: int
+    shape: tuple[int, ...]
+    on_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A tensor of an optimizer whose ranks have the state of some parameters each.
+
+    Attributes:
+        owner: whose it is.
+        dtype: its own.
+        tensor: itself, where it is this rank's.
+    """
+
+    owner: OwnedBy
+    dtype: torch.dtype
+    tensor: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """With which it is kept."""
+        return self.owner.shape or (1,)
+
+    @property
+    def placements(self) -> tuple[OwnedBy]:
+        """See Sharded."""
+        return (self.owner,)
+
+    def to_local(self) -> torch.Tensor:
+        """This rank's piece of it."""
+        if self.tensor is None:
+            return torch.empty([0] * len(self.shape), dtype=self.dtype, device="cpu")
+        return self.tensor.reshape(self.shape)
+
+
+def owned_box(shape: Sequence[int], *, is_owner: bool) -> Box:
+    """A rank's place in a tensor that one rank has."""
+    return Box((0,) * len(shape), tuple(shape) if is_owner else (0,) * len(shape))
+
+
+def leaf_of(tensor: DTensor | Owned) -> Leaf:
+    """What is kept of a tensor here."""
+    if isinstance(tensor, Owned):
+        box = owned_box(tensor.shape, is_owner=tensor.tensor is not None)
+    else:
+        box = box_of(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Leaf(tuple(tensor.shape), _name_of(tensor.dtype), box)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
@@ -105,17 +178,17 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
     return Box(tuple(offset), tuple(size))
 
 
-def taken_out(tree: Any) -> tuple[Any, list[DTensor]]:
+def taken_out(tree: Any) -> tuple[Any, list[DTensor | Owned]]:
     """The tree with a Sharded in place of each sharded tensor, and these."""
     from torch.distributed.tensor import DTensor
 
-    found: list[DTensor] = []
+    found: list[DTensor | Owned] = []
 
     def walk(node: Any) -> Any:
-        if isinstance(node, DTensor):
-            dtype = str(node.dtype).removeprefix("torch.")
+        if isinstance(node, (DTensor, Owned)):
             found.append(node)
-            return Sharded(len(found) - 1, tuple(node.shape), dtype, tuple(node.placements))
+            dims = node.device_mesh.mesh_dim_names if isinstance(node, DTensor) else None
+            return Sharded(len(found) - 1, tuple(node.shape), _name_of(node.dtype), tuple(node.placements), dims)
         if isinstance(node, Mapping):
             walked = {key: walk(value) for key, value in node.items()}
             return with_metadata(walked, metadata_of(node)) if isinstance(node, OrderedDict) else walked
