@@ -14,6 +14,7 @@ from elastic_driver.torch.distributed.data_parallel import compile_ahead as comp
 from elastic_driver.torch.distributed.data_parallel import distributed_data_parallel as distributed_data_parallel
 from elastic_driver.torch.distributed.fsdp_state import FSDPState as FSDPState
 from elastic_driver.torch.distributed.group import process_group as process_group
+from elastic_driver.torch.distributed.zero_state import ZeroState as ZeroState
 from elastic_driver.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
 from elastic_driver.torch.functions import broadcast_parameters as broadcast_parameters
 from elastic_driver.torch.ops import allgather as allgather

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 in place: over the round's process group, through losses, growth and shrinking.
+"""DDP, ZeRO and FSDP2 in place: over the round's process group, through losses, growth and shrinking.
 
 In jobs whose driver is the test, where the workers alone matter; in real ones, where it matters what the driver says
 and when.
@@ -18,7 +18,7 @@ import forked
 import pytest
 import torch
 from backends import FIRST
-from distributed_program import expected_losses
+from distributed_program import build, expected_losses
 from fake_job import PROGRAMS, FakeJob, workers_on
 from jobs import FORKING, Job
 
@@ -92,7 +92,7 @@ def lose_host(running: FakeJob, number: signal.Signals = signal.SIGKILL) -> None
     running.notify(NoticeKind.ABORT, "host b lost")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp-plain", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp-plain", "fsdp", "zero"])
 def test_a_lost_host(kind: str) -> None:
     with training(kind) as running:
         wait_for_steps(running, FOUR)
@@ -139,6 +139,36 @@ def test_planned_changes(kind: str) -> None:
         for worker in STAYING:
             steps = [line["step"] for line in running.processes[worker].lines]
             assert steps == list(range(len(steps))), "no step is lost, and none is done twice"
+
+
+@pytest.mark.parametrize("kind", ["zero", pytest.param("zero-bare", marks=pytest.mark.release)])
+def test_momentum_goes_with_its_parameters(kind: str) -> None:
+    """Of an optimizer whose state is divided among three workers, then two, then three; none goes twice."""
+    three = workers_on(a=1, b=1, c=1)
+    two, gone, back = three[:2], three[2], WorkerId("c", 0, 1)
+    with training(kind, three) as running:
+        wait_for_steps(running, three)
+        running.plan(two, removed=[gone])
+        running.notify(NoticeKind.HOSTS_UPDATED, "host c removed or reduced")
+        running.wait_end(gone)
+        wait_for_steps(running, two)
+        spawn(running, kind, [back])
+        running.plan([*two, back])
+        running.notify(NoticeKind.HOSTS_UPDATED, "host c added")
+        running.wait_for(lambda: len(running.processes[back].lines) > 10, "steps of the newcomer")
+        lines = steps_of(running)
+        check_losses(lines)
+        for worker in two:
+            steps = [line["step"] for line in running.processes[worker].lines]
+            assert steps == list(range(len(steps))), "no step is lost, and none is done twice"
+    for size in (2, 3):
+        states: dict[int, list[int]] = {}
+        for line in lines:
+            if line["size"] == size:
+                states.setdefault(line["step"], []).append(line["states"])
+        whole = [sum(here) for here in states.values() if len(here) == size]
+        assert set(whole) == {len(list(build().parameters()))}, "each parameter's is on one rank"
+    assert all(line["steps"] == line["step"] + 1 for line in lines), "the scheduler goes with it"
 
 
 def test_a_stopped_rank() -> None:
@@ -195,7 +225,7 @@ def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
     assert (code, said.strip()) == (0, "well")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", pytest.param("zero", marks=pytest.mark.release)])
 def test_nothing_is_left_of_fifty_rounds(kind: str) -> None:
     with training(f"{kind}-resets", STAYING) as running:
 

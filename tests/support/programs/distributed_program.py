@@ -1,4 +1,4 @@
-"""A training over torch.distributed's process group of the round, by DDP or FSDP2: ``distributed_program.py KIND``.
+"""A training over torch.distributed's process group of the round: ``distributed_program.py KIND``; DDP, ZeRO or FSDP2.
 
 All ranks train on the same data, which follow from the step, so that the losses are those of one process alone:
 ``expected_losses``. Appends a JSON line for each step to STEP_LOG: time, pid, rank, size, step, loss, round.
@@ -172,6 +172,40 @@ def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
+def zero_state(hvd: Any, *, copies: bool = True) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = build()
+
+    def make(group: Any) -> Any:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, process_group=group, lr=1e-2)
+        return optimizer, {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10**9)}
+
+    return hvd.elastic.ZeroState(model, make, copies=copies, step=0)
+
+
+def train_zero(hvd: Any, log: Log, kind: str) -> None:
+    state = zero_state(hvd, copies=kind != "bare")
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        model = state.ddp
+        while state.step < STEPS:
+            time.sleep(PAUSE_S)
+            held(state.step)
+            state.optimizer.zero_grad()
+            loss = loss_of(model, state.step)
+            loss.backward()
+            state.optimizer.step()
+            state.scheduler.step()
+            here = len(state.optimizer.optim.state)
+            log.step(state.step, loss.item(), states=here, steps=state.scheduler.last_epoch)
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
 RESETS = 50
 
 
@@ -217,9 +251,11 @@ def main() -> None:
     hvd.init()
     log = Log()
     if kind == "resets":
-        reset_often(hvd, log, ddp_state(hvd) if way == "ddp" else fsdp_state(hvd))
+        reset_often(hvd, log, {"ddp": ddp_state, "fsdp": fsdp_state, "zero": zero_state}[way](hvd))
     elif way == "ddp":
         train_ddp(hvd, log, kind)
+    elif way == "zero":
+        train_zero(hvd, log, kind)
     else:
         train_fsdp(hvd, log, kind)
 
