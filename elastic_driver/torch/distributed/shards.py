@@ -167,15 +167,37 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
         UnsupportedOperationError: there is not one such place.
     """
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    for placement in placements:
-        if type(placement) not in (Shard, Replicate):
+    offset, size, coordinate = [0] * len(shape), list(shape), mesh.get_coordinate()
+    by_dim: dict[int, list[int]] = {}  # the mesh's dimensions over which one of the tensor's is divided
+    for mesh_dim, placement in enumerate(placements):
+        if type(placement) is Shard or _is_strided(placement):
+            by_dim.setdefault(placement.dim, []).append(mesh_dim)
+        elif type(placement) is not Replicate:
             raise UnsupportedOperationError(
                 f"cannot keep a tensor that is placed as {placement}: only shards and copies"
             )
-    size, offset = compute_local_shape_and_global_offset(tuple(shape), mesh, tuple(placements))
+    for dim, mesh_dims in by_dim.items():
+        first, *later = mesh_dims
+        strided = [mesh_dim for mesh_dim in mesh_dims if _is_strided(placements[mesh_dim])]
+        if strided:
+            # As FSDP2 divides what tensor parallelism has divided before: then a rank's piece is in one place.
+            factor = math.prod(mesh.size(mesh_dim) for mesh_dim in later)
+            if strided != [first] or placements[first].split_factor != factor:
+                raise UnsupportedOperationError(
+                    f"cannot keep a tensor that is placed as {tuple(placements)}: a rank's piece is not in one place"
+                )
+            mesh_dims = [*later, first]
+        for mesh_dim in mesh_dims:
+            chunk = -(-size[dim] // mesh.size(mesh_dim))
+            start = min(chunk * coordinate[mesh_dim], size[dim])
+            offset[dim] += start
+            size[dim] = min(chunk, size[dim] - start)
     return Box(tuple(offset), tuple(size))
+
+
+def _is_strided(placement: Any) -> bool:
+    return type(placement).__name__ == "_StridedShard"  # torch has no public name for it
 
 
 def taken_out(tree: Any) -> tuple[Any, list[DTensor | Owned]]:

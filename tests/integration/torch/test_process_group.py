@@ -92,7 +92,7 @@ def lose_host(running: FakeJob, number: signal.Signals = signal.SIGKILL) -> None
     running.notify(NoticeKind.ABORT, "host b lost")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp-plain", "fsdp", "zero"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp-plain", "fsdp", "fsdp-pairs", "zero"])
 def test_a_lost_host(kind: str) -> None:
     with training(kind) as running:
         wait_for_steps(running, FOUR)
@@ -120,7 +120,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
             assert steps[pid] == list(range(len(steps[pid]))), "no step is lost, and none is done twice"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare", "fsdp-pairs"])
 def test_planned_changes(kind: str) -> None:
     """Copies of sharded states are made anew; without them, what only those have who leave is handed over."""
     with training(kind, STAYING) as running:
@@ -169,6 +169,27 @@ def test_momentum_goes_with_its_parameters(kind: str) -> None:
         whole = [sum(here) for here in states.values() if len(here) == size]
         assert set(whole) == {len(list(build().parameters()))}, "each parameter's is on one rank"
     assert all(line["steps"] == line["step"] + 1 for line in lines), "the scheduler goes with it"
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("kind", ["compiled-outside", "compiled-ahead"])
+def test_compiled_code_lives_through_changes(kind: str) -> None:
+    """A rank compiles once; if it did so ahead, before the others waited for it."""
+    with training(kind) as running:
+        wait_for_steps(running, FOUR)
+        lose_host(running)
+        wait_for_steps(running, STAYING)
+        newcomer = WorkerId("c", 0, 0)
+        spawn(running, kind, [newcomer])
+        running.plan([*STAYING, newcomer])
+        running.notify(NoticeKind.HOSTS_UPDATED, "host c added")
+        running.wait_for(lambda: len(running.processes[newcomer].lines) > 5, "steps of the newcomer")
+        lines = steps_of(running)
+        assert {line["graphs"] for line in lines} == {1}
+        if kind == "compiled-ahead":
+            assert {line["ahead"] for line in lines} == {1}
+        else:
+            check_losses(lines)
 
 
 def test_a_stopped_rank() -> None:

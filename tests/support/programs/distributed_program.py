@@ -21,13 +21,26 @@ import torch.distributed as dist
 
 STEPS = 100_000
 PAUSE_S = 0.02
-WIDTHS = (13, 31, 7)  # odd ones, so that shards are of different sizes
+WIDTHS = (13, 30, 7)  # so that shards are of different sizes; tensor parallelism divides the one in the middle
 
 
 def build() -> torch.nn.Sequential:
     torch.manual_seed(0)
     a, b, c = WIDTHS
     return torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.Tanh(), torch.nn.Linear(b, c))
+
+
+class Compiled(torch.nn.Module):
+    """The same, as a class of the program's own: torch compiles no forward of its own modules under DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = build()
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        a, tanh, b = self.layers
+        made: torch.Tensor = b(tanh(a(data)))
+        return made
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -114,6 +127,39 @@ def train_ddp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
+def train_compiled(hvd: Any, log: Log, kind: str) -> None:
+    """Says at each step how many graphs torch has compiled so far.
+
+    ``outside``: what the wrapper of the round is. ``ahead``: the model, for batches of any size, before it joins; its
+    batches have another size in each world.
+    """
+    from torch._dynamo.utils import counters
+
+    model = Compiled()
+    state = hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
+    if kind == "ahead":
+        model.compile(backend="aot_eager", dynamic=True)
+        hvd.compile_ahead(model, lambda model: loss_of(model, 0).backward())
+        assert all(param.grad is None for param in model.parameters())
+    ahead = counters["stats"]["unique_graphs"]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        trained = torch.compile(state.ddp, backend="aot_eager") if kind == "outside" else state.ddp
+        while state.step < STEPS:
+            time.sleep(PAUSE_S)
+            data = batch(state.step)[: 8 if kind == "outside" else 8 - hvd.size()]
+            state.optimizer.zero_grad()
+            loss = (trained(data) - data[:, : WIDTHS[-1]]).square().mean()
+            loss.backward()
+            state.optimizer.step()
+            log.step(state.step, loss.item(), graphs=counters["stats"]["unique_graphs"], ahead=ahead)
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
 def use_the_rest_of_torch() -> None:
     """What takes the default group by itself: device meshes, DTensor, objects, barriers, its store, a sampler."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -140,11 +186,18 @@ def begin_anew(state: Any) -> None:
     state.step = 0
 
 
-def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None) -> Any:
+def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None, pairs: bool = False) -> Any:
+    """With ``pairs``, two neighbouring ranks divide each layer by tensor parallelism."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     def make(mesh: Any) -> tuple[Any, Any]:
         model = build()
+        if pairs:
+            both = init_device_mesh(mesh.device_type, (mesh.size() // 2, 2), mesh_dim_names=("data", "tensor"))
+            parallelize_module(model, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            mesh = both["data"]
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -154,7 +207,9 @@ def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None) -> Any:
 
 
 def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
-    state = fsdp_state(hvd, copies=not kind, load=begin_anew if kind == "load" else None)
+    state = fsdp_state(
+        hvd, copies=kind in ("", "pairs"), pairs=kind == "pairs", load=begin_anew if kind == "load" else None
+    )
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -254,6 +309,8 @@ def main() -> None:
         reset_often(hvd, log, {"ddp": ddp_state, "fsdp": fsdp_state, "zero": zero_state}[way](hvd))
     elif way == "ddp":
         train_ddp(hvd, log, kind)
+    elif way == "compiled":
+        train_compiled(hvd, log, kind)
     elif way == "zero":
         train_zero(hvd, log, kind)
     else:
