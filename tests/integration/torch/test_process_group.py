@@ -101,10 +101,20 @@ def test_a_lost_host(kind: str) -> None:
         check_losses(steps_of(running))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.release), "fsdp-bare"])
-def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
-    """Of sharded states without copies, who leaves hands over what only he has."""
-    with job(tmp_path, kind, ONE) as running:
+PAIRS = ("--min-np", "2", "--np-multiple", "2", "--ranks-per-host-multiple", "2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        pytest.param("ddp", (), marks=pytest.mark.release),
+        ("fsdp-bare", ()),
+        pytest.param("fsdp-pairs", PAIRS, marks=pytest.mark.release),
+    ],
+)
+def test_growth_and_shrinking(tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
+    """Of sharded states without copies, who leaves hands over what only he has. Groups of ranks come and go as a whole."""
+    with job(tmp_path, kind, ONE, *flags) as running:
         running.wait_for_steps(2)
         first = survivors(running, 2)
         running.set_hosts(BOTH)

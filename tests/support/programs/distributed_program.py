@@ -233,7 +233,8 @@ def zero_state(hvd: Any, *, copies: bool = True) -> Any:
     model = build()
 
     def make(group: Any) -> Any:
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, process_group=group, lr=1e-2)
+        options = {"process_group": group, "parameters_as_bucket_view": not copies, "lr": 1e-2}
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
         return optimizer, {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10**9)}
 
     return hvd.elastic.ZeroState(model, make, copies=copies, step=0)
