@@ -130,13 +130,23 @@ def train_ddp(hvd: Any, log: Log, kind: str) -> None:
 def train_compiled(hvd: Any, log: Log, kind: str) -> None:
     """Says at each step how many graphs torch has compiled so far.
 
-    ``outside``: what the wrapper of the round is. ``ahead``: the model, for batches of any size, before it joins; its
-    batches have another size in each world.
+    ``outside``: the wrapper of the round. ``ahead``: the model, for batches of any size, before it joins; its batches
+    have another size in each world. ``sharded``: the model that FSDP2 shards, made anew in each round.
     """
     from torch._dynamo.utils import counters
+    from torch.distributed.fsdp import fully_shard
+
+    def make(mesh: Any) -> tuple[Any, Any]:
+        sharded = Compiled()
+        sharded.compile(backend="aot_eager")
+        fully_shard(sharded, mesh=mesh)
+        return sharded, adam(sharded)
 
     model = Compiled()
-    state = hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
+    if kind == "sharded":
+        state = hvd.elastic.FSDPState(make, step=0)
+    else:
+        state = hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
     if kind == "ahead":
         model.compile(backend="aot_eager", dynamic=True)
         hvd.compile_ahead(model, lambda model: loss_of(model, 0).backward())
@@ -145,10 +155,12 @@ def train_compiled(hvd: Any, log: Log, kind: str) -> None:
 
     @hvd.elastic.run
     def train(state: Any) -> None:
-        trained = torch.compile(state.ddp, backend="aot_eager") if kind == "outside" else state.ddp
+        trained = state.model if kind == "sharded" else state.ddp
+        if kind == "outside":
+            trained = torch.compile(trained, backend="aot_eager")
         while state.step < STEPS:
             time.sleep(PAUSE_S)
-            data = batch(state.step)[: 8 if kind == "outside" else 8 - hvd.size()]
+            data = batch(state.step)[: 8 - hvd.size() if kind == "ahead" else 8]
             state.optimizer.zero_grad()
             loss = (trained(data) - data[:, : WIDTHS[-1]]).square().mean()
             loss.backward()
