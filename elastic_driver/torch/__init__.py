@@ -10,9 +10,11 @@ from types import ModuleType as _ModuleType
 from elastic_driver.torch import elastic as elastic
 from elastic_driver.torch.collectives import *  # noqa: F403
 from elastic_driver.torch.distributed.data_parallel import DDPState as DDPState
+from elastic_driver.torch.distributed.data_parallel import compile_ahead as compile_ahead
 from elastic_driver.torch.distributed.data_parallel import distributed_data_parallel as distributed_data_parallel
+from elastic_driver.torch.distributed.fsdp_state import FSDPState as FSDPState
 from elastic_driver.torch.distributed.group import process_group as process_group
-from elastic_driver.torch.distributed.sharded_state import FSDPState as FSDPState
+from elastic_driver.torch.distributed.zero_state import ZeroState as ZeroState
 from elastic_driver.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
 from elastic_driver.torch.functions import broadcast_parameters as broadcast_parameters
 from elastic_driver.torch.ops import allgather as allgather

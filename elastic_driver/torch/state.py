@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.sampler import ElasticSampler
 from elastic_driver.torch.snapshot import (
     HostCopies,
@@ -56,7 +57,9 @@ class _Handler:
         """Nothing to do."""
 
 
-class _ModelHandler(_Handler):
+class ModelHandler(_Handler):
+    """Of a module."""
+
     @torch.no_grad()
     def set(self, tree: Any) -> None:
         live = self.value.state_dict(keep_vars=True)
@@ -158,8 +161,12 @@ class _SamplerHandler(_Handler):
 
 def _handler_of(value: Any) -> Handler | None:
     if isinstance(value, torch.nn.Module):
-        return _ModelHandler(value)
+        return ModelHandler(value)
     if isinstance(value, torch.optim.Optimizer):
+        if hasattr(value, "consolidate_state_dict"):
+            raise UnsupportedOperationError(
+                f"cannot keep a {type(value).__name__}: no rank has all of its state; hvd.elastic.ZeroState keeps it"
+            )
         return _OptimizerHandler(value)
     if isinstance(value, ElasticSampler):
         return _SamplerHandler(value)

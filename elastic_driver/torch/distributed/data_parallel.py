@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,6 +65,40 @@ def take_apart(wrapper: DistributedDataParallel) -> None:
             param.grad = None
     for name in ("reducer", "logger", "process_group"):
         setattr(wrapper, name, None)
+
+
+def compile_ahead(
+    module: torch.nn.Module, step: Callable[[torch.nn.Module], Any], *, bucket_cap_mb: float = 25.0
+) -> None:
+    """Compiles a model in this process alone, before it joins the others: they train meanwhile, and wait for nobody.
+
+    Call it before the function under ``elastic.run``, which is where the others begin to wait for a newcomer:
+    ``hvd.compile_ahead(model, lambda model: loss_of(model(batch)).backward())``. What is compiled then is what
+    DistributedDataParallel would have torch compile: graphs that are divided where its buckets end, so that gradients
+    are reduced during the backward pass. The model's buffers and gradients and torch's random numbers on the CPU are
+    afterwards what they were.
+
+    Args:
+        module: what will be wrapped: compiled by ``module.compile()``, or by torch.compile within the step.
+        step: a forward and a backward pass of this module, on a batch like those to come. It does not change
+            parameters, and calls no collectives.
+        bucket_cap_mb: as DistributedDataParallel is given it.
+    """
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    gradients = [(param, param.grad) for param in module.parameters()]
+    for param, _ in gradients:
+        param.grad = None
+    # All that torch's compiler looks for in the wrapper that is at work.
+    wrapper: Any = types.SimpleNamespace(bucket_bytes_cap=int(bucket_cap_mb * (1 << 20)))
+    try:
+        with torch.random.fork_rng(devices=[]), DistributedDataParallel._inside_ddp_forward(wrapper):
+            step(module)
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for param, gradient in gradients:
+            param.grad = gradient
 
 
 class DDPState(TorchState):

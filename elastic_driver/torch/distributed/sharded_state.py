@@ -1,4 +1,4 @@
-"""``FSDPState``: the state of a training whose model is sharded by ``fully_shard``, so that no rank has all of it.
+"""The state of a training that is in pieces, so that no rank has all of it: what FSDPState and ZeroState share.
 
 Each rank keeps its own pieces in host memory at each commit, and a copy goes to a rank on the next host while the
 training goes on. In a new round the model is made anew, for as many ranks as there are, and its pieces are gathered
@@ -11,12 +11,10 @@ A version is given up only when a collective has shown that all members have the
 from __future__ import annotations
 
 import copy
-import gc
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,39 +22,35 @@ from elastic_driver.errors import DurableError, HostsUpdatedInterrupt, ShardsLos
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.torch.collectives import alltoall_async
 from elastic_driver.torch.device.math import flat_bytes
-from elastic_driver.torch.distributed.group import process_group
-from elastic_driver.torch.distributed.rehearsal import rehearse
 from elastic_driver.torch.distributed.shards import (
     ROW_BYTES,
+    Box,
     Inventory,
     Key,
     Leaf,
     Payload,
     Sharded,
     Source,
-    box_of,
     choose,
     in_chunks,
+    leaf_of,
     next_hosts,
     parts,
-    put_back,
     sharded_in,
     taken_out,
 )
-from elastic_driver.torch.snapshot import flatten, optimizer_tree, set_optimizer, unflatten
+from elastic_driver.torch.snapshot import (
+    HostCopies,
+    HostCopy,
+    broadcast_tree,
+    flatten,
+)
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable.commits import durable
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.settings import worker_settings
 from elastic_driver.worker.state import ObjectState, State
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
-
-Made = torch.nn.Module | tuple[Any, ...]
-"""A model; or a model and its optimizer; or these and a dict of more that has a state, by name."""
 
 # Whole tensors of so many bytes are put together from their pieces at once.
 _CHUNK_BYTES = 256 << 20
@@ -70,7 +64,7 @@ class _Version:
 
     Attributes:
         key: which.
-        tree: with a Sharded for each sharded tensor.
+        whole: what is not sharded.
         values: the plain attributes.
         own: this rank's pieces.
         former: this rank, then.
@@ -78,60 +72,63 @@ class _Version:
     """
 
     key: Key
-    tree: Any
+    whole: HostCopy
     values: dict[str, Any]
     own: Payload
     former: int
     copies: dict[int, Payload] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> Any:
+        """The state, with a Sharded for each sharded tensor; the tensors in it are the restore point's."""
+        return self.whole.tree()
 
     def payloads(self) -> dict[int, Payload]:
         """All pieces that are here."""
         return {**self.copies, self.former: self.own}
 
 
-class FSDPState(ObjectState):
-    """State of a training with FSDP2: ``FSDPState(make, epoch=0, batch=0)``.
-
-    ``make(mesh)`` builds the model and shards it with ``fully_shard(…, mesh=mesh)``, and its optimizer; it is called
-    in each round, with a mesh of all ranks, and what it gives is ``state.model`` and ``state.optimizer`` in that round.
-    The weights and the optimizer's state are then put back. What else has a state (a scheduler, say) it may give by
-    name, in a dict.
+class ShardedState(ObjectState):
+    """What FSDPState and ZeroState have in common: pieces of the state, where they are, and who gets which.
 
     Args:
-        make: see above. Returns the model; or the model and the optimizer; or these and a dict.
-        load: ``load(state)``, called on all ranks when pieces are lost and no copy is left, to read a checkpoint (with
-            torch.distributed.checkpoint, say) into the model, the optimizer and the attributes. Without it that is an
-            error, which ends the job.
+        load: reads a checkpoint where pieces are lost.
         copies: whether each rank's pieces are copied to the next host.
-        rehearse: whether a process that joins others calls ``make`` once before, with a mesh whose collectives do
-            nothing, so that they do not wait for what it does the first time only. What that makes is thrown away.
-        device_type: of the mesh; by default "cuda" where the process group has NCCL, else "cpu".
         **kwargs: plain attributes and their first values.
     """
 
     model: Any = None
     optimizer: Any = None
 
-    def __init__(
-        self,
-        make: Callable[[DeviceMesh], Made],
-        *,
-        load: Callable[[FSDPState], None] | None = None,
-        copies: bool = True,
-        device_type: str | None = None,
-        rehearse: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, load: Callable[[Any], None] | None, copies: bool, **kwargs: Any) -> None:
         super().__init__(None, None, **kwargs)
-        self._make, self._load, self._copies, self._device_type = make, load, copies, device_type
-        self._rehearse = rehearse
+        self._load, self._copies = load, copies
         self._others: dict[str, Any] = {}
         self._versions: list[_Version] = []
         self._spare: torch.Tensor | None = None
+        self._host_copies = HostCopies()
         self._sending: tuple[_Version, int] | None = None
         self._hosts: list[str] = [""]
         self._number = 0
         self._pinned = False
+
+    # --- what they have not ----------------------------------------------------------------------------------------
+
+    def _make_model(self) -> None:
+        """Makes what is trained, for the present round. All members call it."""
+        raise NotImplementedError
+
+    def _tree(self) -> dict[str, Any]:
+        """The state; tensors in it are the live ones. All members call it."""
+        raise NotImplementedError
+
+    def _boxes(self) -> Callable[[Sharded], Box]:
+        """What tells this rank's place in a tensor, in what was made last."""
+        raise NotImplementedError
+
+    def _set(self, tree: Any, piece: Callable[[Sharded], torch.Tensor]) -> None:
+        """Makes the state that of a tree, whose tensors stay the caller's, as the pieces do."""
+        raise NotImplementedError
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
@@ -177,13 +174,6 @@ class FSDPState(ObjectState):
         self._settle()
         self._keep()
 
-    def _tree(self) -> dict[str, Any]:
-        tree: dict[str, Any] = {"model": self.model.state_dict()}
-        if self.optimizer is not None:
-            tree["optimizer"] = optimizer_tree(self.optimizer)
-        tree["others"] = {name: other.state_dict() for name, other in self._others.items()}
-        return tree
-
     @torch.no_grad()
     def _keep(self, commits: int | None = None) -> None:
         """Takes a version, of so many commits if there are more now, and begins to send it.
@@ -191,20 +181,11 @@ class FSDPState(ObjectState):
         What ends it early leaves the versions and the number of commits as they were.
         """
         tree, tensors = taken_out(self._tree())
-        leaves = [
-            Leaf(
-                tuple(tensor.shape),
-                str(tensor.dtype).removeprefix("torch."),
-                box_of(tensor.shape, tensor.device_mesh, tensor.placements),
-            )
-            for tensor in tensors
-        ]
-        payload = Payload.of(leaves, self._spare, pinned=self._pinned)
+        payload = Payload.of([leaf_of(tensor) for tensor in tensors], self._spare, pinned=self._pinned)
         self._spare = None
         for index, tensor in enumerate(tensors):
             payload.piece(index).copy_(tensor.to_local())
-        skeleton, plain = flatten(tree)
-        whole = unflatten(skeleton, [tensor.cpu().clone() for tensor in plain])
+        whole = self._host_copies.take(tree)
         values = copy.deepcopy(self._values())
         if commits is not None:
             self._commits = commits
@@ -237,6 +218,8 @@ class FSDPState(ObjectState):
     def _keep_only_last(self) -> None:
         for former in self._versions[:-1]:
             self._spare = former.own.data
+            if former.whole is not self._versions[-1].whole:
+                self._host_copies.let_go(former.whole)
         del self._versions[:-1]
 
     def _hand_over(self, reason: str) -> None:
@@ -261,11 +244,6 @@ class FSDPState(ObjectState):
         self._received(version, *synchronize(alltoall_async(sent, splits, name="elastic_driver.handed")))
 
     # --- rounds ----------------------------------------------------------------------------------------------------
-
-    def _prepare(self, planned: SlotInfo) -> None:
-        """See State."""
-        if self._rehearse:
-            rehearse(self._make, planned, self._device_type or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def restore(self) -> None:
         """See State. Which version it is, the members agree on in the next round."""
@@ -300,7 +278,7 @@ class FSDPState(ObjectState):
         if most and self._load is None:
             raise ShardsLostError(
                 f"cannot go on from commit {most}: pieces of the sharded state are lost, and no copy of them is left; "
-                "a load function of FSDPState could read a checkpoint"
+                f"a load function of {type(self).__name__} could read a checkpoint"
             )
         self._versions.clear()
         self._commits, values = broadcast_object((most, self._saved), name="elastic_driver.values")
@@ -309,68 +287,25 @@ class FSDPState(ObjectState):
             self._load(self)
         self._keep()
 
-    def _make_model(self) -> None:
-        from torch.distributed.device_mesh import DeviceMesh  # late, see shards.py
-
-        self.model = self.optimizer = None
-        self._others.clear()
-        gc.collect()  # a sharded model holds itself, and the process group of its round
-        group = process_group()
-        device_type = self._device_type or ("cuda" if _has_nccl(group) else "cpu")
-        self._pinned = device_type == "cuda"
-        made = self._make(DeviceMesh.from_group(group, device_type))
-        everything = made if isinstance(made, tuple) else (made,)
-        self.model = everything[0]
-        self.optimizer = everything[1] if len(everything) > 1 else None
-        for name, other in (everything[2] if len(everything) > 2 else {}).items():
-            self._others[name] = other
-            setattr(self, name, other)
-
     @torch.no_grad()
     def _put_back(self, key: Key, sources: Mapping[int, Source], inventories: Sequence[Inventory]) -> None:
-        from torch.distributed.tensor import DTensor  # late, see shards.py
-
         version = next((version for version in self._versions if version.key == key), None)
         teller = next(rank for rank, inventory in enumerate(inventories) if key in inventory)
-        told = None if version is None else (version.tree, version.values)
-        tree, values = broadcast_object(told, teller, name="elastic_driver.tree")
-        meshes = [tensor.device_mesh for tensor in taken_out(self.model.state_dict())[1]]
-
-        def mesh_of(sharded: Sharded) -> Any:
-            return next(mesh for mesh in meshes if mesh.ndim == len(sharded.placements))
-
-        leaves = [
-            Leaf(one.shape, one.dtype, box_of(one.shape, mesh_of(one), one.placements)) for one in sharded_in(tree)
-        ]
+        skeleton, tensors = flatten(None if version is None else version.tree)
+        tree = broadcast_tree(skeleton, tensors, teller)
+        values = broadcast_object(None if version is None else version.values, teller, name="elastic_driver.values")
+        told_here = version is not None and current().slot.rank == teller
+        whole = version.whole if version is not None and told_here else HostCopy(*flatten(tree))
+        box_of_mine = self._boxes()
+        leaves = [Leaf(one.shape, one.dtype, box_of_mine(one)) for one in sharded_in(tree)]
         payload = Payload.of(leaves, pinned=self._pinned)
         self._gather(version, sources, payload)
-        device = self._device()
-
-        def tensor_of(sharded: Sharded) -> DTensor:
-            return DTensor.from_local(
-                payload.piece(sharded.index).to(device),
-                mesh_of(sharded),
-                sharded.placements,
-                run_check=False,
-                shape=torch.Size(sharded.shape),
-                stride=_stride(sharded.shape),
-            )
-
-        whole = put_back(tree, tensor_of)
-        self.model.load_state_dict(whole["model"])
-        if self.optimizer is not None:
-            set_optimizer(self.optimizer, whole["optimizer"])
-        for name, other in self._others.items():
-            other.load_state_dict(whole["others"][name])
+        self._set(tree, lambda sharded: payload.piece(sharded.index))
         self._take(copy.deepcopy(values))
         self._commits = key.commits
         # The versions of before stay, until all have the copies of this one.
         self._versions = [former for former in self._versions if former.key <= key][-1:]
-        self._add(_Version(self._next_key(), tree, values, payload, current().slot.rank))
-
-    def _device(self) -> torch.device:
-        """Where the model's pieces are."""
-        return next((param.device for param in self.model.parameters()), torch.device("cpu"))
+        self._add(_Version(self._next_key(), whole, values, payload, current().slot.rank))
 
     def _gather(self, version: _Version | None, sources: Mapping[int, Source], target: Payload) -> None:
         """Fills the payload with what the holders of the pieces send."""
@@ -413,13 +348,10 @@ class FSDPState(ObjectState):
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """See State."""
         raise DurableError(
-            "cannot write a FSDPState to disc: no rank has all of it; leave --durable-dir away, write checkpoints with "
-            "torch.distributed.checkpoint, and give FSDPState a load function that reads them"
+            f"cannot write a {type(self).__name__} to disc: no rank has all of it; leave --durable-dir away, write "
+            f"checkpoints with torch.distributed.checkpoint, and give {type(self).__name__} a load function that reads "
+            "them"
         )
-
-
-def _has_nccl(group: Any) -> bool:
-    return "nccl" in str(torch.distributed.get_backend_config(group))
 
 
 def _fill(pieces: list[torch.Tensor]) -> int:
@@ -429,7 +361,3 @@ def _fill(pieces: list[torch.Tensor]) -> int:
     if rows * ROW_BYTES > total:
         pieces.append(torch.zeros(rows * ROW_BYTES - total, dtype=torch.uint8, device="cpu"))
     return rows
-
-
-def _stride(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

@@ -76,15 +76,88 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Stands for a sharded tensor in a tree."""
+    """Stands for a sharded tensor in a tree.
+
+    Attributes:
+        index: which of the tree's.
+        shape: the whole tensor's.
+        dtype: torch's name for it.
+        placements: those of a DTensor; or one OwnedBy.
+        mesh_dims: the names of the DTensor's mesh, which its placements belong to.
+    """
 
     index: int
     shape: tuple[int, ...]
     dtype: str
     placements: tuple[Any, ...]
+    mesh_dims: tuple[str, ...] | None = None
 
     def __deepcopy__(self, memo: Any) -> Sharded:
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBy:
+    """In place of placements: the rank whose optimizer has this parameter has the whole tensor, all others nothing.
+
+    Attributes:
+        parameter: its number.
+        shape: of the tensor; where it has no dimension, it is kept with one.
+        on_host: whether it is on the CPU wherever the parameter is.
+    """
+
+    parameter: int
+    shape: tuple[int, ...]
+    on_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A tensor of an optimizer whose ranks have the state of some parameters each.
+
+    Attributes:
+        owner: whose it is.
+        dtype: its own.
+        tensor: itself, where it is this rank's.
+    """
+
+    owner: OwnedBy
+    dtype: torch.dtype
+    tensor: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """With which it is kept."""
+        return self.owner.shape or (1,)
+
+    @property
+    def placements(self) -> tuple[OwnedBy]:
+        """See Sharded."""
+        return (self.owner,)
+
+    def to_local(self) -> torch.Tensor:
+        """This rank's piece of it."""
+        if self.tensor is None:
+            return torch.empty([0] * len(self.shape), dtype=self.dtype, device="cpu")
+        return self.tensor.reshape(self.shape)
+
+
+def owned_box(shape: Sequence[int], *, is_owner: bool) -> Box:
+    """A rank's place in a tensor that one rank has."""
+    return Box((0,) * len(shape), tuple(shape) if is_owner else (0,) * len(shape))
+
+
+def leaf_of(tensor: DTensor | Owned) -> Leaf:
+    """What is kept of a tensor here."""
+    if isinstance(tensor, Owned):
+        box = owned_box(tensor.shape, is_owner=tensor.tensor is not None)
+    else:
+        box = box_of(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Leaf(tuple(tensor.shape), _name_of(tensor.dtype), box)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
@@ -94,28 +167,50 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
         UnsupportedOperationError: there is not one such place.
     """
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    for placement in placements:
-        if type(placement) not in (Shard, Replicate):
+    offset, size, coordinate = [0] * len(shape), list(shape), mesh.get_coordinate()
+    by_dim: dict[int, list[int]] = {}  # the mesh's dimensions over which one of the tensor's is divided
+    for mesh_dim, placement in enumerate(placements):
+        if type(placement) is Shard or _is_strided(placement):
+            by_dim.setdefault(placement.dim, []).append(mesh_dim)
+        elif type(placement) is not Replicate:
             raise UnsupportedOperationError(
                 f"cannot keep a tensor that is placed as {placement}: only shards and copies"
             )
-    size, offset = compute_local_shape_and_global_offset(tuple(shape), mesh, tuple(placements))
+    for dim, mesh_dims in by_dim.items():
+        first, *later = mesh_dims
+        strided = [mesh_dim for mesh_dim in mesh_dims if _is_strided(placements[mesh_dim])]
+        if strided:
+            # As FSDP2 divides what tensor parallelism has divided before: then a rank's piece is in one place.
+            factor = math.prod(mesh.size(mesh_dim) for mesh_dim in later)
+            if strided != [first] or placements[first].split_factor != factor:
+                raise UnsupportedOperationError(
+                    f"cannot keep a tensor that is placed as {tuple(placements)}: a rank's piece is not in one place"
+                )
+            mesh_dims = [*later, first]
+        for mesh_dim in mesh_dims:
+            chunk = -(-size[dim] // mesh.size(mesh_dim))
+            start = min(chunk * coordinate[mesh_dim], size[dim])
+            offset[dim] += start
+            size[dim] = min(chunk, size[dim] - start)
     return Box(tuple(offset), tuple(size))
 
 
-def taken_out(tree: Any) -> tuple[Any, list[DTensor]]:
+def _is_strided(placement: Any) -> bool:
+    return type(placement).__name__ == "_StridedShard"  # torch has no public name for it
+
+
+def taken_out(tree: Any) -> tuple[Any, list[DTensor | Owned]]:
     """The tree with a Sharded in place of each sharded tensor, and these."""
     from torch.distributed.tensor import DTensor
 
-    found: list[DTensor] = []
+    found: list[DTensor | Owned] = []
 
     def walk(node: Any) -> Any:
-        if isinstance(node, DTensor):
-            dtype = str(node.dtype).removeprefix("torch.")
+        if isinstance(node, (DTensor, Owned)):
             found.append(node)
-            return Sharded(len(found) - 1, tuple(node.shape), dtype, tuple(node.placements))
+            dims = node.device_mesh.mesh_dim_names if isinstance(node, DTensor) else None
+            return Sharded(len(found) - 1, tuple(node.shape), _name_of(node.dtype), tuple(node.placements), dims)
         if isinstance(node, Mapping):
             walked = {key: walk(value) for key, value in node.items()}
             return with_metadata(walked, metadata_of(node)) if isinstance(node, OrderedDict) else walked

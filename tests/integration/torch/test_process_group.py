@@ -1,4 +1,4 @@
-"""DDP and FSDP2 in place: over the round's process group, through losses, growth and shrinking.
+"""DDP, ZeRO and FSDP2 in place: over the round's process group, through losses, growth and shrinking.
 
 In jobs whose driver is the test, where the workers alone matter; in real ones, where it matters what the driver says
 and when.
@@ -18,7 +18,7 @@ import forked
 import pytest
 import torch
 from backends import FIRST
-from distributed_program import expected_losses
+from distributed_program import build, expected_losses
 from fake_job import PROGRAMS, FakeJob, workers_on
 from jobs import FORKING, Job
 
@@ -92,7 +92,9 @@ def lose_host(running: FakeJob, number: signal.Signals = signal.SIGKILL) -> None
     running.notify(NoticeKind.ABORT, "host b lost")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp-plain", "fsdp"])
+@pytest.mark.parametrize(
+    "kind", ["ddp", "ddp-plain", "fsdp", pytest.param("fsdp-pairs", marks=pytest.mark.release), "zero"]
+)
 def test_a_lost_host(kind: str) -> None:
     with training(kind) as running:
         wait_for_steps(running, FOUR)
@@ -101,10 +103,20 @@ def test_a_lost_host(kind: str) -> None:
         check_losses(steps_of(running))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.release), "fsdp-bare"])
-def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
-    """Of sharded states without copies, who leaves hands over what only he has."""
-    with job(tmp_path, kind, ONE) as running:
+PAIRS = ("--min-np", "2", "--np-multiple", "2", "--ranks-per-host-multiple", "2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        pytest.param("ddp", (), marks=pytest.mark.release),
+        ("fsdp-bare", ()),
+        pytest.param("fsdp-pairs", PAIRS, marks=pytest.mark.release),
+    ],
+)
+def test_growth_and_shrinking(tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
+    """Of sharded states without copies, who leaves hands over what only he has. Groups come and go as a whole."""
+    with job(tmp_path, kind, ONE, *flags) as running:
         running.wait_for_steps(2)
         first = survivors(running, 2)
         running.set_hosts(BOTH)
@@ -120,7 +132,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
             assert steps[pid] == list(range(len(steps[pid]))), "no step is lost, and none is done twice"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare", "fsdp-pairs"])
 def test_planned_changes(kind: str) -> None:
     """Copies of sharded states are made anew; without them, what only those have who leave is handed over."""
     with training(kind, STAYING) as running:
@@ -139,6 +151,61 @@ def test_planned_changes(kind: str) -> None:
         for worker in STAYING:
             steps = [line["step"] for line in running.processes[worker].lines]
             assert steps == list(range(len(steps))), "no step is lost, and none is done twice"
+
+
+@pytest.mark.parametrize("kind", ["zero", pytest.param("zero-bare", marks=pytest.mark.release)])
+def test_momentum_goes_with_its_parameters(kind: str) -> None:
+    """Of an optimizer whose state is divided among three workers, then two, then three; none goes twice."""
+    three = workers_on(a=1, b=1, c=1)
+    two, gone, back = three[:2], three[2], WorkerId("c", 0, 1)
+    with training(kind, three) as running:
+        wait_for_steps(running, three)
+        running.plan(two, removed=[gone])
+        running.notify(NoticeKind.HOSTS_UPDATED, "host c removed or reduced")
+        running.wait_end(gone)
+        wait_for_steps(running, two)
+        spawn(running, kind, [back])
+        running.plan([*two, back])
+        running.notify(NoticeKind.HOSTS_UPDATED, "host c added")
+        running.wait_for(lambda: len(running.processes[back].lines) > 10, "steps of the newcomer")
+        lines = steps_of(running)
+        check_losses(lines)
+        for worker in two:
+            steps = [line["step"] for line in running.processes[worker].lines]
+            assert steps == list(range(len(steps))), "no step is lost, and none is done twice"
+    for size in (2, 3):
+        states: dict[int, list[int]] = {}
+        for line in lines:
+            if line["size"] == size:
+                states.setdefault(line["step"], []).append(line["states"])
+        whole = [sum(here) for here in states.values() if len(here) == size]
+        assert set(whole) == {len(list(build().parameters()))}, "each parameter's is on one rank"
+    assert all(line["steps"] == line["step"] + 1 for line in lines), "the scheduler goes with it"
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("kind", ["compiled-outside", "compiled-ahead", "compiled-sharded"])
+def test_compiled_code_lives_through_changes(kind: str) -> None:
+    """A rank compiles once; if it did so ahead, before the others waited for it."""
+    with training(kind) as running:
+        wait_for_steps(running, FOUR)
+        lose_host(running)
+        wait_for_steps(running, STAYING)
+        newcomer = WorkerId("c", 0, 0)
+        spawn(running, kind, [newcomer])
+        running.plan([*STAYING, newcomer])
+        running.notify(NoticeKind.HOSTS_UPDATED, "host c added")
+        running.wait_for(lambda: len(running.processes[newcomer].lines) > 5, "steps of the newcomer")
+        lines = steps_of(running)
+        graphs: dict[int, set[int]] = {}
+        for line in lines:
+            graphs.setdefault(line["pid"], set()).add(line["graphs"])
+        assert list(map(len, graphs.values())) == [1] * 5, "none is compiled after the first step"
+        assert all(line["graphs"] for line in lines)
+        if kind == "compiled-ahead":
+            assert all(line["ahead"] == line["graphs"] for line in lines)
+        else:
+            check_losses(lines)
 
 
 def test_a_stopped_rank() -> None:
@@ -195,7 +262,7 @@ def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
     assert (code, said.strip()) == (0, "well")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", pytest.param("zero", marks=pytest.mark.release)])
 def test_nothing_is_left_of_fifty_rounds(kind: str) -> None:
     with training(f"{kind}-resets", STAYING) as running:
 

@@ -1,4 +1,4 @@
-"""A training over torch.distributed's process group of the round, by DDP or FSDP2: ``distributed_program.py KIND``.
+"""A training over torch.distributed's process group of the round: ``distributed_program.py KIND``; DDP, ZeRO or FSDP2.
 
 All ranks train on the same data, which follow from the step, so that the losses are those of one process alone:
 ``expected_losses``. Appends a JSON line for each step to STEP_LOG: time, pid, rank, size, step, loss, round.
@@ -21,13 +21,26 @@ import torch.distributed as dist
 
 STEPS = 100_000
 PAUSE_S = 0.02
-WIDTHS = (13, 31, 7)  # odd ones, so that shards are of different sizes
+WIDTHS = (13, 30, 7)  # so that shards are of different sizes; tensor parallelism divides the one in the middle
 
 
 def build() -> torch.nn.Sequential:
     torch.manual_seed(0)
     a, b, c = WIDTHS
     return torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.Tanh(), torch.nn.Linear(b, c))
+
+
+class Compiled(torch.nn.Module):
+    """The same, as a class of the program's own: torch compiles no forward of its own modules under DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = build()
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        a, tanh, b = self.layers
+        made: torch.Tensor = b(tanh(a(data)))
+        return made
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -114,6 +127,51 @@ def train_ddp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
+def train_compiled(hvd: Any, log: Log, kind: str) -> None:
+    """Says at each step how many graphs torch has compiled so far.
+
+    ``outside``: the wrapper of the round. ``ahead``: the model, for batches of any size, before it joins; its batches
+    have another size in each world. ``sharded``: the model that FSDP2 shards, made anew in each round.
+    """
+    from torch._dynamo.utils import counters
+    from torch.distributed.fsdp import fully_shard
+
+    def make(mesh: Any) -> tuple[Any, Any]:
+        sharded = Compiled()
+        sharded.compile(backend="aot_eager")
+        fully_shard(sharded, mesh=mesh)
+        return sharded, adam(sharded)
+
+    model = Compiled()
+    if kind == "sharded":
+        state = hvd.elastic.FSDPState(make, step=0)
+    else:
+        state = hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
+    if kind == "ahead":
+        model.compile(backend="aot_eager", dynamic=True)
+        hvd.compile_ahead(model, lambda model: loss_of(model, 0).backward())
+        assert all(param.grad is None for param in model.parameters())
+    ahead = counters["stats"]["unique_graphs"]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        trained = state.model if kind == "sharded" else state.ddp
+        if kind == "outside":
+            trained = torch.compile(trained, backend="aot_eager")
+        while state.step < STEPS:
+            time.sleep(PAUSE_S)
+            data = batch(state.step)[: 8 - hvd.size() if kind == "ahead" else 8]
+            state.optimizer.zero_grad()
+            loss = (trained(data) - data[:, : WIDTHS[-1]]).square().mean()
+            loss.backward()
+            state.optimizer.step()
+            log.step(state.step, loss.item(), graphs=counters["stats"]["unique_graphs"], ahead=ahead)
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
 def use_the_rest_of_torch() -> None:
     """What takes the default group by itself: device meshes, DTensor, objects, barriers, its store, a sampler."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -140,11 +198,18 @@ def begin_anew(state: Any) -> None:
     state.step = 0
 
 
-def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None) -> Any:
+def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None, pairs: bool = False) -> Any:
+    """With ``pairs``, two neighbouring ranks divide each layer by tensor parallelism."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     def make(mesh: Any) -> tuple[Any, Any]:
         model = build()
+        if pairs:
+            both = init_device_mesh(mesh.device_type, (mesh.size() // 2, 2), mesh_dim_names=("data", "tensor"))
+            parallelize_module(model, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            mesh = both["data"]
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -154,7 +219,9 @@ def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None) -> Any:
 
 
 def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
-    state = fsdp_state(hvd, copies=not kind, load=begin_anew if kind == "load" else None)
+    state = fsdp_state(
+        hvd, copies=kind in ("", "pairs"), pairs=kind == "pairs", load=begin_anew if kind == "load" else None
+    )
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -166,6 +233,41 @@ def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
             loss.backward()
             state.optimizer.step()
             log.step(state.step, loss.item())
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
+def zero_state(hvd: Any, *, copies: bool = True) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = build()
+
+    def make(group: Any) -> Any:
+        options = {"process_group": group, "parameters_as_bucket_view": not copies, "lr": 1e-2}
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
+        return optimizer, {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10**9)}
+
+    return hvd.elastic.ZeroState(model, make, copies=copies, step=0)
+
+
+def train_zero(hvd: Any, log: Log, kind: str) -> None:
+    state = zero_state(hvd, copies=kind != "bare")
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        model = state.ddp
+        while state.step < STEPS:
+            time.sleep(PAUSE_S)
+            held(state.step)
+            state.optimizer.zero_grad()
+            loss = loss_of(model, state.step)
+            loss.backward()
+            state.optimizer.step()
+            state.scheduler.step()
+            here = len(state.optimizer.optim.state)
+            log.step(state.step, loss.item(), states=here, steps=state.scheduler.last_epoch)
             state.step += 1
             state.commit()
 
@@ -217,9 +319,13 @@ def main() -> None:
     hvd.init()
     log = Log()
     if kind == "resets":
-        reset_often(hvd, log, ddp_state(hvd) if way == "ddp" else fsdp_state(hvd))
+        reset_often(hvd, log, {"ddp": ddp_state, "fsdp": fsdp_state, "zero": zero_state}[way](hvd))
     elif way == "ddp":
         train_ddp(hvd, log, kind)
+    elif way == "compiled":
+        train_compiled(hvd, log, kind)
+    elif way == "zero":
+        train_zero(hvd, log, kind)
     else:
         train_fsdp(hvd, log, kind)
 

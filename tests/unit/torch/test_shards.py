@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.distributed import sharded_state
 from elastic_driver.torch.distributed.shards import (
     ROW_BYTES,
@@ -17,6 +23,7 @@ from elastic_driver.torch.distributed.shards import (
     Leaf,
     Payload,
     Source,
+    box_of,
     choose,
     in_chunks,
     next_hosts,
@@ -158,6 +165,46 @@ def test_a_tree_without_sharded_tensors_is_itself() -> None:
     assert not found
     assert not sharded_in(skeleton)
     assert put_back(skeleton, None)["a"][1][1] == "x"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """What box_of asks a DeviceMesh for."""
+
+    sizes: tuple[int, ...]
+    coordinate: tuple[int, ...]
+
+    def size(self, dim: int) -> int:
+        return self.sizes[dim]
+
+    def get_coordinate(self) -> tuple[int, ...]:
+        return self.coordinate
+
+
+@given(length=st.integers(1, 40), data=st.integers(1, 4), tensor=st.integers(1, 3))
+def test_what_tensor_parallelism_divides_first_is_in_one_place(length: int, data: int, tensor: int) -> None:
+    """FSDP2 divides what a rank has of it then, and torch calls that a strided shard."""
+    whole_tensor = torch.arange(2 * length).view(length, 2)
+    boxes = []
+    for row, column in itertools.product(range(data), range(tensor)):
+        divided = whole_tensor.chunk(tensor)[column] if column < len(whole_tensor.chunk(tensor)) else whole_tensor[:0]
+        pieces = divided.chunk(data)
+        expected = pieces[row] if row < len(pieces) else divided[:0]
+        mesh = Mesh((data, tensor), (row, column))
+        box = box_of((length, 2), mesh, (_StridedShard(0, split_factor=tensor), Shard(0)))
+        boxes.append(box)
+        full = Box((0, 0), (length, 2))
+        assert torch.equal(full.within(whole_tensor, box), expected)
+    assert sum(box.numel for box in boxes) == 2 * length
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [(Partial(), Shard(0)), (Shard(0), _StridedShard(0, split_factor=2)), (_StridedShard(0, split_factor=3), Shard(0))],
+)
+def test_what_is_not_in_one_place_is_refused(placements: tuple[Any, ...]) -> None:
+    with pytest.raises(UnsupportedOperationError, match="cannot keep a tensor that is placed as"):
+        box_of((8, 2), Mesh((2, 2), (0, 0)), placements)
 
 
 def test_the_drivers_words_for_who_leaves() -> None:

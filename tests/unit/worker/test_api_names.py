@@ -36,7 +36,7 @@ OF_ALL = {
 OF_TORCH = {
     *("Compression", "DistributedOptimizer", "SyncBatchNorm", "broadcast_optimizer_state", "broadcast_parameters"),
     *("elastic", "sparse_allreduce_async"),
-    *("DDPState", "FSDPState", "HTTPStore", "distributed_data_parallel", "process_group"),
+    *("DDPState", "FSDPState", "HTTPStore", "ZeroState", "compile_ahead", "distributed_data_parallel", "process_group"),
 }
 OF_THE_PACKAGE = {
     *("ElasticDriver", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "WorkerStateRegistry", "elastic", "run"),
