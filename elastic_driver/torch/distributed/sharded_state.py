@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt, ShardsLostError
-from elastic_driver.hosts import SlotInfo
 from elastic_driver.torch.collectives import alltoall_async
 from elastic_driver.torch.device.math import flat_bytes
 from elastic_driver.torch.distributed.shards import (
