@@ -14,14 +14,13 @@ import itertools
 import os
 import platform
 import select
-import stat
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_driver.launch.agent import proc
-from elastic_driver.launch.processes.sockets import peer_process
+from elastic_driver.launch.processes.sockets import in_kernel, peer_process
 
 # Numbers of system calls, as the kernel's headers have them.
 _X86_64 = {
@@ -184,17 +183,14 @@ def _other_end(
     children: Callable[[], Collection[int]],
     others: Callable[[], Collection[int]],
 ) -> Wait | None:
-    try:
-        about = os.stat(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        return None
-    if stat.S_ISFIFO(about.st_mode):
-        child = _who_has(about.st_ino, children())
+    kind, number = in_kernel(pid, descriptor)
+    if kind == "pipe":
+        child = _who_has(number, children())
         return None if child is None else Wait(f"a pipe to its child process {child}")
-    if not stat.S_ISSOCK(about.st_mode):
+    if kind != "socket":
         return None
     for name in ("tcp", "tcp6", "udp", "udp6"):
-        if (found := _connected(pid, sockets(name), about.st_ino, children, others)) is not None:
+        if (found := _connected(pid, sockets(name), number, children, others)) is not None:
             return found[0]
     peer = peer_process(pid, descriptor)
     if peer in (0, pid) or peer in others():
@@ -247,8 +243,6 @@ def _who_has(inode: int, processes: Collection[int]) -> int | None:
     for pid in processes:
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]:
-                with contextlib.suppress(OSError):
-                    about = os.stat(f"/proc/{pid}/fd/{name}")
-                    if about.st_ino == inode and (stat.S_ISFIFO(about.st_mode) or stat.S_ISSOCK(about.st_mode)):
-                        return pid
+                if in_kernel(pid, name)[1] == inode:
+                    return pid
     return None

@@ -10,14 +10,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import socket
-import stat
 import struct
 from collections.abc import Iterator
 
 _PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
 
+_IN_KERNEL = re.compile(r"(socket|pipe):\[(\d+)\]")
+
 _CREDENTIALS = struct.Struct("=3i")  # process, user, group
+
+
+def in_kernel(pid: int, descriptor: int | str) -> tuple[str, int]:
+    """What a descriptor of a process is: "socket" or "pipe", and the number by which the system knows it; or ("", 0).
+
+    Never waits: to ask for the status of a file on a network's file system (stat) would wait for its server.
+    """
+    with contextlib.suppress(OSError):
+        if found := _IN_KERNEL.fullmatch(os.readlink(f"/proc/{pid}/fd/{descriptor}")):
+            return found[1], int(found[2])
+    return "", 0
 
 
 def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
@@ -30,11 +43,11 @@ def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    about = os.stat(f"/proc/{pid}/fd/{name}")
-                    if stat.S_ISSOCK(about.st_mode) and (sock := _copy(process, int(name))) is not None:
+                    kind, number = in_kernel(pid, name)
+                    if kind == "socket" and (sock := _copy(process, int(name))) is not None:
                         with sock:
                             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
-                                yield about.st_ino, sock
+                                yield number, sock
         finally:
             os.close(process)
 

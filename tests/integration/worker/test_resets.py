@@ -40,7 +40,7 @@ def test_what_was_under_way_at_a_reset_is_freed(backend: Backend) -> None:
 def test_nothing_of_a_broken_round_is_written_into_restored_parameters(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:
-        job.start(workers, "resets_program.overwritten", "30000000")
+        job.start(workers, "resets_program.overwritten", "3000000")
         for worker in workers[:2]:
             job.wait_for(
                 lambda worker=worker: any("submitted" in line for line in job.processes[worker].lines), "the operations"
@@ -48,6 +48,8 @@ def test_nothing_of_a_broken_round_is_written_into_restored_parameters(backend: 
         os.kill(job.processes[workers[2]].popen.pid, signal.SIGKILL)
         for worker in workers[:2]:
             lines = job.wait_end(worker).lines
+            # What is written too late is seen in some runs only; that nobody has waited, in all.
+            assert [line for line in lines if "waited" in line] == [{"waited": [True], "shut": True}]
             assert [line["intact"] for line in lines if "intact" in line] == [True] * 20
             assert lines[-1] == {"done": True}
 

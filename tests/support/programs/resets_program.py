@@ -77,6 +77,27 @@ def callbacks(steps: str) -> None:
     say(done=True)
 
 
+class _Restored(hvd.elastic.TorchState):
+    """Says, before it restores, whether the end of all that writes was waited for."""
+
+    waited: tuple[bool, ...] = ()
+
+    def watch(self) -> None:
+        """From now on it is noted who waits for this round's engine."""
+        self._old = current()
+        wait = self._old.engine.quiesce
+
+        def quiesce(limit_s: float) -> bool:
+            self.waited += (wait(limit_s),)
+            return self.waited[-1]
+
+        self._old.engine.quiesce = quiesce  # type: ignore[method-assign]
+
+    def restore(self) -> None:
+        say(waited=self.waited, shut=self._old.writing.is_shut)
+        super().restore()
+
+
 def overwritten(count: str) -> None:
     """Rank 2 dies while the others reduce their parameters in place; are those as they were committed after that?"""
     hvd.init(process_sets=[pair := hvd.ProcessSet([0, 1])])
@@ -102,6 +123,7 @@ def overwritten(count: str) -> None:
             threading.Thread(target=submit, daemon=True).start()
             for number in range(100):
                 hvd.allreduce_async_(model.weight.detach(), name=f"{number}", process_set=pair, op=hvd.Sum)
+            state.watch()
             say(submitted=True)
             # Not by waiting for an operation: one that fails has ended, and this is to be before the end.
             while True:
@@ -110,7 +132,7 @@ def overwritten(count: str) -> None:
             hvd.barrier()
             say(intact=bool(torch.all(model.weight == 7)))
 
-    loop(hvd.elastic.TorchState(model=model))
+    loop(_Restored(model=model))
     say(done=True)
 
 
