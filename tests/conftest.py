@@ -112,6 +112,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MINUTES",
         help="how long each test of random changes takes (else 15 s)",
     )
+    parser.addoption("--torch-source", metavar="DIR", help="PyTorch's source, for tests/torch_source")
     parser.addoption(
         "--horovod-source",
         type=Path,

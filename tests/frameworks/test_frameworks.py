@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +44,27 @@ def test_a_worker_is_killed_and_a_host_comes(framework: str, tmp_path: Path) -> 
         # Each begins at a checkpoint of those before, and none begins anew.
         assert all(group[0]["step"] > 4 for group in generations[1:]), [group[0] for group in generations]
         assert generations[-1][-1]["step"] == STEPS
+
+
+def test_accelerate_launch_tells_its_workers_what_it_is_told(tmp_path: Path) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("there is no accelerate: scripts/install-frameworks installs it")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n"
+        "from accelerate import Accelerator\n"
+        "of = Accelerator()\n"
+        "print(of.process_index, of.num_processes, of.mixed_precision, os.environ['ELASTIC_DRIVER_WORKER'])\n"
+        "of.end_training()\n"
+    )
+    flags = ["--multi_gpu", "--num_processes", "2", "--mixed_precision", "bf16"]
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *flags, str(script)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "elastic_driver.cli.main", "wrap", *launch],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 2 bf16 localhost[{rank}]#0" for rank in (0, 1)]

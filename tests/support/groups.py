@@ -31,6 +31,7 @@ _RELEASE = {
     "agents of torchrun": ("integration/torchelastic/test_torchrun.py",),
     "MPI": ("integration/mpi/test_mpirun.py", "integration/mpi/test_srun.py"),
     "frameworks": ("frameworks",),
+    "torch's own tests": ("torch_source",),
     "Horovod": ("horovod",),
     "Horovod's own tests": ("horovod_source",),
     "TensorFlow": ("tensorflow",),
