@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import tensorflow as tf
-from tensorflow_job import Job, aside, current_worker
-from tensorflow_servers import Server, Servers
+from tests.support.processes.tensorflow_job import Job, aside, current_worker
+from tests.support.processes.tensorflow_servers import Server, Servers
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator
 

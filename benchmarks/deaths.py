@@ -26,7 +26,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from namespaces import Namespaces
+from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.driver.agents import Ways
 from elastic_driver.hosts import WorkerId

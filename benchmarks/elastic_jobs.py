@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from namespaces import Namespaces
+from tests.support.network.namespaces import Namespaces
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

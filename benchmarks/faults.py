@@ -29,10 +29,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "soak"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from followed_job import FollowedJob
-from machines import made_machines
-from namespaces import Namespaces
-from network_faults import NameService, NetworkFaults, WallClock
+from tests.support.processes.followed_job import FollowedJob
+from tests.support.network.machines import made_machines
+from tests.support.network.namespaces import Namespaces
+from tests.support.network.network_faults import NameService, NetworkFaults, WallClock
 
 ROOT = Path(__file__).resolve().parents[1]
 DEATH_S = 0.15

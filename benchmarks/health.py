@@ -33,7 +33,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from large_job import SLOTS_PER_HOST, a_large_job
-from straggler_rounds import Draw, jitter, simulate
+from tests.support.fakes.straggler_rounds import Draw, jitter, simulate
 
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health

@@ -37,7 +37,7 @@ from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from namespaces import NamespaceHost, Namespaces
+from tests.support.network.namespaces import NamespaceHost, Namespaces
 
 fork = multiprocessing.get_context("fork")
 SIZES = {"4 KB": 1 << 10, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}  # elements

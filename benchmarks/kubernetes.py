@@ -2,7 +2,7 @@
 
     python benchmarks/kubernetes.py [--events 200] [--pods 1000] [--interval 1.0]
 
-The API server is the tests' fake (tests/support/kubernetes_fake), in a process of its own, so figures say what the
+The API server is the tests' fake (tests/support/clusters/kubernetes_fake), in a process of its own, so figures say what the
 client side costs and adds; a real server's own delays come on top for both ways. Side by side, for the same events:
 
 - watch: KubernetesDiscovery, asked as the driver asks it;
@@ -35,8 +35,8 @@ import psutil
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from kubernetes_fake import FakeKubernetes
-from pod_discovery import LABELS, reading
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.clusters.pod_discovery import LABELS, reading
 
 from elastic_driver.discovery.kubernetes.access import Access
 from elastic_driver.discovery.kubernetes.source import KubernetesDiscovery

@@ -24,8 +24,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from large_job import LargeRounds
-from rendezvous_service import KEY, Handler
-from shown_job import ShownJob
+from tests.support.fakes.rendezvous_service import KEY, Handler
+from tests.support.fakes.shown_job import ShownJob
 
 from elastic_driver.rendezvous.server.server import RendezvousServer
 

@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from rendezvous_process import RendezvousProcess
+from tests.support.processes.rendezvous_process import RendezvousProcess
 
 from elastic_driver.torch import HTTPStore
 

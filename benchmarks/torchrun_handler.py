@@ -39,8 +39,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from rendezvous_process import a_rendezvous
-from torchrun import write_entry_point
+from tests.support.processes.rendezvous_process import a_rendezvous
+from tests.support.processes.torchrun import write_entry_point
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import FORKING, Job
-from relay import relaying
-from rendezvous_service import Service, serving
-from shown_job import ShownJob
+from tests.support.processes.jobs import FORKING, Job
+from tests.support.network.relay import relaying
+from tests.support.fakes.rendezvous_service import Service, serving
+from tests.support.fakes.shown_job import ShownJob
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
 from elastic_driver.report.happenings import JobEnded, StragglerFound, Summary

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import Job, check_agreement
-from subcommands import Ran, elasticrun
+from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.subcommands import Ran, elasticrun
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import FORKING, PATIENCE_S, PROGRAMS, Job, check_agreement
+from tests.support.processes.jobs import FORKING, PATIENCE_S, PROGRAMS, Job, check_agreement
 
 from elastic_driver.worker.durable import format as durable_format
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import Job, check_agreement
+from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from fake_clouds import Asked, FakeCloud, Says, fake_cloud
-from jobs import PATIENCE_S, Job, check_agreement
-from subcommands import elasticrun
+from tests.support.clusters.fake_clouds import Asked, FakeCloud, Says, fake_cloud
+from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
+from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.launch.agent.clouds import ENV_AZURE, ENV_GCP
 from elastic_driver.launch.agent.machine import addresses

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from jobs import PATIENCE_S
+from tests.support.processes.jobs import PATIENCE_S
 
 from elastic_driver.launch.processes.guard import find_processes
 

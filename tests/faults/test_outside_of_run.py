@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PROGRAM as STEPS
-from jobs import Job
+from tests.support.processes.jobs import PROGRAM as STEPS
+from tests.support.processes.jobs import Job
 
 pytestmark = pytest.mark.faults
 

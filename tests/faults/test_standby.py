@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job, check_agreement
+from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from horovod_jobs import HorovodJob, Start
+    from tests.support.processes.horovod_jobs import HorovodJob, Start
 
 
 def _is_installed(framework: str) -> bool:
@@ -48,7 +48,7 @@ def only_ours(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def start(launcher: str, tmp_path: Path) -> Iterator[Start]:
     """Starts a job, or several. They are ended with the test, and then none of their processes may be left."""
-    from horovod_jobs import HorovodJob
+    from tests.support.processes.horovod_jobs import HorovodJob
 
     class Starter:
         def __init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from horovod_jobs import HorovodJob, Start
-from jobs import check_agreement
+from tests.support.processes.horovod_jobs import HorovodJob, Start
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ import os
 import re
 
 import pytest
-from horovod_jobs import Start
-from jobs import check_agreement
+from tests.support.processes.horovod_jobs import Start
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow]
 

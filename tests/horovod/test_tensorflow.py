@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from horovod_jobs import TENSORFLOW_PROGRAM, Start
-from jobs import check_agreement
+from tests.support.processes.horovod_jobs import TENSORFLOW_PROGRAM, Start
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.slow]
 

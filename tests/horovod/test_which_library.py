@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from horovod_jobs import HorovodJob, Start
-from jobs import PROGRAM as OUR_PROGRAM
-from jobs import check_agreement
+from tests.support.processes.horovod_jobs import HorovodJob, Start
+from tests.support.processes.jobs import PROGRAM as OUR_PROGRAM
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = [
     pytest.mark.integration,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import FORKING
-from json_lines import JsonLines
+from tests.support.processes.jobs import FORKING
+from tests.support.processes.json_lines import JsonLines
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import namespaces
+from tests.support.network import namespaces
 import psutil
 import pytest
-from namespaces import Namespaces
+from tests.support.network.namespaces import Namespaces
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import wait_for
-from namespaces import NamespaceHost, Namespaces
-from network_faults import NameService, NetworkFaults, WallClock
+from tests.support.network.machines import wait_for
+from tests.support.network.namespaces import NamespaceHost, Namespaces
+from tests.support.network.network_faults import NameService, NetworkFaults, WallClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.machines]
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import FORKING
+from tests.support.processes.jobs import FORKING
 
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.words import ExitCode

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-from jobs import FORKING, Job
+from tests.support.processes.jobs import FORKING, Job
 
 pytestmark = [pytest.mark.monitoring]
 

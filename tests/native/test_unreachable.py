@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from namespaces import NamespaceHost, Namespaces
+from tests.support.network.namespaces import NamespaceHost, Namespaces
 
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.engine.native import EngineSettings, NativeEngine

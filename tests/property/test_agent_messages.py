@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_fakes import OURS, FakeConsole, FakeProcess
-from fleet_fakes import AtOnce, FakeAgent, FakeFleet
+from tests.support.fakes.driver_fakes import OURS, FakeConsole, FakeProcess
+from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.driver.agents import AgentSide, Ways

@@ -5,7 +5,7 @@ answers now and then, and objects that somebody has deleted.
 from __future__ import annotations
 
 import pytest
-from elastic_job_objects import Cluster, resource
+from tests.support.clusters.elastic_job_objects import Cluster, resource
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from membership_job import BOTH, Job, worker_id
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (

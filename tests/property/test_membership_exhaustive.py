@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from membership_job import BOTH, Job
+from tests.support.fakes.membership_job import BOTH, Job
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 import pytest
-from fleet_fakes import FakeFleet, on_fleet, rest
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from network_fakes import Net, network
+from tests.support.fakes.network_fakes import Net, network
 
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S
 from elastic_driver.rendezvous.agent_messages import Bye, Close

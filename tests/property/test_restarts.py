@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from membership_job import Job, worker_id
+from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import EndJob, HostsDiscovered, PublishRound, WorkerExited

@@ -54,7 +54,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
-from membership_job import BOTH, Job, worker_id  # noqa: E402
+from tests.support.fakes.membership_job import BOTH, Job, worker_id  # noqa: E402
 
 from elastic_driver.core.deadlines import next_deadline  # noqa: E402
 from elastic_driver.core.events import (  # noqa: E402

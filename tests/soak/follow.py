@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from history import History
-from json_lines import JsonLines
+from tests.support.processes.json_lines import JsonLines
 
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import CommitId, commit_ids, commit_path

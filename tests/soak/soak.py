@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE.parent / "support"))
 
 from follow import Follower  # noqa: E402
 from history import Commit, History, digest  # noqa: E402
-from jobs import FORKING, ROOT, Job  # noqa: E402
+from tests.support.processes.jobs import FORKING, ROOT, Job  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
 
 from elastic_driver.worker.durable import format as durable_format  # noqa: E402

@@ -20,11 +20,11 @@ from typing import Any
 
 from follow import check_commits
 from history import ON_DISC_AFTER_S, History, digest
-from jobs import Job
+from tests.support.processes.jobs import Job
 from leaks import Gathering
-from machines import MachinesJob, kill
-from namespaces import NamespaceHost, Namespaces
-from network_faults import NameService, NetworkFaults
+from tests.support.network.machines import MachinesJob, kill
+from tests.support.network.namespaces import NamespaceHost, Namespaces
+from tests.support.network.network_faults import NameService, NetworkFaults
 from soak import HERE, Soak
 
 LEAST_HOSTS = 3

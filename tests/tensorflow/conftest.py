@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tensorflow_servers import Servers
+    from tests.support.processes.tensorflow_servers import Servers
 
 _HERE = importlib.util.find_spec("tensorflow") is not None
 
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def servers() -> Iterator[Servers]:
     """Makes servers, which end with the test."""
-    from tensorflow_servers import Servers
+    from tests.support.processes.tensorflow_servers import Servers
 
     with Servers() as made:
         yield made
@@ -88,7 +88,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def _run(pyfuncitem: pytest.Function, writer: int) -> None:
     skipped = failed = None
     try:
-        from tensorflow_servers import die_with_parent
+        from tests.support.processes.tensorflow_servers import die_with_parent
 
         die_with_parent()
         arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}

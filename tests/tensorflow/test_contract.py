@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tensorflow_job import Job, aside, current_worker, until
-from tensorflow_servers import Servers
+from tests.support.processes.tensorflow_job import Job, aside, current_worker, until
+from tests.support.processes.tensorflow_servers import Servers
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator, private
 

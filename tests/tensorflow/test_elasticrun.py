@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PROGRAMS, ROOT, Job
+from tests.support.processes.jobs import PROGRAMS, ROOT, Job
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Job
-from tensorflow_servers import Servers, a_closed_port
+from tests.support.processes.jobs import Job
+from tests.support.processes.tensorflow_servers import Servers, a_closed_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "train_ps.py"

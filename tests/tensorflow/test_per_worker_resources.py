@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from tensorflow_job import Job, current_worker, until
-from tensorflow_servers import Servers
+from tests.support.processes.tensorflow_job import Job, current_worker, until
+from tests.support.processes.tensorflow_servers import Servers
 
 from elastic_driver.tensorflow import private
 

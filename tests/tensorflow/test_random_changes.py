@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tensorflow_job import Job, aside
-from tensorflow_servers import Server, Servers
+from tests.support.processes.tensorflow_job import Job, aside
+from tests.support.processes.tensorflow_servers import Server, Servers
 
 from elastic_driver.tensorflow import WorkerState
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import pytest
-from namespaces import Namespaces
+from tests.support.network.namespaces import Namespaces
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.machines]
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tensorflow.python.distribute.coordinator import fault_tolerance_test_base as own
 from tensorflow.python.training.coordinator import Coordinator
-from tensorflow_job import until
-from tensorflow_servers import Server, Servers, a_strategy
+from tests.support.processes.tensorflow_job import until
+from tests.support.processes.tensorflow_servers import Server, Servers, a_strategy
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from nodes import ROOT
+from tests.support.processes.nodes import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

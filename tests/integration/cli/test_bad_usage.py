@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import ROOT, Job
+from tests.support.processes.jobs import ROOT, Job
 
 from elastic_driver.cli.main import main
 

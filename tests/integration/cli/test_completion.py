@@ -16,7 +16,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from jobs import ROOT
+from tests.support.processes.jobs import ROOT
 
 from elastic_driver.cli.completion import SUBCOMMANDS
 from elastic_driver.cli.flags import build_parser

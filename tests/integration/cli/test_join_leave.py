@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import Job, check_agreement
-from subcommands import elasticrun
+from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.launch.agent.machine import addresses
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from rendezvous_process import PATIENCE_S, a_rendezvous
+from tests.support.processes.rendezvous_process import PATIENCE_S, a_rendezvous
 
 from elastic_driver.cli.main import main
 from elastic_driver.errors import RendezvousError, RendezvousProtocolError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendezvous_service import KEY, serving
+from tests.support.fakes.rendezvous_service import KEY, serving
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.main import main

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs import Job
-from rendezvous_service import KEY, serving
-from subcommands import elasticrun
+from tests.support.processes.jobs import Job
+from tests.support.fakes.rendezvous_service import KEY, serving
+from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.end import end

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
+from tests.support.processes import forked
 import pytest
-from jobs import FORKING
+from tests.support.processes.jobs import FORKING
 
 from elastic_driver.compat.common_elastic import WorkerNotificationManager
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, NEVER, SHIM_FOLDER, with_shim

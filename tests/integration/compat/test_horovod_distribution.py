@@ -11,7 +11,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-import launched_jobs
+from tests.support.processes import launched_jobs
 import pytest
 
 from elastic_driver.version import __version__

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
-from config_volume import ConfigVolume
-from jobs import PATIENCE_S, Job
+from tests.support.clusters.config_volume import ConfigVolume
+from tests.support.processes.jobs import PATIENCE_S, Job
 
 from elastic_driver.discovery import script as script_module
 from elastic_driver.discovery.script import ScriptDiscovery, _Pipe

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from driver_fakes import FakeProcess, Job
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.driver_fakes import FakeProcess, Job
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.state import DISCOVERY_TOLD_S

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from driver_fakes import FakeProcess
+from tests.support.fakes.driver_fakes import FakeProcess
 
 from elastic_driver.core.state import WorkerPhase, in_phase
 from elastic_driver.dialects.ours import OurDialect

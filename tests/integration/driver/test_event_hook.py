@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import Job
+from tests.support.processes.jobs import Job
 
 from elastic_driver.cli.main import main
 from elastic_driver.report import event_hook

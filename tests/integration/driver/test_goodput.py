@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAMS, ROOT, SUPPORT, Job
-from subcommands import elasticrun
+from tests.support.processes.jobs import PROGRAMS, ROOT, SUPPORT, Job
+from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.core.stalls import LEAST_S
 

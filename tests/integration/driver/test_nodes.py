@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nodes import ROOT, WORKER, NodesJob, free_port
+from tests.support.processes.nodes import ROOT, WORKER, NodesJob, free_port
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from driver_fakes import Job
+from tests.support.fakes.driver_fakes import Job
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import Host, WorkerId

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import requests
 import urllib3
-from jobs import FORKING, PROGRAM, ROOT, Job
-from subcommands import Ran, elasticrun
+from tests.support.processes.jobs import FORKING, PROGRAM, ROOT, Job
+from tests.support.processes.subcommands import Ran, elasticrun
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-import subcommands
-from jobs import PATIENCE_S, PROGRAMS, ROOT, SUPPORT, Job
+from tests.support.processes import subcommands
+from tests.support.processes.jobs import PATIENCE_S, PROGRAMS, ROOT, SUPPORT, Job
 
 from elastic_driver.errors import RendezvousError
 from elastic_driver.hosts import WorkerId

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job, check_agreement
-from subcommands import elasticrun
+from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PROGRAM, Job
+from tests.support.processes.jobs import PROGRAM, Job
 
 from elastic_driver.rendezvous.environment import NCCL
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from jobs import FORKING, PATIENCE_S
-from nodes import ROOT
-from subcommands import elasticrun
+from tests.support.processes.jobs import FORKING, PATIENCE_S
+from tests.support.processes.nodes import ROOT
+from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import PATIENCE_S, PROGRAMS, Job
+from tests.support.processes.jobs import PATIENCE_S, PROGRAMS, Job
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs

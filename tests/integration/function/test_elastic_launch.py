@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from nodes import free_port
+from tests.support.processes.nodes import free_port
 
 from elastic_driver import LaunchConfig, elastic_launch
 from elastic_driver.errors import SettingsError

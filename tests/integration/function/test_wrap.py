@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PATIENCE_S
-from nodes import ROOT
+from tests.support.processes.jobs import PATIENCE_S
+from tests.support.processes.nodes import ROOT
 
 pytestmark = pytest.mark.integration
 

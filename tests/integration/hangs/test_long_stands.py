@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hang_jobs import FrozenDisc, HangJob, debugged, is_gone
-from jobs import PROGRAMS
+from tests.support.processes.hang_jobs import FrozenDisc, HangJob, debugged, is_gone
+from tests.support.processes.jobs import PROGRAMS
 
 from elastic_driver.worker.engine import native_loader
 

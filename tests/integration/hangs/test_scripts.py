@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import PROGRAMS, Job
-from nodes import NodesJob, free_port
+from tests.support.processes.jobs import PROGRAMS, Job
+from tests.support.processes.nodes import NodesJob, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hang_jobs import HangJob
-from jobs import PROGRAMS, ROOT
+from tests.support.processes.hang_jobs import HangJob
+from tests.support.processes.jobs import PROGRAMS, ROOT
 
 from elastic_driver.worker.engine import native_loader
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hang_jobs import HangJob, is_gone
+from tests.support.processes.hang_jobs import HangJob, is_gone
 
 from elastic_driver.worker.engine import native_loader
 

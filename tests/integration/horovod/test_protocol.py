@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import PROGRAMS, Job
+from tests.support.processes.jobs import PROGRAMS, Job
 
 pytestmark = pytest.mark.integration
 

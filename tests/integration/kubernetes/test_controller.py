@@ -18,11 +18,11 @@ from typing import Any, cast
 import pytest
 import requests
 import yaml
-from controllers import running_controller
-from elastic_job_objects import NAME, NAMESPACE, UID, resource
-from kubernetes_fake import FakeKubernetes
-from machines import wait_for
-from nodes import free_port
+from tests.support.clusters.controllers import running_controller
+from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, UID, resource
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.network.machines import wait_for
+from tests.support.processes.nodes import free_port
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import Api

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from jobs import Job, check_agreement
-from kubernetes_fake import FakeKubernetes
+from tests.support.processes.jobs import Job, check_agreement
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
 
 from elastic_driver.launch.agent.machine import addresses
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes_fake import FakeKubernetes
-from kubernetes_fake.certificate import write_certificate
-from kubernetes_fake.rules import Request
-from pod_discovery import LABELS, following
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.clusters.kubernetes_fake.certificate import write_certificate
+from tests.support.clusters.kubernetes_fake.rules import Request
+from tests.support.clusters.pod_discovery import LABELS, following
 
 from elastic_driver.discovery.kubernetes import reflector
 from elastic_driver.hosts import Host

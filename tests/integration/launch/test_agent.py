@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
+from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agents import FakeDriver, act, scene
+from tests.support.processes.agents import FakeDriver, act, scene
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.fleet.link import AgentLink

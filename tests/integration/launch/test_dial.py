@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 from early_dialler import EarlyDialler
-from launching import LOOPS, PATIENCE_S, run
-from namespaces import Namespaces
+from tests.support.processes.launching import LOOPS, PATIENCE_S, run
+from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.launch.dial.child import Child
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from launching import PATIENCE_S
-from namespaces import Namespaces
+from tests.support.processes.launching import PATIENCE_S
+from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler

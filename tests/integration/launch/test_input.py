@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE_S, WORKER, Job, job, run
+from tests.support.processes.launching import PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.input import WorkerInput

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
+from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId

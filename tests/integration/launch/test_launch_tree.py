@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import psutil
 import pytest
-from launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
+from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import PATIENCE_S, Scene, act, scene
+from tests.support.processes.agents import PATIENCE_S, Scene, act, scene
 
 from elastic_driver.launch.agent.probes import MAGIC
 from elastic_driver.launch.fleet.link import AgentLink

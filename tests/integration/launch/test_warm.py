@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import PROGRAMS, SUPPORT, check_agreement
-from jobs import Job as ElasticJob
-from launching import PATIENCE_S, Job, job, run
+from tests.support.processes.jobs import PROGRAMS, SUPPORT, check_agreement
+from tests.support.processes.jobs import Job as ElasticJob
+from tests.support.processes.launching import PATIENCE_S, Job, job, run
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId

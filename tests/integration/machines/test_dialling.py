@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from machines import MachinesJob, made_machines, marks
-from namespaces import NamespaceHost
+from tests.support.network.machines import MachinesJob, made_machines, marks
+from tests.support.network.namespaces import NamespaceHost
 
 pytestmark = marks
 

@@ -12,17 +12,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from controllers import running_controller
-from elastic_job_objects import NAME, NAMESPACE, resource
-from jobs import PROGRAMS, ROOT, SUPPORT, check_agreement
-from json_lines import JsonLines
-from kubectl_exec import KubectlServer
-from kubelet import Kubelet
-from kubernetes_fake import FakeKubernetes
-from machines import marks, wait_for
-from mpi_operator import LIMITS
-from namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
-from pods import HOME, SHARED, SSHD, Pods
+from tests.support.clusters.controllers import running_controller
+from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, resource
+from tests.support.processes.jobs import PROGRAMS, ROOT, SUPPORT, check_agreement
+from tests.support.processes.json_lines import JsonLines
+from tests.support.clusters.kubectl_exec import KubectlServer
+from tests.support.clusters.kubelet import Kubelet
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.network.machines import marks, wait_for
+from tests.support.clusters.mpi_operator import LIMITS
+from tests.support.network.namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
+from tests.support.clusters.pods import HOME, SHARED, SSHD, Pods
 
 from elastic_driver.kubernetes.api import Api
 from elastic_driver.kubernetes.controller import Controller

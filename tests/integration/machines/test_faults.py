@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from followed_job import FollowedJob
-from machines import is_dead, kill, made_machines, marks
-from network_faults import NameService, NetworkFaults, WallClock
+from tests.support.processes.followed_job import FollowedJob
+from tests.support.network.machines import is_dead, kill, made_machines, marks
+from tests.support.network.network_faults import NameService, NetworkFaults, WallClock
 
 pytestmark = [*marks, pytest.mark.faults, pytest.mark.slow]
 

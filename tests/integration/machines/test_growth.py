@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from jobs import check_agreement
-from machines import End, MachinesJob, connections, is_dead, listening, made_machines, marks, wait_for
+from tests.support.processes.jobs import check_agreement
+from tests.support.network.machines import End, MachinesJob, connections, is_dead, listening, made_machines, marks, wait_for
 
 pytestmark = marks
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jobs import check_agreement
-from machines import MachinesJob, command_of, is_dead, made_machines, marks, wait_for
-from namespaces import NamespaceHost
+from tests.support.processes.jobs import check_agreement
+from tests.support.network.machines import MachinesJob, command_of, is_dead, made_machines, marks, wait_for
+from tests.support.network.namespaces import NamespaceHost
 
 pytestmark = marks
 

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from jobs import PROGRAMS, check_agreement
-from machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for, wait_for_nobody
+from tests.support.processes.jobs import PROGRAMS, check_agreement
+from tests.support.network.machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for, wait_for_nobody
 
 pytestmark = marks
 

@@ -6,8 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-from machines import made_machines, marks
-from nodes import ROOT, NodesJob
+from tests.support.network.machines import made_machines, marks
+from tests.support.processes.nodes import ROOT, NodesJob
 
 pytestmark = marks
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fake_trainer import PATH
-from jobs import PROGRAMS, check_agreement
-from json_lines import JsonLines
-from machines import made_machines, marks
-from namespaces import NamespaceHost
-from nodes import SUPPORT, Node, NodesJob
+from tests.support.clusters.fake_trainer import PATH
+from tests.support.processes.jobs import PROGRAMS, check_agreement
+from tests.support.processes.json_lines import JsonLines
+from tests.support.network.machines import made_machines, marks
+from tests.support.network.namespaces import NamespaceHost
+from tests.support.processes.nodes import SUPPORT, Node, NodesJob
 
 pytestmark = marks
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import PROGRAMS
-from machines import MachinesJob, connections, made_machines, marks
+from tests.support.processes.jobs import PROGRAMS
+from tests.support.network.machines import MachinesJob, connections, made_machines, marks
 
 pytestmark = marks
 

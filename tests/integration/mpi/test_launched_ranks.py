@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched_jobs import PROGRAM, Ranks, environment, new_job, nothing_left, place_in
+from tests.support.processes.launched_jobs import PROGRAM, Ranks, environment, new_job, nothing_left, place_in
 
 from elastic_driver.worker.launched import door
 from elastic_driver.worker.launched.launcher import launch_of

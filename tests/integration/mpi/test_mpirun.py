@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launched_jobs import (
+from tests.support.processes.launched_jobs import (
     PROGRAM,
     answers,
     environment,
@@ -22,7 +22,7 @@ from launched_jobs import (
     why_no_mpi,
     why_no_mpi4py,
 )
-from namespaces import Namespaces
+from tests.support.network.namespaces import Namespaces
 
 pytestmark = [pytest.mark.integration, pytest.mark.mpi]
 

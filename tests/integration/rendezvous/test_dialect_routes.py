@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from rendezvous_service import OPERATOR, WORKER, Peer, Service, serving
+from tests.support.fakes.rendezvous_service import OPERATOR, WORKER, Peer, Service, serving
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.routes import WORKER as WORKERS

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
+from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 
 from elastic_driver.errors import RendezvousError, SettingsError
 from elastic_driver.rendezvous.store_messages import MOST_VALUE_BYTES, PIECE_BYTES

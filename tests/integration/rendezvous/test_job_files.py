@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from rendezvous_service import KEY, OPERATOR, READER, credential, serving
+from tests.support.fakes.rendezvous_service import KEY, OPERATOR, READER, credential, serving
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.drain import drain

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
+from tests.support.fakes.rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
 
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError, StaleRoundError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from rendezvous_service import KEY, OPERATOR, PATIENCE_S, WORKER, Service, serving
+from tests.support.fakes.rendezvous_service import KEY, OPERATOR, PATIENCE_S, WORKER, Service, serving
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import DrainHostRequest

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from rendezvous_service import NONCE, READER, READY, WORKER, Calls, Peer, Service, descriptors, hello, request, serving
+from tests.support.fakes.rendezvous_service import NONCE, READER, READY, WORKER, Calls, Peer, Service, descriptors, hello, request, serving
 
 from elastic_driver.rendezvous.messages import RunningReport, WatchRequest
 from elastic_driver.rendezvous.proof import HELLO, PROOF

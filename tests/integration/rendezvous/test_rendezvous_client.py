@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from rendezvous_service import (
+from tests.support.fakes.rendezvous_service import (
     ASSIGNMENT,
     OPERATOR,
     PATIENCE_S,

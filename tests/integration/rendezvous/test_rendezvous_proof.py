@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fake_job import FakeJob, workers_on
-from rendezvous_service import (
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.fakes.rendezvous_service import (
     IDENTITY,
     KEY,
     NONCE,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from rendezvous_service import (
+from tests.support.fakes.rendezvous_service import (
     ASSIGNMENT,
     KEY,
     READER,

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
 
 import pytest
-from rendezvous_service import NONCE, OPERATOR, PATIENCE_S, READY, Service, credential, descriptors, hello, serving
+from tests.support.fakes.rendezvous_service import NONCE, OPERATOR, PATIENCE_S, READY, Service, credential, descriptors, hello, serving
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context

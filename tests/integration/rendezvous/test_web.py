@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import requests
-from rendezvous_service import PATIENCE_S, READER, Peer, Service, serving
+from tests.support.fakes.rendezvous_service import PATIENCE_S, READER, Peer, Service, serving
 
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.rendezvous.server.server import ServerLimits

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_job import FakeJob, workers_on
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import usable_backends

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_job import FakeJob, workers_on
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind

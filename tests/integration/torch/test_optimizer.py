@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from backends import FIRST
-from fake_job import FakeJob, workers_on
-from optimizer_checks import assert_ok, run_checks
+from tests.support.processes.backends import FIRST
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.processes.optimizer_checks import assert_ok, run_checks
 
 from elastic_driver.words import Backend
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_job import FakeJob, workers_on
-from optimizer_checks import assert_ok, run_checks
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.processes.optimizer_checks import assert_ok, run_checks
 from other_default_device import OTHER
 
 from elastic_driver.words import Backend

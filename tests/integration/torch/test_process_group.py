@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
+from tests.support.processes import forked
 import pytest
 import torch
-from backends import FIRST
+from tests.support.processes.backends import FIRST
 from distributed_program import build, expected_losses
-from fake_job import PROGRAMS, FakeJob, workers_on
-from jobs import FORKING, Job
+from tests.support.fakes.fake_job import PROGRAMS, FakeJob, workers_on
+from tests.support.processes.jobs import FORKING, Job
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import NoticeKind

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from backends import FIRST
-from optimizer_checks import assert_ok, run_checks
+from tests.support.processes.backends import FIRST
+from tests.support.processes.optimizer_checks import assert_ok, run_checks
 
 from elastic_driver.words import Backend
 

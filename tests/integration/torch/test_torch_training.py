@@ -7,8 +7,8 @@ import signal
 from typing import Any
 
 import pytest
-from backends import FIRST
-from fake_job import FakeJob, workers_on
+from tests.support.processes.backends import FIRST
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind

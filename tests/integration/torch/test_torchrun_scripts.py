@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from jobs import PROGRAMS, Job
-from launching import job as launched
-from launching import run
+from tests.support.processes.jobs import PROGRAMS, Job
+from tests.support.processes.launching import job as launched
+from tests.support.processes.launching import run
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.ports import _first_free, bound_port

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
+from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,

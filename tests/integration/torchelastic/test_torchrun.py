@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rendezvous_process import RendezvousProcess, a_rendezvous
-from torchrun import PATIENCE_S, Torchrun
+from tests.support.processes.rendezvous_process import RendezvousProcess, a_rendezvous
+from tests.support.processes.torchrun import PATIENCE_S, Torchrun
 
 pytestmark = [
     pytest.mark.integration,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import forked
+from tests.support.processes import forked
 import pytest
-from backends import EACH
-from fake_job import PROGRAM, FakeJob, workers_on
+from tests.support.processes.backends import EACH
+from tests.support.fakes.fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.words import Backend
 

@@ -6,8 +6,8 @@ import os
 import signal
 
 import pytest
-from backends import FIRST
-from fake_job import PROGRAMS, FakeJob, Process, workers_on
+from tests.support.processes.backends import FIRST
+from tests.support.fakes.fake_job import PROGRAMS, FakeJob, Process, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_PLACE, ENV_ROUND

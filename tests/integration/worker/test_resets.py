@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import EACH
-from fake_job import FakeJob, workers_on
+from tests.support.processes.backends import EACH
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import Backend, NoticeKind, ReadyCause

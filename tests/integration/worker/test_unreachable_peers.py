@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from backends import EACH
-from fake_job import FakeJob, workers_on
-from namespaces import Namespaces
+from tests.support.processes.backends import EACH
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.rendezvous.environment import ENV_HOST_TIMEOUT
 from elastic_driver.rendezvous.messages import NextRoundRequest

@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 
-import forked
+from tests.support.processes import forked
 import pytest
-from backends import EACH, FIRST
-from fake_job import PROGRAM, FakeJob, workers_on
+from tests.support.processes.backends import EACH, FIRST
+from tests.support.fakes.fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_PORTS

@@ -8,8 +8,8 @@ import time
 
 import psutil
 import pytest
-from backends import EACH, FIRST
-from fake_job import FakeJob, workers_on
+from tests.support.processes.backends import EACH, FIRST
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind, ReadyCause

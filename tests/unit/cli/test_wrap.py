@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from subcommands import elasticrun
+from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.cli.wrap import hooked, unhooked
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_job import naive_slots, worker_id
+from tests.support.fakes.membership_job import naive_slots, worker_id
 
 from elastic_driver.core.assignment import Placed, assign_ranks, order_hosts
 from elastic_driver.hosts import Host, SlotInfo, parse_host

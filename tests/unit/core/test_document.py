@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from membership_job import Job, worker_id
+from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core import document
 from elastic_driver.core.cuts import Accused, Accuser, Cuts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_job import Job, worker_id
+from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.events import DiscoveryFailed, DismissWorker, DrainRequested, HostSilent, WorkerDying
 from elastic_driver.core.explain import explain, names, why_no_place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_job import Job, worker_id
+from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.events import Report, WorkerDying, WorkerRunning
 from elastic_driver.core.state import record_of

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from membership_job import BOTH, Job, worker_id
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core import placement
 from elastic_driver.core.deadlines import JOINERS_WINDOW_S, next_deadline

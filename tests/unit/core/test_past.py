@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from membership_job import BOTH, Job, worker_id
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.events import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_job import worker_id
+from tests.support.fakes.membership_job import worker_id
 
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from membership_job import worker_id
+from tests.support.fakes.membership_job import worker_id
 
 from elastic_driver.core import roster as roster_module
 from elastic_driver.core.registry import Record, WorkerState

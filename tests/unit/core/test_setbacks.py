@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from membership_job import Job, worker_id
+from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.events import EndJob, Fault, PublishRound, Report, WorkerHung, WorkerRunning
 from elastic_driver.core.setbacks import Failure, Setbacks, fault_of, last_words

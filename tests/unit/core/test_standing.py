@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from membership_job import BOTH, Job, worker_id
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.document import read, write
 from elastic_driver.core.events import EndJob, PublishRound, StopRequested, WorkerReady

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from straggler_rounds import Draw, heavy, jitter, simulate
+from tests.support.fakes.straggler_rounds import Draw, heavy, jitter, simulate
 
 from elastic_driver.core.stragglers import StragglerFound, StragglerGone, StragglerWatch
 from elastic_driver.hosts import WorkerId

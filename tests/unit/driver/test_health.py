@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import (
     Command,

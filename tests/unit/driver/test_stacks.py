@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.driver.stacks import LIMIT_S, StackDump, Stacks
 from elastic_driver.errors import RendezvousProtocolError

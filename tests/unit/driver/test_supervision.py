@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.heartbeats import Heartbeats

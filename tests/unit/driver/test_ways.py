@@ -8,8 +8,8 @@ from ssl import SSLContext
 from typing import Any
 
 import pytest
-from fleet_fakes import AtOnce
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.fleet_fakes import AtOnce
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.driver import agents
 from elastic_driver.driver.agents import Ways, url_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
-from driver_fakes import FakeProcess
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.driver_fakes import FakeProcess
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart

@@ -11,7 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from elastic_job_objects import Cluster, resource
+from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.kubernetes import objects

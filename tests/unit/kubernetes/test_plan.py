@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from elastic_job_objects import Cluster, resource
+from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 from elastic_driver.kubernetes.objects import exec_pods_of
 from elastic_driver.kubernetes.plan import Create, Update, plan

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId

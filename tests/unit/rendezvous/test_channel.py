@@ -10,7 +10,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.channel import BEAT_S, Channel, FrameConnection

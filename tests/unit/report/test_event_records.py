@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from event_schema import complaints, schema
+from tests.support.fakes.event_schema import complaints, schema
 from jsonschema import Draft202012Validator
 
 from elastic_driver.core.standing import Doing

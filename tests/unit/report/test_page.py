@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from shown_job import JOB, ShownJob
+from tests.support.fakes.shown_job import JOB, ShownJob
 
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 import pytest
-from fleet_fakes import FakeFleet, on_fleet, rest
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from fleet_fakes import FakeFleet, on_fleet, rest
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Departure, Host

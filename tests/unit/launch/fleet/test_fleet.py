@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import pytest
-from fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host, WorkerId

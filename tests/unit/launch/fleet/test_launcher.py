@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fleet_fakes import AGENT_TIMEOUT_S, FakeAgent, FakeFleet, on_fleet, rest
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, FakeAgent, FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
-from virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId

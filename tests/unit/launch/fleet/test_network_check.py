@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fleet_fakes import FakeFleet, on_fleet, rest
-from network_fakes import PORT, network
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
+from tests.support.fakes.network_fakes import PORT, network
 
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, TURNS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
+from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
 
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.door import Door, User

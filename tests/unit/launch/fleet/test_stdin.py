@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_fakes import facts
+from tests.support.fakes.fleet_fakes import facts
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.stdin import StandardInput

@@ -1,0 +1,444 @@
+"""A fleet with nothing real around it: agents that are connections without a network, diallers that the test answers
+for, and whoever is told, who only keeps it. On the test's own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.door import Door, Ticket, User
+from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
+from elastic_driver.launch.launcher import Stream
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
+from elastic_driver.rendezvous.channel import FrameConnection
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.version import __version__
+
+AGENT_TIMEOUT_S = 15.0
+HOST_TIMEOUT_S = 5.0
+_T = TypeVar("_T", bound=Said)
+_KEY = bytes(32)
+
+
+def hello(**more: Any) -> Hello:
+    """The first words of an agent."""
+    values: dict[str, Any] = {
+        "agent": secrets.token_hex(16),
+        "protocol": PROTOCOL,
+        "version": __version__,
+        "resumes": False,
+        "seen": 0,
+        "public": "",
+        "host": "",
+        "slots": 0,
+        "machine": "machine",
+        "boot_id": "",
+        "cores": 4,
+        "python": "Python",
+        "pid": 1,
+        "owner": "",
+        "address": "10.0.0.1",
+        "addresses": ["eth0 10.0.0.1/24"],
+    }
+    return Hello(**(values | more))
+
+
+def facts(host: str, *, joined: bool = False, local: bool = False, peer: str = "10.0.0.1", **more: Any) -> AgentFacts:
+    """Of an agent."""
+    slots = 2 if joined else 0
+    return AgentFacts(hello(**({"slots": slots} | more)), host, peer, "10.0.0.9", local=local, joined=joined)
+
+
+class FakeTransport(asyncio.Transport):
+    """What a connection writes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = FrameReader(_KEY)
+        self.frames: list[Frame] = []
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.frames += self.reader.feed(bytes(data))
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+class FakeConnection(FrameConnection):
+    """A connection whose other end's kernel acknowledges, until it vanishes.
+
+    Attributes:
+        acknowledged_at: when it did so last, by the loop's clock; None for always.
+        arrived_at: likewise, when something that was sent has arrived last.
+    """
+
+    acknowledged_at: float | None = None
+    arrived_at: float | None = None
+
+    @property
+    def unacknowledged_s(self) -> float:
+        return _since(self.acknowledged_at)
+
+    def _look_at_arrivals(self, now: float) -> float:
+        return _since(self.arrived_at)
+
+
+def _since(at: float | None) -> float:
+    return 0.0 if at is None else asyncio.get_running_loop().time() - at
+
+
+class FakeAgent:
+    """The other end of a link: keeps what it is told, says what the test says.
+
+    Args:
+        link: of the driver's side.
+    """
+
+    def __init__(self, link: AgentLink) -> None:
+        self.link = link
+        self.told: list[Said] = []
+        self._last = 0
+        self._seen = 0
+        self.connect()
+
+    def connect(self) -> None:
+        """It dials in, for the first time or again."""
+        self.transport = FakeTransport()
+        self._writer = FrameWriter(_KEY)
+        self.connection = FakeConnection(
+            FrameReader(_KEY),
+            FrameWriter(_KEY),
+            on_frame=self.link.received,
+            on_lost=lambda why: self.link.broken(self.connection, why),
+        )
+        self.connection.connection_made(self.transport)
+        self.link.attach(self.connection, self._seen)
+
+    def hang_up(self) -> None:
+        """Its connection ends."""
+        self.connection.connection_lost(None)
+
+    def vanishes(self) -> None:
+        """From now on its machine acknowledges nothing."""
+        self.connection.acknowledged_at = asyncio.get_running_loop().time()
+
+    def hears_nothing(self) -> None:
+        """From now on nothing arrives at its machine; what it sends does."""
+        self.connection.arrived_at = asyncio.get_running_loop().time()
+
+    def is_back(self) -> None:
+        """Its machine acknowledges again."""
+        self.connection.acknowledged_at = None
+
+    def beat(self) -> None:
+        """It says that it lives."""
+        self.connection.data_received(self._writer.frame(0, self._seen, []))
+
+    def say(self, *messages: Said | Message) -> None:
+        """It says this, in one frame."""
+        self.heard()
+        packed = [(each.message() if isinstance(each, Said) else each).pack() for each in messages]
+        data = self._writer.frame(self._last + 1, self._seen, packed)
+        self._last += len(messages)
+        self.connection.data_received(data)
+
+    def heard(self) -> list[Said]:
+        """All that it was told."""
+        for frame in self.transport.frames:
+            if frame.first:
+                self.told += map(said, frame.messages)
+                self._seen = frame.first + len(frame.messages) - 1
+        self.transport.frames.clear()
+        return self.told
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """What it was told of this kind."""
+        return [each for each in self.heard() if isinstance(each, kind)]
+
+    async def leaves(self) -> None:
+        """It does as it is told: says goodbye."""
+        await rest()
+        assert self.of(Close)
+        self.say(Bye())
+
+
+class FakeDialled:
+    """See Dialled."""
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[DialFailure] = asyncio.get_running_loop().create_future()
+        self.closed = 0
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed += 1
+
+
+@dataclass
+class FakeDialler:
+    """See Dialler. Keeps what it is asked.
+
+    Attributes:
+        dials: host and what its agent was given, in order.
+        error: raised by the next dials.
+        shows: whether others can read what agents are given.
+    """
+
+    shows: bool = False
+    dials: list[tuple[str, Bootstrap]] = field(default_factory=list)
+    dialled: list[FakeDialled] = field(default_factory=list)
+    error: Exception | None = None
+
+    def shows_bootstrap(self, host: str) -> bool:
+        return self.shows
+
+    async def dial(self, host: str, bootstrap: Bootstrap) -> FakeDialled:
+        await asyncio.sleep(0)
+        self.dials.append((host, bootstrap))
+        if self.error is not None:
+            raise self.error
+        self.dialled.append(FakeDialled())
+        return self.dialled[-1]
+
+    def hosts(self) -> list[str]:
+        return [host for host, _ in self.dials]
+
+
+class Listener:
+    """A FleetListener that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.came: list[str] = []
+        self.lost: list[tuple[str, str]] = []
+        self.silent: list[tuple[str, bool]] = []
+        self.heard: list[str] = []
+        self.unready: list[tuple[str, DialFailure]] = []
+        self.refused: list[str] = []
+        self.warnings: list[str] = []
+        self.leaves: list[tuple[str, str]] = []
+        self.own_ends: list[tuple[str, float]] = []
+        self.checks: list[Checked] = []
+        self.left_out: set[str] = set()
+        self.useless: list[str] = []
+        self.errors: list[BaseException] = []
+
+    def agent_came(self, facts: AgentFacts) -> None:
+        self.came.append(facts.host)
+
+    def agent_lost(self, facts: AgentFacts, why: str) -> None:
+        self.lost.append((facts.host, why))
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        self.silent.append((host, sure))
+
+    def host_heard(self, host: str) -> None:
+        self.heard.append(host)
+
+    def host_unready(self, host: str, failure: DialFailure) -> None:
+        self.unready.append((host, failure))
+
+    def node_refused(self, why: str) -> None:
+        self.refused.append(why)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def network_checked(self, report: Checked) -> None:
+        self.checks.append(report)
+
+    def is_left_out(self, host: str) -> bool:
+        return host in self.left_out
+
+    def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
+        self.leaves.append((host, why))
+
+    def own_machine_leaves(self, why: str, within_s: float) -> None:
+        self.own_ends.append((why, within_s))
+
+    def no_host_can_be_used(self, reasons: str) -> None:
+        self.useless.append(reasons)
+
+    def failed(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+
+class Silent:
+    """A Spokesman with nothing to say."""
+
+    def came(self, link: AgentLink) -> None:
+        """Nothing."""
+
+    def lost(self, link: AgentLink) -> None:
+        """Nothing."""
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        return False
+
+
+class Sink:
+    """An OutputSink that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[WorkerId, int, int]] = []
+        self.written: list[tuple[WorkerId, Stream, bytes]] = []
+        self.ended: list[WorkerId] = []
+
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
+        self.began.append((worker, pid, rank))
+
+    def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        self.written.append((worker, stream, data))
+
+    def end(self, worker: WorkerId) -> None:
+        self.ended.append(worker)
+
+
+class FakeFleet:
+    """A Fleet and an AgentLauncher with all that is around them.
+
+    Args:
+        local_names: mean this machine.
+        spokesman: takes what workers say.
+        no_address: hosts that have no address for the others.
+        check: whether the network is checked before a host is used.
+        own_host: the name of the driver's own machine in a job of nodes.
+        dials: whether hosts are dialled; those elsewhere join by themselves where they are not.
+    """
+
+    def __init__(
+        self,
+        *,
+        local_names: Sequence[str] = ("here",),
+        spokesman: Any = None,
+        no_address: Sequence[str] = (),
+        check: bool = False,
+        own_host: str = "",
+        dials: bool = True,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.local, self.remote = FakeDialler(), FakeDialler()
+        self.listener, self.sink, self.tasks = Listener(), Sink(), Tasks()
+        self.addresses: dict[str, Sequence[str]] = {}  # what names resolve to
+        self.warnings: list[str] = []
+        self.warmed: list[tuple[int, float]] = []
+        self.door = Door(loop.time, join_key=b"join")
+
+        async def urls(host: str) -> tuple[str, ...]:
+            return (f"http://{host or 'loopback'}:1",)
+
+        def address(facts: AgentFacts, route: str) -> str:
+            if facts.host in no_address:
+                raise SettingsError(f"host {facts.host} has no address")
+            return route
+
+        self.fleet = Fleet(
+            door=self.door,
+            reach=Reach(
+                urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner", host=own_host
+            ),
+            local=self.local,
+            remote=self.remote if dials else None,
+            is_local=lambda name: name in local_names,
+            addresses_of=lambda name: self.addresses.get(name, ()),
+            address=address,
+            tasks=self.tasks,
+            check=NetworkCheck((100, 199), self.tasks) if check else None,
+        )
+        self.launcher = AgentLauncher(
+            self.fleet,
+            self.sink,
+            on_warm=lambda pid, took_s: self.warmed.append((pid, took_s)),
+            warn=self.warnings.append,
+            abroad=_abroad,
+        )
+        self.fleet.serve(self.listener, self.launcher, spokesman or Silent())
+
+    def arrives(self, host: str, *, ticket: bool = True, **more: Any) -> FakeAgent:
+        """An agent dials in: with the newest ticket of this host, or by itself.
+
+        Raises:
+            RefusedError: it cannot be taken in.
+        """
+        if ticket:
+            dials = [each for name, each in (*self.local.dials, *self.remote.dials) if name == host]
+            role, _, number = dials[-1].identity.partition(" ")
+            user = User(secrets.token_hex(16), "", "10.0.0.1", 1)
+            taken = self.door.take(Identity(Role(role), number=number), user)
+            assert isinstance(taken, Ticket), "the ticket is good for nothing"
+        link = self.fleet.arrives(facts(host, joined=not ticket, **more))
+        self.door.admit(link.agent, _KEY)
+        agent = FakeAgent(link)
+        self.fleet.settled(link)
+        return agent
+
+    async def has(self, *hosts: str) -> list[FakeAgent]:
+        """These are wanted, and have an agent."""
+        await self.fleet.want(hosts)
+        await rest()
+        return [self.arrives(host) for host in hosts]
+
+    async def close(self) -> None:
+        """As at the end of a job."""
+        await self.tasks.end()
+        await self.fleet.close()
+
+
+def _abroad(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name != "HERE"}
+
+
+async def rest(turns: int = 50) -> None:
+    """Lets the loop do what there is to do, while no time passes."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Runs what would block at once: other threads know nothing of the test's time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def on_fleet(main: Callable[[FakeFleet], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """Runs a test on a fleet, which is ended afterwards."""
+
+    async def run(loop: VirtualLoop) -> None:
+        loop.set_default_executor(AtOnce())
+        fleet = FakeFleet(**options)
+        try:
+            await main(fleet)
+            assert fleet.listener.errors == []
+        finally:
+            await fleet.tasks.end()
+            for link in fleet.fleet.links():
+                link.close("the test is over")
+
+    run_virtually(run)

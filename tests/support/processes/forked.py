@@ -1,0 +1,250 @@
+"""Worker processes forked from one that has imported what they need, for tests that start hundreds of them.
+
+Importing takes longer than what most tests then do, most of all PyTorch. A program that runs here cannot tell, but for
+the modules that it finds loaded: environment, arguments, streams, ``__main__``, exit code and signals are its own. What
+Python or a library reads from the environment at its start is part of which process is forked from.
+
+Not the product's warm starts (elastic_driver/launch/warm/forks.py), which are under test elsewhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+# Of the environment: what is read once, at the start of Python or at the import of a library.
+_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
+_LONGEST = 1 << 20
+PATIENCE_S = 150.0
+# What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
+_ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
+_WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
+
+
+class ForkedProcess:
+    """A forked program; the part of :class:`subprocess.Popen` that the tests use."""
+
+    def __init__(self, pid: int, stdin: TextIO, stdout: TextIO) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._ended = threading.Event()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+    def ended(self, code: int) -> None:
+        """Its parent has reaped it."""
+        self.returncode = code
+        self._ended.set()
+
+
+class ForkServer:
+    """The process that programs are forked from. Any thread may call."""
+
+    def __init__(self, at_start: dict[str, str], modules: tuple[str, ...]) -> None:
+        self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(_AT_START)}
+        with far:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", str(Path(__file__)), str(far.fileno()), *modules],
+                env=environ | at_start,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(far.fileno(),),
+            )
+        self._lock = threading.Lock()  # one fork at a time
+        self._forked: queue.SimpleQueue[ForkedProcess] = queue.SimpleQueue()
+        self._pipes: tuple[TextIO, TextIO] | None = None  # of the process that is being forked
+        self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
+        self._reader.start()
+        atexit.register(self.close)
+
+    def start(self, command: Sequence[str], env: dict[str, str], output: Path | None = None) -> ForkedProcess:
+        """Runs a Python file with these arguments. Blocks until it is forked."""
+        in_read, in_write = os.pipe()
+        out_read, out_write = os.pipe()
+        if output is not None:
+            os.close(out_write)  # nothing is to be read from it
+            out_write = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            with self._lock:
+                self._pipes = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
+                request = json.dumps({"command": list(command), "env": env}).encode()
+                socket.send_fds(self._control, [request], [in_read, out_write])
+                return self._forked.get(timeout=150)
+        finally:
+            os.close(in_read)
+            os.close(out_write)
+
+    def _read(self) -> None:
+        processes: dict[int, ForkedProcess] = {}
+        while answer := self._control.recv(_LONGEST):
+            told = json.loads(answer)
+            if "code" in told:
+                processes.pop(told["pid"]).ended(told["code"])
+            else:
+                assert self._pipes is not None
+                processes[told["pid"]] = process = ForkedProcess(told["pid"], *self._pipes)
+                self._forked.put(process)
+        for process in processes.values():
+            process.ended(-signal.SIGKILL)  # nobody knows: its parent is gone
+
+    def close(self) -> None:
+        """Ends the server; what it forked goes on."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._control.close()
+        self._popen.wait()
+
+
+@functools.cache
+def _server(at_start: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> ForkServer:
+    return ForkServer(dict(at_start), modules)
+
+
+def start(
+    command: Sequence[str], env: dict[str, str], *, torch: bool = True, output: Path | None = None
+) -> ForkedProcess:
+    """Starts ``command`` (a Python file and its arguments) with this environment, its output and errors in one pipe.
+
+    Args:
+        command: what to run.
+        env: all of its environment.
+        torch: whether it needs PyTorch, and is to find that loaded.
+        output: a file for its output and errors, in place of the pipe.
+    """
+    at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
+    modules = _ALWAYS + (_WITH_TORCH if torch else ())
+    return _server(tuple(sorted(at_start.items())), modules).start(command, env, output)
+
+
+def environment() -> dict[str, str]:
+    """Ours without what makes a process a worker, and with what lets all be forked from the same processes."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: bool = True) -> tuple[int, str]:
+    """Runs it to its end, with no input. Gives its exit code, and its output and errors.
+
+    Args:
+        command: what to run.
+        env: all of its environment; None for :func:`environment`.
+        torch: as for :func:`start`.
+    """
+    process = start(command, environment() if env is None else env, torch=torch)
+    process.stdin.close()
+    with process.stdout:
+        said = process.stdout.read()
+    return process.wait(PATIENCE_S), said
+
+
+# --- in the server ---------------------------------------------------------------------------------------------------
+
+
+def serve(control: socket.socket) -> Any:
+    """Forks whenever it is asked to; returns in the child only, with what it was asked for."""
+    wake, waker = os.pipe()
+    for end in (wake, waker):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        select.select([control, wake], [], [])
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                answer = {"pid": ended[0], "code": os.waitstatus_to_exitcode(ended[1])}
+                control.sendall(json.dumps(answer).encode())
+        if not select.select([control], [], [], 0)[0]:
+            continue
+        request, streams, _, _ = socket.recv_fds(control, _LONGEST, 2)
+        if not request:
+            os._exit(0)  # nothing is to be flushed or torn down
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (wake, waker):
+                os.close(end)
+            control.close()
+            for source, targets in zip(streams, ((0,), (1, 2)), strict=True):
+                for target in targets:
+                    os.dup2(source, target)
+                os.close(source)
+            return json.loads(request)
+        for stream in streams:
+            os.close(stream)
+        control.sendall(json.dumps({"pid": pid}).encode())
+
+
+def become(command: Sequence[str], env: dict[str, str]) -> None:
+    """Makes this process that program, as far as Python can see, and runs it."""
+    import random
+
+    import numpy as np
+    from tests.support.processes.program_exit import run_to_exit
+
+    ends_at_once = "torch" in sys.modules
+    os.environ.clear()
+    os.environ.update(env)
+    # As Python does at its start; each other server would be another import of torch.
+    sys.warnoptions[:] = filter(None, env.get("PYTHONWARNINGS", "").split(","))
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
+    random.seed()
+    np.random.seed()
+    sys.argv = list(command)
+    sys.path[0] = os.path.dirname(command[0])
+    names = vars(sys.modules["__main__"])
+    source = Path(command[0]).read_bytes()
+    for name in [name for name in names if not (name.startswith("__") and name.endswith("__"))]:
+        del names[name]
+    names |= {"__file__": command[0], "__doc__": None, "__annotations__": {}}
+    program = compile(source, command[0], "exec", dont_inherit=True)
+    if ends_at_once:
+        run_to_exit(program, names)
+    exec(program, names)
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings(action="ignore"):
+        for name in sys.argv[2:]:
+            importlib.import_module(name)
+    # Otherwise each collection in what is forked, of which exit is one, goes over all that was imported here, and so
+    # copies it: a second of a processor, in programs that have nothing to do.
+    gc.freeze()
+    become(**serve(socket.socket(fileno=int(sys.argv[1]))))

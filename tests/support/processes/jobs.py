@@ -1,0 +1,156 @@
+"""A running elasticrun for tests: its hosts file, its workers' steps, its event log, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+from tests.support.fakes.event_schema import complaints
+from tests.support.processes.json_lines import JsonLines
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = Path(__file__).parent
+PROGRAMS = SUPPORT / "programs"
+PROGRAM = PROGRAMS / "step_program.py"
+# In place of ``-m elastic_driver``.
+FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)
+PATIENCE_S = 150.0
+
+
+class Job:
+    """Starts ``elasticrun`` with the hosts given in a file that a script prints. Use as a context manager."""
+
+    discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
+    patience_s = PATIENCE_S
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: str | None,
+        *flags: str,
+        command: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        elasticrun: tuple[str, ...] = ("-m", "elastic_driver"),
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        self.hosts_file = folder / "hosts.txt"
+        self.step_log = folder / "steps.jsonl"
+        self.event_log = folder / "events.jsonl"
+        self.step_log.touch()
+        self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
+        arguments = [*prefix, *self.launcher(elasticrun), *flags]
+        if hosts is not None:
+            self.set_hosts(hosts)
+            script = folder / "discover.sh"
+            script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
+            script.chmod(0o755)
+            arguments += ["--host-discovery-script", str(script), *self.discovery_flags]
+        arguments += command or [sys.executable, str(PROGRAM)]
+        self.stdout = folder / "stdout.txt"
+        self.stderr = folder / "stderr.txt"
+        with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                # hash() of bytes is compared between workers
+                env={**os.environ, "PYTHONHASHSEED": "0", "STEP_LOG": str(self.step_log), **(env or {})},
+                cwd=ROOT,
+            )
+
+    def launcher(self, elasticrun: Sequence[str]) -> list[str]:
+        """The command line up to the flags of the one who starts the job."""
+        return [sys.executable, *elasticrun, "--event-log", str(self.event_log)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(self.patience_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        assert not self.leftovers(), f"left running: {self.leftovers()}"
+        assert complaints(self.events()) == []
+
+    def set_hosts(self, text: str) -> None:
+        new = self.hosts_file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.hosts_file)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return self._steps.all()
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [line for line in self._events.all() if kind is None or line["event"] == kind]
+
+    def said(self) -> str:
+        return self.stderr.read_text(errors="replace")
+
+    def wait_for(self, what: str, found: Callable[[], Any]) -> Any:
+        end = time.monotonic() + self.patience_s
+        while time.monotonic() < end:
+            answer = found()
+            if answer:
+                return answer
+            if self.process.poll() is not None:
+                answer = found()
+                if answer:
+                    return answer
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"{what}: not seen (exit code {self.process.poll()})\n{self.said()[-4000:]}")
+
+    def wait_for_steps(self, size: int, count: int = 5, *, after: float = 0.0) -> list[dict[str, Any]]:
+        """Waits until every rank of a round of this size has done so many steps since then; gives those lines."""
+
+        def found() -> list[dict[str, Any]]:
+            lines = [line for line in self.steps() if line["size"] == size and line["time"] > after]
+            per_rank = [sum(line["rank"] == rank for line in lines) for rank in range(size)]
+            return lines if min(per_rank) >= count else []
+
+        answer: list[dict[str, Any]] = self.wait_for(f"{count} steps at size {size}", found)
+        return answer
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(self.patience_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job does not end\n{self.said()[-4000:]}") from None
+
+    def leftovers(self) -> list[str]:
+        """Processes of the job that still run."""
+        started = self.events("job_started")
+        if not started:
+            return []
+        job_id, found = started[-1]["job_id"], []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.environ().get("ELASTIC_DRIVER_MARK", "").partition("-")[0] == job_id
+                    and process.status() != "zombie"
+                ):
+                    found.append(f"{process.pid} {process.cmdline()}")
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+
+def check_agreement(lines: list[dict[str, Any]]) -> None:
+    """All ranks have the same weights, bit for bit, after the same step of the same size."""
+    seen: dict[tuple[int, int], int] = {}
+    for line in lines:
+        key = (line["size"], line["step"])
+        assert seen.setdefault(key, line["weights"]) == line["weights"], f"ranks differ at step {line['step']}"
