@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
-from tests.support.processes.tensorflow_job import Job, aside, current_worker
-from tests.support.processes.tensorflow_servers import Server, Servers
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator
+from tests.support.processes.tensorflow_job import Job, aside, current_worker
+from tests.support.processes.tensorflow_servers import Server, Servers
 
 COORDINATORS = {"elastic": ElasticClusterCoordinator, "stock": tf.distribute.coordinator.ClusterCoordinator}
 PATIENCE_S = 30.0

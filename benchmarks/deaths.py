@@ -24,9 +24,7 @@ from typing import Any
 
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-
-from tests.support.network.namespaces import Namespaces
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from elastic_driver.driver.agents import Ways
 from elastic_driver.hosts import WorkerId
@@ -40,6 +38,7 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
+from tests.support.network.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parents[1]
 _SETTLED_S = 0.02

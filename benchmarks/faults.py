@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "soak"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.processes.followed_job import FollowedJob
 from tests.support.network.machines import made_machines
 from tests.support.network.namespaces import Namespaces
 from tests.support.network.network_faults import NameService, NetworkFaults, WallClock
+from tests.support.processes.followed_job import FollowedJob
 
 ROOT = Path(__file__).resolve().parents[1]
 DEATH_S = 0.15

@@ -31,9 +31,8 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import SLOTS_PER_HOST, a_large_job
-from tests.support.fakes.straggler_rounds import Draw, jitter, simulate
 
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health
@@ -44,6 +43,7 @@ from elastic_driver.rendezvous.vitals_words import vitals_from_json, vitals_to_j
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import OWN_STEPS, Vitals
+from tests.support.fakes.straggler_rounds import Draw, jitter, simulate
 
 LOOKS_A_SECOND = 2
 JUDGED_EVERY_S = 1

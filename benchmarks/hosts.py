@@ -35,7 +35,7 @@ from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.native import EngineSettings, NativeEngine
 from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support.network.namespaces import NamespaceHost, Namespaces
 

@@ -2,8 +2,9 @@
 
     python benchmarks/kubernetes.py [--events 200] [--pods 1000] [--interval 1.0]
 
-The API server is the tests' fake (tests/support/clusters/kubernetes_fake), in a process of its own, so figures say what the
-client side costs and adds; a real server's own delays come on top for both ways. Side by side, for the same events:
+The API server is the tests' fake (tests/support/clusters/kubernetes_fake), in a process of its own, so figures
+say what the client side costs and adds; a real server's own delays come on top for both ways. Side by side, for the
+same events:
 
 - watch: KubernetesDiscovery, asked as the driver asks it;
 - poll: the whole list each second (--interval), as a discovery script around ``kubectl get pods`` does it.
@@ -34,12 +35,11 @@ from typing import Any
 import psutil
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from tests.support.clusters.kubernetes_fake import FakeKubernetes
-from tests.support.clusters.pod_discovery import LABELS, reading
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from elastic_driver.discovery.kubernetes.access import Access
 from elastic_driver.discovery.kubernetes.source import KubernetesDiscovery
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.clusters.pod_discovery import LABELS, reading
 
 _GAP_S = (0.02, 0.06)
 # As large as real pods are, 5 to 15 KB of JSON: what nobody reads of them is mostly managed fields.

@@ -21,13 +21,13 @@ from pathlib import Path
 import requests
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from large_job import LargeRounds
-from tests.support.fakes.rendezvous_service import KEY, Handler
-from tests.support.fakes.shown_job import ShownJob
 
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from tests.support.fakes.rendezvous_service import KEY, Handler
+from tests.support.fakes.shown_job import ShownJob
 
 
 def read(url: str, code: str, seconds: float, results: multiprocessing.Queue[tuple[int, int, int]]) -> None:

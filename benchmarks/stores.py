@@ -33,11 +33,10 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-
-from tests.support.processes.rendezvous_process import RendezvousProcess
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from elastic_driver.torch import HTTPStore
+from tests.support.processes.rendezvous_process import RendezvousProcess
 
 VALUE = b"v" * 170  # what gloo puts there for two ranks
 LIMIT = timedelta(seconds=300)

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support.processes.rendezvous_process import a_rendezvous
 from tests.support.processes.torchrun import write_entry_point

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processes.jobs import FORKING, Job
-from tests.support.network.relay import relaying
-from tests.support.fakes.rendezvous_service import Service, serving
-from tests.support.fakes.shown_job import ShownJob
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
 from elastic_driver.report.happenings import JobEnded, StragglerFound, Summary
+from tests.support.fakes.rendezvous_service import Service, serving
+from tests.support.fakes.shown_job import ShownJob
+from tests.support.network.relay import relaying
+from tests.support.processes.jobs import FORKING, Job
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: scripts/install-browser")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

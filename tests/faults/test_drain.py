@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import Job, check_agreement
-from tests.support.processes.subcommands import Ran, elasticrun
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.messages import DrainHostRequest
+from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.subcommands import Ran, elasticrun
 
 pytestmark = pytest.mark.faults
 

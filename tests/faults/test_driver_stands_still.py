@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]

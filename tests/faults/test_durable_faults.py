@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes.jobs import FORKING, PATIENCE_S, PROGRAMS, Job, check_agreement
 
 from elastic_driver.worker.durable import format as durable_format
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import FORKING, PATIENCE_S, Job, check_agreement
 
 pytestmark = [pytest.mark.faults]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from tests.support.processes.jobs import PATIENCE_S
 
 from elastic_driver.launch.processes.guard import find_processes
+from tests.support.processes.jobs import PATIENCE_S
 
 pytestmark = pytest.mark.faults
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import PROGRAM as STEPS
 from tests.support.processes.jobs import Job
 

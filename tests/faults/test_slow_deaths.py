@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import PROGRAM, Job, check_agreement
 
 pytestmark = pytest.mark.faults

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults

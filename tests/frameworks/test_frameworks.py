@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import Job
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from tests.support.processes.horovod_jobs import HorovodJob, Start
 from tests.support.processes.jobs import check_agreement
 

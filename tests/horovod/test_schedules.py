@@ -10,6 +10,7 @@ import os
 import re
 
 import pytest
+
 from tests.support.processes.horovod_jobs import Start
 from tests.support.processes.jobs import check_agreement
 

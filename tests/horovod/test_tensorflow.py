@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from tests.support.processes.horovod_jobs import TENSORFLOW_PROGRAM, Start
 from tests.support.processes.jobs import check_agreement
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.horovod_jobs import HorovodJob, Start
 from tests.support.processes.jobs import PROGRAM as OUR_PROGRAM
 from tests.support.processes.jobs import check_agreement

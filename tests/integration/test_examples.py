@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.processes.jobs import FORKING
 from tests.support.processes.json_lines import JsonLines
 

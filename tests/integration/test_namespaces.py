@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.network import namespaces
 import psutil
 import pytest
+
+from tests.support.network import namespaces
 from tests.support.network.namespaces import Namespaces
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 
@@ -111,10 +113,10 @@ def test_nothing_is_left_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_a_killed_run_has_left_is_removed_by_the_next(hosts: Namespaces) -> None:
     source = (
-        "from namespaces import Namespaces; import os; hosts = Namespaces(1).__enter__(); "
+        "from tests.support.network.namespaces import Namespaces; import os; hosts = Namespaces(1).__enter__(); "
         "print(hosts[0].namespace, hosts.folder, flush=True); os.kill(os.getpid(), 9)"
     )
-    env = os.environ | {"PYTHONPATH": os.path.dirname(namespaces.__file__)}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", source], env=env, stdout=subprocess.PIPE, text=True, check=False)
     namespace, folder = done.stdout.split()
     left = [Path("/run/netns", namespace), Path("/etc/netns", namespace), Path(folder)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.network.machines import wait_for
 from tests.support.network.namespaces import NamespaceHost, Namespaces
 from tests.support.network.network_faults import NameService, NetworkFaults, WallClock

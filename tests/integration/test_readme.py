@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import FORKING
 
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.words import ExitCode
+from tests.support.processes.jobs import FORKING
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

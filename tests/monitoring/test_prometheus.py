@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
+
 from tests.support.processes.jobs import FORKING, Job
 
 pytestmark = [pytest.mark.monitoring]

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.network.namespaces import NamespaceHost, Namespaces
 
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.engine.native import EngineSettings, NativeEngine
 from tests.native.conftest import native
 from tests.native.engines import SEAL, Kind, Operation, allreduce
+from tests.support.network.namespaces import NamespaceHost, Namespaces
 
 pytestmark = pytest.mark.machines
 

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fakes.driver_fakes import OURS, FakeConsole, FakeProcess
-from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.driver.agents import AgentSide, Ways
@@ -52,6 +49,9 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.driver_fakes import OURS, FakeConsole, FakeProcess
+from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.property
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.fakes.membership_job import naive_slots
 
 from elastic_driver.core.assignment import assign_ranks, order_hosts
 from elastic_driver.hosts import Host, WorkerId
+from tests.support.fakes.membership_job import naive_slots
 
 pytestmark = pytest.mark.property
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.fakes.membership_job import Job
 
 from elastic_driver.core.document import DocumentError, read, write
 from elastic_driver.core.events import DrainRequested
+from tests.support.fakes.membership_job import Job
 
 pytestmark = pytest.mark.property
 

@@ -5,13 +5,13 @@ answers now and then, and objects that somebody has deleted.
 from __future__ import annotations
 
 import pytest
-from tests.support.clusters.elastic_job_objects import Cluster, resource
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elastic_driver.kubernetes.objects import LABEL_INDEX, exec_pods_of
 from elastic_driver.kubernetes.plan import Delete, plan
+from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 pytestmark = pytest.mark.property
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
@@ -42,6 +41,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.state import WorkerPhase, record_of
 from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 pytestmark = pytest.mark.property
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from tests.support.fakes.membership_job import BOTH, Job
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
@@ -34,6 +33,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing
 from elastic_driver.hosts import Host, parse_host
 from elastic_driver.words import NoticeKind, OnChange, ReadyCause
+from tests.support.fakes.membership_job import BOTH, Job
 
 pytestmark = pytest.mark.property
 

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.fakes.network_fakes import Net, network
 
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S
 from elastic_driver.rendezvous.agent_messages import Bye, Close
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
+from tests.support.fakes.network_fakes import Net, network
 
 pytestmark = pytest.mark.property
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import EndJob, HostsDiscovered, PublishRound, WorkerExited
 from elastic_driver.core.state import WorkerPhase
 from elastic_driver.hosts import Host
 from elastic_driver.words import ExitCode, OnChange
+from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.property
 

@@ -52,9 +52,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "support"))
-
-from tests.support.fakes.membership_job import BOTH, Job, worker_id  # noqa: E402
+sys.path.insert(0, str(HERE.parents[1]))
 
 from elastic_driver.core.deadlines import next_deadline  # noqa: E402
 from elastic_driver.core.events import (  # noqa: E402
@@ -96,6 +94,7 @@ from elastic_driver.core.membership import explain  # noqa: E402
 from elastic_driver.core.state import WorkerPhase  # noqa: E402
 from elastic_driver.hosts import Departure  # noqa: E402
 from elastic_driver.words import Backend, Ending, OnChange, ReadyCause, Sizing  # noqa: E402
+from tests.support.fakes.membership_job import BOTH, Job, worker_id  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
 

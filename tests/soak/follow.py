@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from history import History
-from tests.support.processes.json_lines import JsonLines
 
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import CommitId, commit_ids, commit_path
+from tests.support.processes.json_lines import JsonLines
 
 # The driver's event log is written by a thread of its own, which a busy machine may keep from it.
 _BEHIND_S = 20.0

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.insert(0, str(HERE.parents[1]))
 
-from tests.support.network import machines  # noqa: E402
 from soak import Soak  # noqa: E402
 from soak_hosts import LEAST_HOSTS, HostsSoak  # noqa: E402
+
+from tests.support.network import machines  # noqa: E402
 
 
 def main() -> int:

@@ -27,15 +27,16 @@ import psutil
 import torch  # noqa: F401 - else it is imported when the first commit is read, while the workers are frozen
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.insert(0, str(HERE.parents[1]))
 
 from follow import Follower  # noqa: E402
 from history import Commit, History, digest  # noqa: E402
-from tests.support.processes.jobs import FORKING, ROOT, Job  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
 
 from elastic_driver.worker.durable import format as durable_format  # noqa: E402
 from elastic_driver.worker.durable.folder import commit_files  # noqa: E402
+from tests.support.paths import ROOT  # noqa: E402
+from tests.support.processes.jobs import FORKING, Job  # noqa: E402
 
 SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 3  # as in program.py
 GOES_ON_WITHIN_S = 60.0

@@ -20,12 +20,13 @@ from typing import Any
 
 from follow import check_commits
 from history import ON_DISC_AFTER_S, History, digest
-from tests.support.processes.jobs import Job
 from leaks import Gathering
+from soak import HERE, Soak
+
 from tests.support.network.machines import MachinesJob, kill
 from tests.support.network.namespaces import NamespaceHost, Namespaces
 from tests.support.network.network_faults import NameService, NetworkFaults
-from soak import HERE, Soak
+from tests.support.processes.jobs import Job
 
 LEAST_HOSTS = 3
 SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 2  # as in lineage_program.py

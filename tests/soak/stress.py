@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.insert(0, str(HERE.parents[1]))
 
-from tests.support.processes.followed_job import FollowedJob  # noqa: E402
 from tests.support.network.machines import made_machines  # noqa: E402
+from tests.support.processes.followed_job import FollowedJob  # noqa: E402
 
 STRESS = ("stress-ng", "--cpu", "8", "--io", "4", "--vm", "2", "--quiet")
 HOSTS = "node0:1\nnode1:1\nnode2:1\n"

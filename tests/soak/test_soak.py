@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.network.namespaces import cannot_make_namespaces, cannot_serve_ssh
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tests.support.processes.tensorflow_job import Job, aside, current_worker, until
-from tests.support.processes.tensorflow_servers import Servers
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator, private
+from tests.support.processes.tensorflow_job import Job, aside, current_worker, until
+from tests.support.processes.tensorflow_servers import Servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow]
 

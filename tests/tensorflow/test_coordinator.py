@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tests.support.processes.tensorflow_job import Job, aside, current_worker, until
-from tests.support.processes.tensorflow_servers import Servers, a_closed_port, a_port_that_says_nothing
 
 from elastic_driver.tensorflow import WorkerInfo, WorkerState, private
 from elastic_driver.tensorflow.cluster import _LOOK_S, Cluster
+from tests.support.processes.tensorflow_job import Job, aside, current_worker, until
+from tests.support.processes.tensorflow_servers import Servers, a_closed_port, a_port_that_says_nothing
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow]
 

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import PROGRAMS, ROOT, Job
+
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes.jobs import Job
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import Job
 from tests.support.processes.tensorflow_servers import Servers, a_closed_port
 

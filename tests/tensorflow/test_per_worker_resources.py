@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from tests.support.processes.tensorflow_job import Job, current_worker, until
-from tests.support.processes.tensorflow_servers import Servers
 
 from elastic_driver.tensorflow import private
+from tests.support.processes.tensorflow_job import Job, current_worker, until
+from tests.support.processes.tensorflow_servers import Servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow]
 

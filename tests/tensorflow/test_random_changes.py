@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tests.support.processes.tensorflow_job import Job, aside
-from tests.support.processes.tensorflow_servers import Server, Servers
 
 from elastic_driver.tensorflow import WorkerState
+from tests.support.processes.tensorflow_job import Job, aside
+from tests.support.processes.tensorflow_servers import Server, Servers
 
 pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.slow]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import pytest
+
 from tests.support.network.namespaces import Namespaces
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.machines]

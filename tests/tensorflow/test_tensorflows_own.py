@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from tensorflow.python.distribute.coordinator import fault_tolerance_test_base as own
 from tensorflow.python.training.coordinator import Coordinator
-from tests.support.processes.tensorflow_job import until
-from tests.support.processes.tensorflow_servers import Server, Servers, a_strategy
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator
+from tests.support.processes.tensorflow_job import until
+from tests.support.processes.tensorflow_servers import Server, Servers, a_strategy
 
 pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.slow]
 

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.processes.nodes import ROOT
+
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

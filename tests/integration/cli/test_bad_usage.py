@@ -16,9 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.processes.jobs import ROOT, Job
 
 from elastic_driver.cli.main import main
+from tests.support.paths import ROOT
+from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.integration]
 

@@ -16,13 +16,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import ROOT
 
 from elastic_driver.cli.completion import SUBCOMMANDS
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.cli.main import _subcommand, main
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration]
 

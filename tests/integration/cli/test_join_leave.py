@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.processes.jobs import Job, check_agreement
-from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.launch.agent.machine import addresses
+from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [
     pytest.mark.integration,

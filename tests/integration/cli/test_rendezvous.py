@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import requests
-from tests.support.processes.rendezvous_process import PATIENCE_S, a_rendezvous
 
 from elastic_driver.cli.main import main
 from elastic_driver.errors import RendezvousError, RendezvousProtocolError
@@ -17,6 +16,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role, member
 from elastic_driver.rendezvous.node_messages import Member, NodeReply, NodeRequest, Saying, Standing, Terms
 from elastic_driver.rendezvous.store_messages import StoreOp, StoreReply, StoreRequest
+from tests.support.processes.rendezvous_process import PATIENCE_S, a_rendezvous
 
 pytestmark = pytest.mark.integration
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fakes.rendezvous_service import KEY, serving
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.main import main
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, Route, RouteRequest
+from tests.support.fakes.rendezvous_service import KEY, serving
 
 pytestmark = [pytest.mark.integration]
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import Job
-from tests.support.fakes.rendezvous_service import KEY, serving
-from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.end import end
@@ -24,6 +21,9 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.job_files import Posting
+from tests.support.fakes.rendezvous_service import KEY, serving
+from tests.support.processes.jobs import Job
+from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.integration]

@@ -8,9 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.processes import forked
 import pytest
-from tests.support.processes.jobs import FORKING
 
 from elastic_driver.compat.common_elastic import WorkerNotificationManager
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, NEVER, SHIM_FOLDER, with_shim
@@ -20,6 +18,8 @@ from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import Limits
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.current import current_round
+from tests.support.processes import forked
+from tests.support.processes.jobs import FORKING
 
 pytestmark = pytest.mark.integration
 SCRIPTS = Path(__file__).parents[2] / "horovod_scripts"

@@ -11,10 +11,10 @@ import venv
 import zipfile
 from pathlib import Path
 
-from tests.support.processes import launched_jobs
 import pytest
 
 from elastic_driver.version import __version__
+from tests.support.processes import launched_jobs
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.clusters.config_volume import ConfigVolume
-from tests.support.processes.jobs import PATIENCE_S, Job
 
 from elastic_driver.discovery import script as script_module
 from elastic_driver.discovery.script import ScriptDiscovery, _Pipe
@@ -27,6 +25,8 @@ from elastic_driver.hosts import Host
 from elastic_driver.launch.local import locality
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
+from tests.support.clusters.config_volume import ConfigVolume
+from tests.support.processes.jobs import PATIENCE_S, Job
 
 pytestmark = [pytest.mark.integration]
 

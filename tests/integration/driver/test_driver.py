@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.support.fakes.driver_fakes import FakeProcess, Job
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.state import DISCOVERY_TOLD_S
@@ -25,6 +23,8 @@ from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__
 from elastic_driver.words import ReadyCause
+from tests.support.fakes.driver_fakes import FakeProcess, Job
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.fakes.driver_fakes import FakeProcess
 
 from elastic_driver.core.state import WorkerPhase, in_phase
 from elastic_driver.dialects.ours import OurDialect
@@ -27,6 +26,7 @@ from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.driver_fakes import FakeProcess
 
 pytestmark = pytest.mark.integration
 

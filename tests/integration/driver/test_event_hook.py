@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes.jobs import Job
 
 from elastic_driver.cli.main import main
 from elastic_driver.report import event_hook
 from elastic_driver.report.event_hook import EventHook
 from elastic_driver.report.happenings import HostLost, JobEnded, MomentPassed, Remark, Summary, WorkersStopped
+from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.integration]
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processes.jobs import PROGRAMS, ROOT, SUPPORT, Job
-from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.core.stalls import LEAST_S
+from tests.support.paths import PROGRAMS, ROOT, SUPPORT
+from tests.support.processes.jobs import Job
+from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
 

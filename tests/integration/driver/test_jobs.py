@@ -13,8 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.support.paths import PROGRAMS
 from tests.support.processes.backends import EACH
-from tests.support.processes.jobs import FORKING, PATIENCE_S, PROGRAM, PROGRAMS, Job, check_agreement
+from tests.support.processes.jobs import FORKING, PATIENCE_S, PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.processes.nodes import ROOT, WORKER, NodesJob, free_port
+
+from tests.support.paths import ROOT
+from tests.support.processes.nodes import WORKER, NodesJob, free_port
 
 pytestmark = pytest.mark.integration
 

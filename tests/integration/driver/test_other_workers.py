@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.support.fakes.driver_fakes import Job
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
+from tests.support.fakes.driver_fakes import Job
 
 pytestmark = pytest.mark.integration
 

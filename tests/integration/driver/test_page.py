@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import requests
 import urllib3
-from tests.support.processes.jobs import FORKING, PROGRAM, ROOT, Job
+
+from tests.support.paths import ROOT
+from tests.support.processes.jobs import FORKING, PROGRAM, Job
 from tests.support.processes.subcommands import Ran, elasticrun
 
 pytestmark = pytest.mark.integration

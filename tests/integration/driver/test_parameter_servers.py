@@ -13,14 +13,15 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes import subcommands
-from tests.support.processes.jobs import PATIENCE_S, PROGRAMS, ROOT, SUPPORT, Job
 
 from elastic_driver.errors import RendezvousError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.messages import Servers, ServersRequest, ServingReport
+from tests.support.paths import PROGRAMS, ROOT, SUPPORT
+from tests.support.processes import subcommands
+from tests.support.processes.jobs import PATIENCE_S, Job
 
 # What it asks of a job without its name is of its own folder, where no other job is.
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runtime")]

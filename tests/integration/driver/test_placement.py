@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.processes.jobs import Job, check_agreement
 from tests.support.processes.subcommands import elasticrun
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processes.jobs import PROGRAM, Job
 
 from elastic_driver.rendezvous.environment import NCCL
+from tests.support.processes.jobs import PROGRAM, Job
 
 pytestmark = pytest.mark.integration
 

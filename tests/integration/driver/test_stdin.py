@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+
+from tests.support.paths import ROOT
 from tests.support.processes.jobs import FORKING, PATIENCE_S
-from tests.support.processes.nodes import ROOT
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.integration

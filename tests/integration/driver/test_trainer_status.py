@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.clusters.fake_trainer import FakeTrainer, fake_trainer
-from tests.support.processes.jobs import Job
-from tests.support.clusters.kubernetes_fake.certificate import write_certificate
 
 from elastic_driver.driver import trainer_status
 from elastic_driver.driver.trainer_status import Standing, TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError
+from tests.support.clusters.fake_trainer import FakeTrainer, fake_trainer
+from tests.support.clusters.kubernetes_fake.certificate import write_certificate
+from tests.support.processes.jobs import Job
 
 pytestmark = pytest.mark.integration
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes.jobs import PATIENCE_S, PROGRAMS, Job
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.worker.engine import native_loader
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import PATIENCE_S, Job
 
 pytestmark = pytest.mark.integration
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes.nodes import free_port
 
 from elastic_driver import LaunchConfig, elastic_launch
 from elastic_driver.errors import SettingsError
 from elastic_driver.function import torch_launcher
+from tests.support.processes.nodes import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.paths import ROOT
 from tests.support.processes.jobs import PATIENCE_S
-from tests.support.processes.nodes import ROOT
 
 pytestmark = pytest.mark.integration
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.processes.hang_jobs import FrozenDisc, HangJob, debugged, is_gone
-from tests.support.processes.jobs import PROGRAMS
 
 from elastic_driver.worker.engine import native_loader
+from tests.support.paths import PROGRAMS
+from tests.support.processes.hang_jobs import FrozenDisc, HangJob, debugged, is_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.processes.jobs import PROGRAMS, Job
+
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import Job
 from tests.support.processes.nodes import NodesJob, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processes.hang_jobs import HangJob
-from tests.support.processes.jobs import PROGRAMS, ROOT
 
 from elastic_driver.worker.engine import native_loader
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes.hang_jobs import HangJob
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.processes.hang_jobs import HangJob, is_gone
 
 from elastic_driver.worker.engine import native_loader
+from tests.support.processes.hang_jobs import HangJob, is_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

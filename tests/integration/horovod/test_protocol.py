@@ -9,7 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes.jobs import PROGRAMS, Job
+
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import Job
 
 pytestmark = pytest.mark.integration
 

@@ -18,17 +18,17 @@ from typing import Any, cast
 import pytest
 import requests
 import yaml
-from tests.support.clusters.controllers import running_controller
-from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, UID, resource
-from tests.support.clusters.kubernetes_fake import FakeKubernetes
-from tests.support.network.machines import wait_for
-from tests.support.processes.nodes import free_port
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import Api
 from elastic_driver.kubernetes.controller import Controller, main
 from elastic_driver.kubernetes.plan import DriverSays
 from elastic_driver.kubernetes.spec import PLURAL
+from tests.support.clusters.controllers import running_controller
+from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, UID, resource
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.network.machines import wait_for
+from tests.support.processes.nodes import free_port
 
 pytestmark = pytest.mark.integration
 

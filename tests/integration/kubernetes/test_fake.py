@@ -11,6 +11,7 @@ import kubernetes_asyncio.client as k8s
 import pytest
 from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.watch import Watch
+
 from tests.support.clusters.kubernetes_fake import FakeKubernetes
 
 pytestmark = pytest.mark.integration

@@ -12,10 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import Job, check_agreement
-from tests.support.clusters.kubernetes_fake import FakeKubernetes
 
 from elastic_driver.launch.agent.machine import addresses
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = [
     pytest.mark.integration,

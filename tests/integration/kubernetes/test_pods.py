@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from elastic_driver.discovery.kubernetes import reflector
+from elastic_driver.hosts import Host
 from tests.support.clusters.kubernetes_fake import FakeKubernetes
 from tests.support.clusters.kubernetes_fake.certificate import write_certificate
 from tests.support.clusters.kubernetes_fake.rules import Request
 from tests.support.clusters.pod_discovery import LABELS, following
-
-from elastic_driver.discovery.kubernetes import reflector
-from elastic_driver.hosts import Host
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
@@ -37,6 +36,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Warmed,
     WarmUp,
 )
+from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.processes.agents import act, scene
-from tests.support.clusters.fake_clouds import Asked, Says, fake_cloud
 
 from elastic_driver.launch.agent.clouds import ENV_AWS, ENV_AZURE, ENV_GCP
 from elastic_driver.rendezvous.agent_messages import Close, Leaves, Warning
+from tests.support.clusters.fake_clouds import Asked, Says, fake_cloud
+from tests.support.processes.agents import act, scene
 
 pytestmark = pytest.mark.integration
 

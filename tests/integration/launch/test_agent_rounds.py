@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.processes.agents import FakeDriver, act, scene
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
@@ -36,6 +35,7 @@ from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
 from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.words import Backend, NoticeKind
+from tests.support.processes.agents import FakeDriver, act, scene
 
 pytestmark = pytest.mark.integration
 

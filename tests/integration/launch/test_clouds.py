@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from tests.support.clusters.fake_clouds import Asked, FakeCloud, Says, fake_cloud
 
 from elastic_driver.launch.agent import clouds
 from elastic_driver.launch.agent.clouds import ENV_AWS, ENV_AZURE, ENV_GCP, Endpoint, NotThereError, Seen, endpoint_of
 from elastic_driver.words import Cloud
+from tests.support.clusters.fake_clouds import Asked, FakeCloud, Says, fake_cloud
 
 pytestmark = pytest.mark.integration
 

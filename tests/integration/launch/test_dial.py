@@ -19,8 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 from early_dialler import EarlyDialler
-from tests.support.processes.launching import LOOPS, PATIENCE_S, run
-from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.launch.dial.child import Child
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler
@@ -29,6 +27,8 @@ from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.rendezvous.agent_messages import Bootstrap
+from tests.support.network.namespaces import Namespaces
+from tests.support.processes.launching import LOOPS, PATIENCE_S, run
 
 pytestmark = pytest.mark.integration
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.support.processes.launching import PATIENCE_S
-from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.rendezvous.agent_messages import Bootstrap
+from tests.support.network.namespaces import Namespaces
+from tests.support.processes.launching import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 

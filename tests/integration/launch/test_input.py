@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.processes.launching import PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.input import WorkerInput
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from tests.support.processes.launching import PATIENCE_S, WORKER, Job, job, run
 
 pytestmark = pytest.mark.integration
 

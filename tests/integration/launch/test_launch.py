@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
@@ -24,6 +23,7 @@ from elastic_driver.launch.local import launcher as local
 from elastic_driver.launch.processes import guard
 from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
+from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
 
 pytestmark = pytest.mark.integration
 

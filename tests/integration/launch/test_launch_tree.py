@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import psutil
 import pytest
-from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local import launcher
 from elastic_driver.launch.local.launcher import LocalWorker
 from elastic_driver.launch.processes import death, guard
+from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processes.agents import PATIENCE_S, Scene, act, scene
 
 from elastic_driver.launch.agent.probes import MAGIC
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import Close, Listen, Listening, Probe, Probed, Unlisten
+from tests.support.processes.agents import PATIENCE_S, Scene, act, scene
 
 pytestmark = pytest.mark.integration
 

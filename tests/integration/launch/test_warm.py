@@ -17,9 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.processes.jobs import PROGRAMS, SUPPORT, check_agreement
-from tests.support.processes.jobs import Job as ElasticJob
-from tests.support.processes.launching import PATIENCE_S, Job, job, run
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
@@ -29,6 +26,10 @@ from elastic_driver.launch.warm import forks as warm
 from elastic_driver.launch.warm.forks import ForkedProcess
 from elastic_driver.launch.warm.preload import heavy_imports, read_command, shadowed
 from elastic_driver.rendezvous.environment import ENV_WARM
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes.jobs import Job as ElasticJob
+from tests.support.processes.jobs import check_agreement
+from tests.support.processes.launching import PATIENCE_S, Job, job, run
 
 pytestmark = pytest.mark.integration
 
@@ -486,7 +487,7 @@ def test_nothing_outlives_a_killed_driver(tmp_path: Path) -> None:
     program.write_text(
         f"""
 import asyncio, os, sys
-sys.path[:0] = [{str(SUPPORT)!r}, {str(Path(__file__).parent)!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
 from test_warm import PROBE, ENV, warm_job, warmed
 from elastic_driver.hosts import WorkerId
 async def main():

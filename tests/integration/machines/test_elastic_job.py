@@ -12,22 +12,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.clusters.controllers import running_controller
-from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, resource
-from tests.support.processes.jobs import PROGRAMS, ROOT, SUPPORT, check_agreement
-from tests.support.processes.json_lines import JsonLines
-from tests.support.clusters.kubectl_exec import KubectlServer
-from tests.support.clusters.kubelet import Kubelet
-from tests.support.clusters.kubernetes_fake import FakeKubernetes
-from tests.support.network.machines import marks, wait_for
-from tests.support.clusters.mpi_operator import LIMITS
-from tests.support.network.namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
-from tests.support.clusters.pods import HOME, SHARED, SSHD, Pods
 
 from elastic_driver.kubernetes.api import Api
 from elastic_driver.kubernetes.controller import Controller
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
 from elastic_driver.kubernetes.spec import PLURAL
+from tests.support.clusters.controllers import running_controller
+from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, resource
+from tests.support.clusters.kubectl_exec import KubectlServer
+from tests.support.clusters.kubelet import Kubelet
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
+from tests.support.clusters.mpi_operator import LIMITS
+from tests.support.clusters.pods import HOME, SHARED, SSHD, Pods
+from tests.support.network.machines import marks, wait_for
+from tests.support.network.namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
+from tests.support.paths import PROGRAMS, ROOT, SUPPORT
+from tests.support.processes.jobs import check_agreement
+from tests.support.processes.json_lines import JsonLines
 
 pytestmark = marks
 
@@ -167,7 +168,8 @@ def image(pods: Pods) -> dict[str, str]:
     """What containers have of their image: elasticrun, and the variables."""
     folder = pods.shared / "image"
     folder.mkdir()
-    for name, words in (("elasticrun", "-m elastic_driver"), ("kubectl", f"-I -S {SUPPORT / 'kubectl_exec.py'}")):
+    kubectl = SUPPORT / "clusters/kubectl_exec.py"
+    for name, words in (("elasticrun", "-m elastic_driver"), ("kubectl", f"-I -S {kubectl}")):
         (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (folder / name).chmod(0o755)
     return {

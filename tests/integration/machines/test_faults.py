@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.processes.followed_job import FollowedJob
+
 from tests.support.network.machines import is_dead, kill, made_machines, marks
 from tests.support.network.network_faults import NameService, NetworkFaults, WallClock
+from tests.support.processes.followed_job import FollowedJob
 
 pytestmark = [*marks, pytest.mark.faults, pytest.mark.slow]
 

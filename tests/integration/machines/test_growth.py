@@ -6,8 +6,17 @@ import os
 import signal
 from pathlib import Path
 
+from tests.support.network.machines import (
+    End,
+    MachinesJob,
+    connections,
+    is_dead,
+    listening,
+    made_machines,
+    marks,
+    wait_for,
+)
 from tests.support.processes.jobs import check_agreement
-from tests.support.network.machines import End, MachinesJob, connections, is_dead, listening, made_machines, marks, wait_for
 
 pytestmark = marks
 

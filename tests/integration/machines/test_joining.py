@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes.jobs import check_agreement
 from tests.support.network.machines import MachinesJob, command_of, is_dead, made_machines, marks, wait_for
 from tests.support.network.namespaces import NamespaceHost
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = marks
 

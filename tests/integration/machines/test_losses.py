@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.processes.jobs import PROGRAMS, check_agreement
 from tests.support.network.machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for, wait_for_nobody
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = marks
 

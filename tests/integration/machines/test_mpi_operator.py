@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.processes.jobs import ROOT, check_agreement
+
 from tests.support.clusters.kubectl import ApiServer
-from tests.support.network.machines import marks, wait_for
 from tests.support.clusters.mpi_operator import DISCOVERY, MpiJob, Operator, leave
-from tests.support.network.namespaces import Namespaces, cannot_serve_ssh
 from tests.support.clusters.pods import Pods
+from tests.support.network.machines import marks, wait_for
+from tests.support.network.namespaces import Namespaces, cannot_serve_ssh
+from tests.support.paths import ROOT
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = marks
 

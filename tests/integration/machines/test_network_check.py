@@ -6,9 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from tests.support.processes.jobs import check_agreement
 from tests.support.network.machines import MachinesJob, kill, listening, made_machines, marks, wait_for
 from tests.support.network.namespaces import NamespaceHost
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = marks
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from tests.support.network.machines import made_machines, marks
-from tests.support.processes.nodes import ROOT, NodesJob
+from tests.support.paths import ROOT
+from tests.support.processes.nodes import NodesJob
 
 pytestmark = marks
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes.jobs import PROGRAMS, ROOT, SUPPORT
 from tests.support.network.machines import MachinesJob, made_machines, marks, wait_for_nobody
 from tests.support.network.namespaces import NamespaceHost, Namespaces
+from tests.support.paths import PROGRAMS, ROOT, SUPPORT
 
 pytestmark = marks
 

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import check_agreement
+
 from tests.support.network.machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for
 from tests.support.network.network_faults import NetworkFaults
+from tests.support.processes.jobs import check_agreement
 
 pytestmark = marks
 

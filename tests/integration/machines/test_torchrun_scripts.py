@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.support.processes.jobs import PROGRAMS
 from tests.support.network.machines import MachinesJob, made_machines, marks
+from tests.support.paths import PROGRAMS
 
 pytestmark = marks
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from tests.support.clusters.fake_trainer import PATH
-from tests.support.processes.jobs import PROGRAMS, check_agreement
-from tests.support.processes.json_lines import JsonLines
 from tests.support.network.machines import made_machines, marks
 from tests.support.network.namespaces import NamespaceHost
-from tests.support.processes.nodes import SUPPORT, Node, NodesJob
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes.jobs import check_agreement
+from tests.support.processes.json_lines import JsonLines
+from tests.support.processes.nodes import Node, NodesJob
 
 pytestmark = marks
-
-ROOT = SUPPORT.parents[1]
 
 
 class Pods(NodesJob):

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.processes.jobs import PROGRAMS
+
 from tests.support.network.machines import MachinesJob, connections, made_machines, marks
+from tests.support.paths import PROGRAMS
 
 pytestmark = marks
 

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.processes.launched_jobs import PROGRAM, Ranks, environment, new_job, nothing_left, place_in
 
 from elastic_driver.worker.launched import door
 from elastic_driver.worker.launched.launcher import launch_of
+from tests.support.processes.launched_jobs import PROGRAM, Ranks, environment, new_job, nothing_left, place_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.mpi]
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.network.namespaces import Namespaces
 from tests.support.processes.launched_jobs import (
     PROGRAM,
     answers,
@@ -22,7 +24,6 @@ from tests.support.processes.launched_jobs import (
     why_no_mpi,
     why_no_mpi4py,
 )
-from tests.support.network.namespaces import Namespaces
 
 pytestmark = [pytest.mark.integration, pytest.mark.mpi]
 

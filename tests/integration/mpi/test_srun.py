@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.processes.launched_jobs import PROGRAM, answers, environment, nothing_left
+
 from tests.support.clusters.slurm import Slurm, why_no_slurm
+from tests.support.processes.launched_jobs import PROGRAM, answers, environment, nothing_left
 
 pytestmark = [pytest.mark.integration, pytest.mark.mpi]
 

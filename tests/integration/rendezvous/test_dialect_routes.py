@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.support.fakes.rendezvous_service import OPERATOR, WORKER, Peer, Service, serving
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.routes import Route, RouteRequest
+from tests.support.fakes.rendezvous_service import OPERATOR, WORKER, Peer, Service, serving
 
 pytestmark = pytest.mark.integration
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 
 from elastic_driver.errors import RendezvousError, SettingsError
 from elastic_driver.rendezvous.store_messages import MOST_VALUE_BYTES, PIECE_BYTES
 from elastic_driver.torch import HTTPStore
+from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 
 pytestmark = pytest.mark.integration
 

@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.support.fakes.rendezvous_service import KEY, OPERATOR, READER, credential, serving
 
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.drain import drain
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import JobFile, Posting, running_jobs
+from tests.support.fakes.rendezvous_service import KEY, OPERATOR, READER, credential, serving
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.fakes.rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
 
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError, StaleRoundError
@@ -21,6 +20,7 @@ from elastic_driver.rendezvous.messages import LeaveRequest
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.routes import Route, RouteRequest
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from tests.support.fakes.rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
 
 pytestmark = pytest.mark.integration
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import requests
-from tests.support.fakes.rendezvous_service import KEY, OPERATOR, PATIENCE_S, WORKER, Service, serving
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import DrainHostRequest
 from elastic_driver.rendezvous.operator_auth import OperatorAuth, UnprovenError
+from tests.support.fakes.rendezvous_service import KEY, OPERATOR, PATIENCE_S, WORKER, Service, serving
 
 pytestmark = pytest.mark.integration
 

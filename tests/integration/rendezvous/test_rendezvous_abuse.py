@@ -12,11 +12,23 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.support.fakes.rendezvous_service import NONCE, READER, READY, WORKER, Calls, Peer, Service, descriptors, hello, request, serving
 
 from elastic_driver.rendezvous.messages import RunningReport, WatchRequest
 from elastic_driver.rendezvous.proof import HELLO, PROOF
 from elastic_driver.rendezvous.server.server import ServerLimits
+from tests.support.fakes.rendezvous_service import (
+    NONCE,
+    READER,
+    READY,
+    WORKER,
+    Calls,
+    Peer,
+    Service,
+    descriptors,
+    hello,
+    request,
+    serving,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -14,19 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.support.fakes.rendezvous_service import (
-    ASSIGNMENT,
-    OPERATOR,
-    PATIENCE_S,
-    READY,
-    WORKER,
-    Calls,
-    Service,
-    credential,
-    descriptors,
-    scripted,
-    serving,
-)
 
 from elastic_driver.errors import (
     RendezvousClosedError,
@@ -40,6 +27,19 @@ from elastic_driver.rendezvous.messages import JobOver, Notice, RunningReport, W
 from elastic_driver.rendezvous.proof import REPLY_HEADER
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
+from tests.support.fakes.rendezvous_service import (
+    ASSIGNMENT,
+    OPERATOR,
+    PATIENCE_S,
+    READY,
+    WORKER,
+    Calls,
+    Service,
+    credential,
+    descriptors,
+    scripted,
+    serving,
+)
 
 pytestmark = pytest.mark.integration
 

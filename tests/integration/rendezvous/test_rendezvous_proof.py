@@ -13,24 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.fakes.rendezvous_service import (
-    IDENTITY,
-    KEY,
-    NONCE,
-    PATIENCE_S,
-    READER,
-    READY,
-    WORKER,
-    Calls,
-    Peer,
-    Service,
-    credential,
-    hello,
-    request,
-    scripted,
-    serving,
-)
 
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
@@ -52,6 +34,24 @@ from elastic_driver.rendezvous.routes import table_of
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.fakes.rendezvous_service import (
+    IDENTITY,
+    KEY,
+    NONCE,
+    PATIENCE_S,
+    READER,
+    READY,
+    WORKER,
+    Calls,
+    Peer,
+    Service,
+    credential,
+    hello,
+    request,
+    scripted,
+    serving,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -9,6 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
+from elastic_driver.dialects.ours import OUR_ROUTES
+from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
+from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest, parse_next_round_reply
+from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.words import NoticeKind
 from tests.support.fakes.rendezvous_service import (
     ASSIGNMENT,
     KEY,
@@ -23,14 +31,6 @@ from tests.support.fakes.rendezvous_service import (
     request,
     serving,
 )
-
-from elastic_driver.dialects.ours import OUR_ROUTES
-from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
-from elastic_driver.rendezvous.entries import unpack_entries
-from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest, parse_next_round_reply
-from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
-from elastic_driver.system.job_clock import JobClock
-from elastic_driver.words import NoticeKind
 
 pytestmark = pytest.mark.integration
 

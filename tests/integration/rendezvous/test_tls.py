@@ -10,13 +10,23 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
 
 import pytest
-from tests.support.fakes.rendezvous_service import NONCE, OPERATOR, PATIENCE_S, READY, Service, credential, descriptors, hello, serving
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.server.connection import ServerLimits
+from tests.support.fakes.rendezvous_service import (
+    NONCE,
+    OPERATOR,
+    PATIENCE_S,
+    READY,
+    Service,
+    credential,
+    descriptors,
+    hello,
+    serving,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 import requests
-from tests.support.fakes.rendezvous_service import PATIENCE_S, READER, Peer, Service, serving
 
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.rendezvous.server.server import ServerLimits
@@ -21,6 +20,7 @@ from elastic_driver.rendezvous.server.web import (
     WebStream,
     WebStreaming,
 )
+from tests.support.fakes.rendezvous_service import PATIENCE_S, READER, Peer, Service, serving
 
 pytestmark = pytest.mark.integration
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import usable_backends
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 pytestmark = [
     pytest.mark.integration,

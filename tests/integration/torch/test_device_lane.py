@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import usable_backends
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 pytestmark = [
     pytest.mark.integration,

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

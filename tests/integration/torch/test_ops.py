@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
+from tests.support.fakes.fake_job import FakeJob, workers_on
 
 pytestmark = pytest.mark.integration
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.processes.optimizer_checks import assert_ok, run_checks
 from other_default_device import OTHER
 
 from elastic_driver.words import Backend
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.processes.optimizer_checks import assert_ok, run_checks
 
 pytestmark = pytest.mark.integration
 

@@ -14,16 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import forked
 import pytest
 import torch
-from tests.support.processes.backends import FIRST
 from distributed_program import build, expected_losses
-from tests.support.fakes.fake_job import PROGRAMS, FakeJob, workers_on
-from tests.support.processes.jobs import FORKING, Job
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import NoticeKind
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.paths import PROGRAMS
+from tests.support.processes import forked
+from tests.support.processes.backends import FIRST
+from tests.support.processes.jobs import FORKING, Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

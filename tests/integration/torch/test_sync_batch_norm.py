@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.processes.backends import FIRST
-from tests.support.processes.optimizer_checks import assert_ok, run_checks
 
 from elastic_driver.words import Backend
+from tests.support.processes.backends import FIRST
+from tests.support.processes.optimizer_checks import assert_ok, run_checks
 
 pytestmark = pytest.mark.integration
 

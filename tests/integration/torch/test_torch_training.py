@@ -7,11 +7,11 @@ import signal
 from typing import Any
 
 import pytest
-from tests.support.processes.backends import FIRST
-from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.processes.backends import FIRST
 
 pytestmark = pytest.mark.integration
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from tests.support.processes.jobs import PROGRAMS, Job
-from tests.support.processes.launching import job as launched
-from tests.support.processes.launching import run
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.ports import _first_free, bound_port
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import Job
+from tests.support.processes.launching import job as launched
+from tests.support.processes.launching import run
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
@@ -25,6 +24,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.node_messages import Outcome
 from elastic_driver.torchelastic.handler import ElasticHandler, HandlerSettings
 from elastic_driver.torchelastic.plugin import get_handler
+from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 
 pytestmark = pytest.mark.integration
 

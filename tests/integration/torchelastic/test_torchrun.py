@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.rendezvous_process import RendezvousProcess, a_rendezvous
 from tests.support.processes.torchrun import PATIENCE_S, Torchrun
 

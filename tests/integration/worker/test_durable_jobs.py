@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]

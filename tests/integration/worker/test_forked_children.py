@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.processes import forked
 import pytest
-from tests.support.processes.backends import EACH
-from tests.support.fakes.fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.words import Backend
+from tests.support.fakes.fake_job import PROGRAM, FakeJob, workers_on
+from tests.support.processes import forked
+from tests.support.processes.backends import EACH
 
 pytestmark = pytest.mark.integration
 

@@ -6,12 +6,13 @@ import os
 import signal
 
 import pytest
-from tests.support.processes.backends import FIRST
-from tests.support.fakes.fake_job import PROGRAMS, FakeJob, Process, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_PLACE, ENV_ROUND
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.fake_job import FakeJob, Process, workers_on
+from tests.support.paths import PROGRAMS
+from tests.support.processes.backends import FIRST
 
 pytestmark = pytest.mark.integration
 

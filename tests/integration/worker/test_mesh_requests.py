@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.processes.backends import EACH
-from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.fakes.rendezvous_service import IDENTITY, NONCE, Proofs, Service, hello
 
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.words import Backend
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.fakes.rendezvous_service import IDENTITY, NONCE, Proofs, Service, hello
+from tests.support.processes.backends import EACH
 
 pytestmark = pytest.mark.integration
 

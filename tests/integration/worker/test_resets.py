@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.processes.backends import EACH
-from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 from elastic_driver.worker import state as state_module
 from elastic_driver.worker.engine.protocol import Kind
 from elastic_driver.worker.state import ObjectState
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.processes.backends import EACH
 
 pytestmark = pytest.mark.integration
 

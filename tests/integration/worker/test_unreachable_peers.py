@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.processes.backends import EACH
-from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.network.namespaces import Namespaces
 
 from elastic_driver.rendezvous.environment import ENV_HOST_TIMEOUT
 from elastic_driver.rendezvous.messages import NextRoundRequest
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.network.namespaces import Namespaces
+from tests.support.processes.backends import EACH
 
 pytestmark = [pytest.mark.integration, pytest.mark.machines]
 

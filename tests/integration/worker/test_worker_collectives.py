@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 
-from tests.support.processes import forked
 import pytest
-from tests.support.processes.backends import EACH, FIRST
-from tests.support.fakes.fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_PORTS
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.fake_job import PROGRAM, FakeJob, workers_on
+from tests.support.processes import forked
+from tests.support.processes.backends import EACH, FIRST
 
 pytestmark = pytest.mark.integration
 

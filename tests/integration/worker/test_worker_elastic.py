@@ -8,11 +8,11 @@ import time
 
 import psutil
 import pytest
-from tests.support.processes.backends import EACH, FIRST
-from tests.support.fakes.fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.processes.backends import EACH, FIRST
 
 pytestmark = pytest.mark.integration
 

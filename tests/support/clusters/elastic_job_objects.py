@@ -8,8 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.support.clusters.kubernetes_fake.patches import merged
-
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import LABEL_INDEX, Object
 from elastic_driver.kubernetes.plan import (
@@ -27,6 +25,7 @@ from elastic_driver.kubernetes.plan import (
     plan,
 )
 from elastic_driver.kubernetes.spec import API_VERSION, KIND, ElasticJob
+from tests.support.clusters.kubernetes_fake.patches import merged
 
 NAMESPACE, NAME, UID = "training", "digits", "11111111-2222-3333-4444-555555555555"
 

@@ -25,8 +25,8 @@ from typing import Any, Self
 
 from tests.support.clusters.config_volume import ConfigVolume
 from tests.support.clusters.kubernetes_fake import ApiError, FakeKubernetes
-from tests.support.network.machines import kill
 from tests.support.clusters.pods import HOME, Pod, Pods
+from tests.support.network.machines import kill
 
 Object = dict[str, Any]
 

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.support.processes.jobs import PROGRAM, ROOT, SUPPORT, Job
-from tests.support.processes.json_lines import JsonLines
 from tests.support.clusters.pods import SHARED, Pod, Pods
+from tests.support.paths import ROOT, SUPPORT
+from tests.support.processes.jobs import PROGRAM, Job
+from tests.support.processes.json_lines import JsonLines
 
 DISCOVERY = "/etc/mpi/discover_hosts.sh"
 # Short, so that tests are.
@@ -47,7 +48,7 @@ class Operator:
         self._v1 = v1
         if v1:
             command = pods.shared / "kubectl"
-            command.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT}/kubectl.py "$@"\n')
+            command.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT}/clusters/kubectl.py "$@"\n')
             command.chmod(0o755)
         self.workers: dict[int, Pod] = {}
         self.write(0, ())

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.clusters.kubernetes_fake import FakeKubernetes
-
 from elastic_driver.discovery.kubernetes.access import Access
 from elastic_driver.discovery.kubernetes.pods import Reading
 from elastic_driver.discovery.kubernetes.source import KubernetesDiscovery
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Departure, Host
 from elastic_driver.settings.pods import RACK_FROM, SLOTS_FROM
+from tests.support.clusters.kubernetes_fake import FakeKubernetes
 
 LABELS = {"app": "train"}
 LIMIT_S = 150.0

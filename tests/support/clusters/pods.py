@@ -25,12 +25,13 @@ from typing import Any, Self
 
 import psutil
 import pytest
+
 from tests.support.clusters.config_volume import ConfigVolume
-from tests.support.processes.jobs import ROOT
 from tests.support.network.machines import command_of, wait_for
 from tests.support.network.namespaces import NamespaceHost, Namespaces, run
+from tests.support.paths import ROOT, SUPPORT
 
-_SERVER = Path(__file__).with_name("name_server.py")
+_SERVER = SUPPORT / "network/name_server.py"
 HOME = "/srv/mpiuser"
 SHARED = "/mnt"
 """Where a container sees :attr:`Pods.shared`: what would be a volume that all pods mount."""

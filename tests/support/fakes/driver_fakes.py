@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.fakes.virtual_loop import VirtualLoop
-
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.loop import ElasticDriver
@@ -26,6 +24,7 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.virtual_loop import VirtualLoop
 
 PATIENCE_S = 150.0
 OURS = OurDialect({}, exported={})

@@ -7,10 +7,11 @@ import functools
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-SCHEMA = Path(__file__).resolve().parents[2] / "elastic_driver/report/events.schema.json"
+from tests.support.paths import ROOT
+
+SCHEMA = ROOT / "elastic_driver/report/events.schema.json"
 
 
 @functools.cache

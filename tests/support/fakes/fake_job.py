@@ -20,9 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import forked
-from tests.support.network.namespaces import NamespaceHost
-
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -39,9 +36,10 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.words import Backend, NoticeKind
+from tests.support.network.namespaces import NamespaceHost
+from tests.support.paths import PROGRAMS
+from tests.support.processes import forked
 
-SUPPORT = Path(__file__).parent
-PROGRAMS = SUPPORT / "programs"
 PROGRAM = PROGRAMS / "worker_program.py"
 PATIENCE_S = 150.0
 

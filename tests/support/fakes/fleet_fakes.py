@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
-
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -28,6 +26,7 @@ from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 AGENT_TIMEOUT_S = 15.0
 HOST_TIMEOUT_S = 5.0

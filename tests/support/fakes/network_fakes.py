@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from tests.support.fakes.fleet_fakes import FakeAgent, FakeFleet, rest
-
 from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said
+from tests.support.fakes.fleet_fakes import FakeAgent, FakeFleet, rest
 
 PORT = 150
 

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-from tests.support.processes.jobs import Job, check_agreement
+
 from tests.support.network.namespaces import NamespaceHost, Namespaces
+from tests.support.processes.jobs import Job, check_agreement
 
 PATIENCE_S = 150.0
 # What hosts of two slots each have room for.

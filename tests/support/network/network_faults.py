@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
 from tests.support.network.namespaces import NamespaceHost, Namespaces, batch, ip, run
 
 _HERE = Path(__file__).parent

@@ -16,9 +16,10 @@ from typing import Any
 
 from follow import Follower, check_commits
 from history import History
-from tests.support.processes.jobs import ROOT
+
 from tests.support.network.machines import MachinesJob, is_dead, wait_for
 from tests.support.network.namespaces import NamespaceHost, Namespaces
+from tests.support.paths import ROOT
 
 SOAK = ROOT / "tests" / "soak"
 SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 2  # as in lineage_program.py

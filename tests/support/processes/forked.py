@@ -217,6 +217,7 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
     import random
 
     import numpy as np
+
     from tests.support.processes.program_exit import run_to_exit
 
     ends_at_once = "torch" in sys.modules

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.support.processes.jobs import PROGRAMS, Job
+
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import Job
 
 FRAMES_OF = "hang_program.py"
 # How the end of a suspicion begins that says nothing of the worker: nobody could look.

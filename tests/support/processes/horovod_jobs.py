@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+
+from tests.support.paths import PROGRAMS
 from tests.support.processes.jobs import Job
 
-PROGRAM = Path(__file__).parent / "programs/horovod_program.py"
+PROGRAM = PROGRAMS / "horovod_program.py"
 TENSORFLOW_PROGRAM = PROGRAM.with_name("horovod_tensorflow_program.py")
 MARK = "HOROVOD_TEST_MARK"
 LINGER_S = 30.0

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+
 from tests.support.fakes.event_schema import complaints
+from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes.json_lines import JsonLines
 
-ROOT = Path(__file__).resolve().parents[2]
-SUPPORT = Path(__file__).parent
-PROGRAMS = SUPPORT / "programs"
 PROGRAM = PROGRAMS / "step_program.py"
 # In place of ``-m elastic_driver``.
 FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)

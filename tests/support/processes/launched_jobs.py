@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.processes import forked
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(__file__).parent / "programs/launched_program.py"
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes import forked
+
+PROGRAM = PROGRAMS / "launched_program.py"
 PATIENCE_S = 200.0
 _jobs = itertools.count()
 # Of launchers that the tests themselves may run under.

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import psutil
-from tests.support.network.namespaces import NamespaceHost
 
-SUPPORT = Path(__file__).parent
-PROGRAMS = SUPPORT / "programs"
-ROOT = SUPPORT.parents[1]
+from tests.support.network.namespaces import NamespaceHost
+from tests.support.paths import PROGRAMS, ROOT
+
 WORKER = [sys.executable, str(PROGRAMS / "node_worker.py")]
 PATIENCE_S = 150.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import pytest
-from tests.support.fakes.fake_job import PATIENCE_S, FakeJob, workers_on
 
 from elastic_driver.words import Backend
+from tests.support.fakes.fake_job import PATIENCE_S, FakeJob, workers_on
 
 
 @functools.cache

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
-from tests.support.processes.tensorflow_servers import Server, Servers, a_strategy
 
 from elastic_driver.tensorflow import ElasticClusterCoordinator
+from tests.support.processes.tensorflow_servers import Server, Servers, a_strategy
 
 PATIENCE_S = 40.0
 _BETWEEN_LOOKS_S = 0.01

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.support.processes.subcommands import elasticrun
 
 from elastic_driver.cli.wrap import hooked, unhooked
+from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.unit
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fakes.membership_job import naive_slots, worker_id
 
 from elastic_driver.core.assignment import Placed, assign_ranks, order_hosts
 from elastic_driver.hosts import Host, SlotInfo, parse_host
+from tests.support.fakes.membership_job import naive_slots, worker_id
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core import document
 from elastic_driver.core.cuts import Accused, Accuser, Cuts
@@ -19,6 +18,7 @@ from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSile
 from elastic_driver.core.membership import explain, next_deadline
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import JobPhase
+from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.unit
 

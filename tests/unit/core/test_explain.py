@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.events import DiscoveryFailed, DismissWorker, DrainRequested, HostSilent, WorkerDying
 from elastic_driver.core.explain import explain, names, why_no_place
 from elastic_driver.words import ReadyCause, Sizing
+from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.unit
 

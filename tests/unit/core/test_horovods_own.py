@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.events import Report, WorkerDying, WorkerRunning
 from elastic_driver.core.state import record_of
 from elastic_driver.words import Backend, ExitCode, NoticeKind, ReadyCause
+from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.unit
 

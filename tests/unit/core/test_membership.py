@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core import placement
 from elastic_driver.core.deadlines import JOINERS_WINDOW_S, next_deadline
@@ -40,6 +39,7 @@ from elastic_driver.core.placement import keeps_its_places
 from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, ResetTally, WorkerPhase
 from elastic_driver.hosts import Host
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.events import (
@@ -29,6 +28,7 @@ from elastic_driver.core.setbacks import RoundSoFar
 from elastic_driver.core.state import JobPhase, Round
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import ReadyCause
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 pytestmark = pytest.mark.unit
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fakes.membership_job import worker_id
 
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
+from tests.support.fakes.membership_job import worker_id
 
 pytestmark = pytest.mark.unit
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.fakes.membership_job import worker_id
 
 from elastic_driver.core import roster as roster_module
 from elastic_driver.core.registry import Record, WorkerState
 from elastic_driver.core.roster import Roster
 from elastic_driver.hosts import WorkerId
+from tests.support.fakes.membership_job import worker_id
 
 pytestmark = pytest.mark.unit
 

@@ -6,13 +6,13 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.support.fakes.membership_job import Job, worker_id
 
 from elastic_driver.core.events import EndJob, Fault, PublishRound, Report, WorkerHung, WorkerRunning
 from elastic_driver.core.setbacks import Failure, Setbacks, fault_of, last_words
 from elastic_driver.core.state import JobPhase, WorkerPhase
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import OnChange, ReadyCause
+from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.document import read, write
 from elastic_driver.core.events import EndJob, PublishRound, StopRequested, WorkerReady
@@ -14,6 +13,7 @@ from elastic_driver.core.past import why_impossible
 from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import ChiefPhase, record_of
 from elastic_driver.words import OnChange, ReadyCause
+from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 pytestmark = pytest.mark.unit
 

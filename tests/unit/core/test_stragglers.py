@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fakes.straggler_rounds import Draw, heavy, jitter, simulate
 
 from elastic_driver.core.stragglers import StragglerFound, StragglerGone, StragglerWatch
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
+from tests.support.fakes.straggler_rounds import Draw, heavy, jitter, simulate
 
 pytestmark = pytest.mark.unit
 

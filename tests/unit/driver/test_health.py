@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import (
     Command,
@@ -40,6 +39,7 @@ from elastic_driver.report.happenings import (
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals, Waiting
 from elastic_driver.words import Backend, HangAction, OnChange, ReadyCause, StragglerAction
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

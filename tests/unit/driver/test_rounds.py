@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import (
     Command,
@@ -52,6 +51,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
@@ -49,6 +48,7 @@ from elastic_driver.rendezvous.vitals_words import vitals_to_json
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import (
     Command,
@@ -28,6 +27,7 @@ from elastic_driver.driver import stepper
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.hosts import WorkerId
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

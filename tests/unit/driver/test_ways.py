@@ -8,12 +8,12 @@ from ssl import SSLContext
 from typing import Any
 
 import pytest
-from tests.support.fakes.fleet_fakes import AtOnce
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.driver import agents
 from elastic_driver.driver.agents import Ways, url_of
 from elastic_driver.errors import SettingsError
+from tests.support.fakes.fleet_fakes import AtOnce
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.support.fakes.driver_fakes import FakeProcess
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
@@ -20,6 +18,8 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Ending, OnChange
+from tests.support.fakes.driver_fakes import FakeProcess
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

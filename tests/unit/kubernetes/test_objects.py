@@ -11,7 +11,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.kubernetes import objects
@@ -19,6 +18,7 @@ from elastic_driver.kubernetes.objects import Object
 from elastic_driver.kubernetes.spec import ElasticJob, Transport
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.settings import Settings
+from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
 TRANSPORTS = list(Transport)

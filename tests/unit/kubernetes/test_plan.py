@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 from elastic_driver.kubernetes.objects import exec_pods_of
 from elastic_driver.kubernetes.plan import Create, Update, plan
+from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "image"}]}}
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -42,6 +41,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

@@ -10,11 +10,11 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.channel import BEAT_S, Channel, FrameConnection
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message, _messages
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 
 class Wire:

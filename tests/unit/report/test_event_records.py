@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tests.support.fakes.event_schema import complaints, schema
 from jsonschema import Draft202012Validator
 
 from elastic_driver.core.standing import Doing
@@ -68,6 +67,7 @@ from elastic_driver.report.happenings import (
 from elastic_driver.report.instant import Instant
 from elastic_driver.version import __version__
 from elastic_driver.words import Backend, NoticeKind, OnChange
+from tests.support.fakes.event_schema import complaints, schema
 
 pytestmark = [pytest.mark.unit]
 

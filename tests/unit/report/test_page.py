@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.fakes.shown_job import JOB, ShownJob
 
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
@@ -32,6 +31,7 @@ from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story
 from elastic_driver.report.page.tails import Tails
 from elastic_driver.words import Backend, NoticeKind
+from tests.support.fakes.shown_job import JOB, ShownJob
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 
 import pytest
-from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -14,6 +13,7 @@ from elastic_driver.launch.fleet import dialling
 from elastic_driver.launch.fleet.door import Ticket, User
 from elastic_driver.launch.launcher import CommandNotFoundError
 from elastic_driver.rendezvous.credentials import Identity
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 

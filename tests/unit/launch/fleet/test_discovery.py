@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Departure, Host
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 

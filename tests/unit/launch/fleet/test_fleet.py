@@ -6,13 +6,13 @@ import asyncio
 import math
 
 import pytest
-from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.reception import RefusedError
 from elastic_driver.rendezvous.agent_messages import Bye, Close, Exited, Finished, KillAll, Leaves, Started
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 

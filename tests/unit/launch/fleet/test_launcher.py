@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, FakeAgent, FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
@@ -32,6 +31,7 @@ from elastic_driver.rendezvous.agent_messages import (
     WarmUp,
     Warning,
 )
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, FakeAgent, FakeFleet, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
-from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.worker import RemoteWorker
 from elastic_driver.rendezvous.agent_messages import Exited, Finished, Said, Spared, WarmUp, Warning
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
-from tests.support.fakes.network_fakes import PORT, network
 
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, TURNS
 from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
+from tests.support.fakes.network_fakes import PORT, network
 
 pytestmark = pytest.mark.unit
 

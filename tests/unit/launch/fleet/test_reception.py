@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
 
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.door import Door, User
@@ -18,6 +17,7 @@ from elastic_driver.rendezvous.agreement import Agreement
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import FrameReader, FrameWriter
 from elastic_driver.rendezvous.proof import Session
+from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fakes.fleet_fakes import facts
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Said, Start
+from tests.support.fakes.fleet_fakes import facts
 
 pytestmark = pytest.mark.unit
 
