@@ -205,7 +205,6 @@ def test_bad_variables(called: Run, name: str) -> None:
     ("text", "complaint"),
     [
         ("params: {fusion_treshold_mb: 8}", "unknown key in section 'params': 'fusion_treshold_mb'; did you mean"),
-        ("elastic: {min_np: 2}", "unknown section 'elastic'"),
         ("params: {cycle_time_ms: soon}", "'soon' is not a number"),
         ("params: {cycle_time_ms: -1}", "--cycle-time-ms -1 is not a number, 0 or above"),
         ("logging: {level: loud}", "--log-level LOUD is none of"),
