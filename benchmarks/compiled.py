@@ -66,14 +66,17 @@ def train() -> None:
         model.compile(dynamic=True)
     state = hvd.elastic.DDPState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), step=0)
     log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
-    data = torch.randn(BATCH, WIDTH)
+
+    def batch(rows: int) -> torch.Tensor:  # none is a slice of another tensor: that is other code
+        return torch.randn(rows, WIDTH)
+
     if way == "ahead":
-        hvd.compile_ahead(model, lambda model: model(data[: BATCH // 2]).square().mean().backward())
+        hvd.compile_ahead(model, lambda model: model(batch(BATCH // 2)).square().mean().backward())
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
         trained = torch.compile(state.ddp) if way == "outside" else state.ddp
-        own = data if fixed else data[: BATCH // hvd.size()]
+        own = batch(BATCH // 2 if fixed else BATCH // hvd.size())
         former = counters["stats"]["unique_graphs"]
         while True:
             time.sleep(0.02)
