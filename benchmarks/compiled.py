@@ -13,13 +13,15 @@ Two workers train under DDP, a third one joins, and it leaves again. In the ways
 The global batch is divided among the ranks, so that a rank's part has another size in each world (``--fixed-batch``: it
 has the same). A way's workers begin with an empty cache of compiled code (TORCHINDUCTOR_CACHE_DIR), which they share.
 
-For each round: the slowest survivor's first step, and the newcomer's, in seconds; the first step as a multiple of the
-median of later ones; and the most graphs that any of them compiled in it.
+For each round, in seconds: a step; for how long the survivors stood still, from the end of their last step in the
+round before to the end of their first one, and that as a multiple of a step; the newcomer's first step; and the most
+graphs that any of them compiled in it. Between two steps there are 20 ms of sleep and a commit.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -64,14 +66,17 @@ def train() -> None:
         model.compile(dynamic=True)
     state = hvd.elastic.DDPState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), step=0)
     log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
-    data = torch.randn(BATCH, WIDTH)
+
+    def batch(rows: int) -> torch.Tensor:  # none is a slice of another tensor: that is other code
+        return torch.randn(rows, WIDTH)
+
     if way == "ahead":
-        hvd.compile_ahead(model, lambda model: model(data[: BATCH // 2]).square().mean().backward())
+        hvd.compile_ahead(model, lambda model: model(batch(BATCH // 2)).square().mean().backward())
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
         trained = torch.compile(state.ddp) if way == "outside" else state.ddp
-        own = data if fixed else data[: BATCH // hvd.size()]
+        own = batch(BATCH // 2 if fixed else BATCH // hvd.size())
         former = counters["stats"]["unique_graphs"]
         while True:
             time.sleep(0.02)
@@ -110,21 +115,23 @@ def measure(way: str, layers: int, *, fixed: bool) -> None:
                     since = time.time()
                     job.set_hosts(size)
                 job.wait_for_steps(size, steps=STEPS, since=since)
-                lines = [line for line in job.steps() if line["size"] == size and line["time"] > since]
-                by_pid = {
-                    pid: [line for line in lines if line["pid"] == pid] for pid in {line["pid"] for line in lines}
-                }
-                if number and size < SIZES[number - 1]:
-                    # A survivor of the larger world may finish a step of it; these are of this size, so none of them.
-                    assert by_pid.keys() <= known
+                every = job.steps()
+                by_pid: dict[int, list[dict[str, Any]]] = {}
+                for line in every:
+                    if line["size"] == size and line["time"] > since:
+                        by_pid.setdefault(line["pid"], []).append(line)
                 normal_s = statistics.median(line["took_s"] for mine in by_pid.values() for line in mine[2:])
-                firsts = {pid: max(line["took_s"] for line in mine[:2]) for pid, mine in by_pid.items()}
-                old = max((firsts[pid] for pid in firsts if pid in known), default=None)
-                new = max((firsts[pid] for pid in firsts if pid not in known), default=None)
+                first = {pid: mine[0]["took_s"] for pid, mine in by_pid.items() if pid not in known}
+                stood = []
+                for pid in known & by_pid.keys():
+                    times = [line["time"] for line in every if line["pid"] == pid]
+                    last = max(time for time in times if time <= since)
+                    stood.append(max(b - a for a, b in itertools.pairwise(times) if a >= last))
                 graphs = max(sum(line["graphs"] for line in mine) for mine in by_pid.values())
-                shown = [f"{value:8.3f}" if value is not None else f"{'':8}" for value in (old, new)]
-                ratio = max(firsts.values()) / normal_s
-                print(f"{way:8}{size:6}{normal_s:10.4f}  {shown[0]}  {shown[1]}{ratio:8.0f}{graphs:8}", flush=True)
+                new, old = max(first.values(), default=None), max(stood, default=None)
+                shown = [f"{value:{form}}" if value is not None else "" for value, form in ((old, ".3f"), (new, ".3f"))]
+                ratio = f"{old / normal_s:.0f}" if old is not None else ""
+                print(f"{way:8}{size:6}{normal_s:10.4f}{shown[0]:>10}{ratio:>8}{shown[1]:>10}{graphs:8}", flush=True)
                 known |= by_pid.keys()
 
 
@@ -138,7 +145,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8, help="of the model (default 8)")
     parser.add_argument("--fixed-batch", action="store_true", help="a rank's batch does not depend on the world")
     options = parser.parse_args()
-    print(f"{'way':8}{'size':>6}{'step, s':>10}  {'survivor':>8}  {'newcomer':>8}{'x step':>8}{'graphs':>8}")
+    print(f"{'way':8}{'size':>6}{'step':>10}{'stood':>10}{'x step':>8}{'newcomer':>10}{'graphs':>8}")
     for way in options.ways.split(","):
         if way not in WAYS:
             sys.exit(f"no such way: {way}; there are {', '.join(WAYS)}")
