@@ -14,7 +14,7 @@ else who computes while most wait, or does nothing while most compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_driver.core.hangs import (
@@ -96,6 +96,7 @@ class StandstillWatch:
 
     def __init__(self) -> None:
         self._ranks: dict[WorkerId, int] = {}
+        self._tell_themselves = False  # whether one of the round uses this library
         self._looked: dict[WorkerId, _Looked] = {}
         self._unheard: dict[str, int] = {}  # by host: in how many looks
         self._of_hosts: dict[str, _Told] = {}
@@ -110,10 +111,14 @@ class StandstillWatch:
         self._end_of_round("a new round began")
         self._ranks = dict(ranks)
         self._looked = {worker: looked for worker, looked in self._looked.items() if worker in ranks}
+        self._tell_themselves = any(looked.vitals.pulse_s is not None for looked in self._looked.values())
         self._begin_steps()
 
     def take(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
         """A look at a worker."""
+        if vitals.pulse_s is not None and not self._tell_themselves:
+            self._tell_themselves = True
+            self._end_of_round("it uses elastic_driver, and tells itself what it waits for")
         looked = self._looked.get(worker)
         if looked is None or looked.vitals.pid != vitals.pid:
             self._looked[worker] = _Looked.first(vitals, now)
@@ -135,19 +140,22 @@ class StandstillWatch:
         step_of: Callable[[WorkerId], int | None] = lambda worker: None,
         trains: Callable[[WorkerId], bool] = lambda worker: True,
         unheard: Mapping[str, float] | None = None,
+        silent: Collection[str] = (),
         is_known: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> list[Finding]:
-        """What is new. To be called twice a second.
+        """What is new. To be called once a second.
 
         Args:
             now: the present, of the job's time, seconds.
             step_of: how far a worker has said that it has come in this process; None where it has not.
             trains: whether a worker is a member of the present round that is not about to leave.
-            unheard: for how long nothing was heard of hosts, by name, whose machines acknowledge all the same.
+            unheard: for how long nothing was heard of hosts, by name, whose machines acknowledge all the same; of those
+                that are heard there need be nothing.
+            silent: hosts whose machines do not acknowledge, either, which others tell of.
             is_known: whether a worker is suspected by others.
         """
         self._now = now
-        self._look_at_hosts(now, unheard or {})
+        self._look_at_hosts(now, unheard or {}, silent)
         self._look_at_round(now, step_of, trains, is_known)
         found, self._ended = self._ended, []
         return found
@@ -165,14 +173,21 @@ class StandstillWatch:
 
     # --- hosts -----------------------------------------------------------------------------------------------------
 
-    def _look_at_hosts(self, now: float, unheard: Mapping[str, float]) -> None:
-        by_host: dict[str, list[WorkerId]] = {}
-        for worker in self._ranks:
-            by_host.setdefault(worker.hostname, []).append(worker)
+    def _look_at_hosts(self, now: float, unheard: Mapping[str, float], silent: Collection[str]) -> None:
         # At the second look only: a driver that was stopped has not read what has come meanwhile.
         self._unheard = {
             host: self._unheard.get(host, 0) + 1 for host, unheard_s in unheard.items() if unheard_s >= UNHEARD_S
         }
+        for host in [host for host in self._of_hosts if host not in self._unheard]:
+            told = self._of_hosts.pop(host)
+            why = "nothing is heard of its host at all" if host in silent else "its host's agent is heard again"
+            for worker in told.suspects:
+                self._ended.append(Cleared(worker, self._ranks.get(worker), why, now - told.began))
+        if not self._unheard:
+            return
+        by_host: dict[str, list[WorkerId]] = {}
+        for worker in self._ranks:
+            by_host.setdefault(worker.hostname, []).append(worker)
         for host, looks in self._unheard.items():
             if looks >= 2 and host in by_host and host not in self._of_hosts:
                 first, *others = by_host[host]
@@ -182,11 +197,6 @@ class StandstillWatch:
                 )
                 self._of_hosts[host] = _Told(now - unheard[host], {first: why}, _UNHEARD)
                 self._suspect(first, Kind.UNHEARD, why, unheard[host], _UNHEARD, len(others), "it may be training")
-        for host in [host for host in self._of_hosts if host not in self._unheard]:
-            told = self._of_hosts.pop(host)
-            why = "its host's agent is heard again" if host in unheard else "its host is silent, or lost"
-            for worker in told.suspects:
-                self._ended.append(Cleared(worker, self._ranks.get(worker), why, now - told.began))
 
     # --- scripts ---------------------------------------------------------------------------------------------------
 
@@ -225,6 +235,8 @@ class StandstillWatch:
         trains: Callable[[WorkerId], bool],
         is_known: Callable[[WorkerId], bool],
     ) -> None:
+        if self._tell_themselves:
+            return
         members = [worker for worker in self._ranks if trains(worker)]
         steps = {worker: step_of(worker) for worker in members}
         said = [step for step in steps.values() if step is not None]
@@ -235,7 +247,7 @@ class StandstillWatch:
             return
         if any(now - one.seen_at > STALE_S for one in looked.values()):
             return  # nobody knows
-        if any(one.vitals.pulse_s is not None or one.vitals.state in (STOPPED, DEBUGGED) for one in looked.values()):
+        if any(one.vitals.state in (STOPPED, DEBUGGED) for one in looked.values()):
             self._end_of_round("another is at fault")
             return
         limit = self._limit()

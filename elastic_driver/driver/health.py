@@ -16,7 +16,7 @@ from elastic_driver.core.events import Command, DrainRequested, PublishRound, Wo
 from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
 from elastic_driver.core.stalls import Stall
 from elastic_driver.core.standing import Doing, standing_of
-from elastic_driver.core.standstills import StandstillWatch
+from elastic_driver.core.standstills import UNHEARD_S, StandstillWatch
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.core.survivors import why_spared
@@ -65,7 +65,7 @@ class Health:
         hang_action: what comes of a worker that is proven to hang.
         straggler_action: what comes of one that is slow.
         is_of_the_job: whether an address is one of the job's hosts.
-        unheard: for how long nothing was heard of hosts whose machines answer, by name.
+        unheard: for how long nothing was heard of hosts whose machines answer, by name, where that is at least so long.
 
     Attributes:
         is_on_disc: whether there is a commit on disc that the job can go on from.
@@ -82,7 +82,7 @@ class Health:
         hang_action: str = HangAction.END,
         straggler_action: str = StragglerAction.WARN,
         is_of_the_job: Callable[[str], bool] = lambda address: False,
-        unheard: Callable[[], Mapping[str, float]] = dict,
+        unheard: Callable[[float], Mapping[str, float]] = lambda least_s: {},
     ) -> None:
         self._unheard = unheard
         self._stepper = stepper
@@ -216,8 +216,8 @@ class Health:
                     self._ask_soon(finding)
                 case Cleared() | ProvenHung() | Spared():
                     self._tell_after(finding)
-        self._look_for_standstills(state, now, is_running=is_running)
         if not stragglers:
+            self._look_for_standstills(state, now, is_running=is_running)
             return
         for news in self._stragglers.look(now, trains=lambda worker: is_running and _trains(state, worker)):
             if isinstance(news, StragglerFound):
@@ -293,7 +293,8 @@ class Health:
             now,
             step_of=lambda worker: _step_of(state, worker),
             trains=lambda worker: is_running and _stays(state, worker),
-            unheard=self._unheard(),
+            unheard=self._unheard(UNHEARD_S),
+            silent=[one.hostname for one in state.silent],
             is_known=known.__contains__,
         ):
             if isinstance(finding, Suspected):

@@ -299,7 +299,7 @@ class ElasticDriver:
             hang_action=settings.hang_action,
             straggler_action=settings.straggler_action,
             is_of_the_job=(lambda address: False) if agents is None else agents.fleet.has_address,
-            unheard=dict if agents is None else agents.fleet.unheard,
+            unheard=(lambda least_s: {}) if agents is None else agents.fleet.unheard,
         )
         self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(

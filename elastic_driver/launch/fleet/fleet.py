@@ -313,12 +313,12 @@ class Fleet:
         link = self.link_of(hostname)
         return math.inf if link is None else link.works_for_s
 
-    def unheard(self) -> dict[str, float]:
-        """For how long nothing has come from each agent that is connected, and not silent, by its hosts' names.
+    def unheard(self, least_s: float) -> dict[str, float]:
+        """For how long nothing has come from agents that are connected and not silent, by their hosts' names.
 
         A machine whose agent says nothing may acknowledge all the same what it is sent: see AgentLink.
         """
-        links = [link for link in self._agents.values() if link.connected and not link.is_silent]
+        links = [link for link in self._agents.values() if not link.is_silent and link.silent_s >= least_s]
         return {name: link.silent_s for link in links for name in self._names_of(link)}
 
     def has_address(self, address: str) -> bool:

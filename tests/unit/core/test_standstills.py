@@ -82,6 +82,10 @@ def test_an_agent_that_says_nothing_is_named_once_and_again_when_it_is_heard() -
     assert isinstance(cleared, Cleared)
     assert cleared.why == "its host's agent is heard again"
     assert cleared.took_s > 200
+    (again,) = world.pass_s(UNHEARD_S + 2, mute=(1,))
+    assert isinstance(again, Suspected)
+    (cleared,) = world.watch.look(world.now, silent=["h1"])
+    assert cleared.why == "nothing is heard of its host at all"  # type: ignore[union-attr]
     assert world.watch.suspects(world.now) == []
 
 

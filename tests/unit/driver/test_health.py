@@ -99,6 +99,7 @@ class World:
     # --- collaborators -----------------------------------------------------------------------------------------------
 
     live = False
+    scripts = False  # that do not use this library, and do nothing
 
     def hear(self, happening: Happening) -> None:
         self.told.append(happening)
@@ -133,6 +134,8 @@ class World:
         last = self.looks.get(worker) or Vitals(self.loop.time() - 1, 100 + rank, "S", pulse_s=0.1, can_dump=True)
         is_new = last.round_id != round_id
         last = replace(last, round_id=round_id, rank=rank, at_s=last.at_s + 1)
+        if self.scripts:
+            return replace(last, round_id=0, rank=-1, pulse_s=None, pid=200 + rank, waits_s=0.0)
         if rank in self.stopped:
             return replace(last, state="T", waits_s=0.0)
         if rank in self.hung:
@@ -256,6 +259,39 @@ def test_a_worker_that_is_killed_at_work_makes_no_stall() -> None:
 
 
 # --- hangs -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_says_nothing_is_told_without_a_stack() -> None:
+    mute: dict[str, float] = {}
+
+    async def test(world: World) -> None:
+        world.silent = {2, 3}
+        mute["b"] = 12.0
+        await asyncio.sleep(4)
+        (suspected,) = world.of(WorkerSuspected)
+        assert (suspected.worker, suspected.kind, suspected.more) == (world.workers[2], "unheard", 1)
+        assert (suspected.stack, world.asked) == ("", [])
+        (listed,) = world.health.status()["suspected"]  # type: ignore[misc]
+        assert (listed["rank"], world.health.suspected) == (2, 1)
+        assert "may hang: nothing was heard of its host's agent" in world.health.remark()
+        mute.clear()
+        world.silent = set()
+        await asyncio.sleep(4)
+        assert world.hangs == [WorkerSuspected, WorkerCleared]
+
+    play(test, unheard=lambda least_s: mute)
+
+
+def test_a_script_that_stands_still_is_told_and_nobody_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "scripts", True)
+
+    async def test(world: World) -> None:
+        await asyncio.sleep(100)
+        (suspected,) = world.of(WorkerSuspected)
+        assert (suspected.kind, suspected.more, suspected.ends_s) == ("idle", 3, None)
+        assert world.fed(WorkerHung) == []
+
+    play(test)
 
 
 def test_a_hung_worker_is_told_with_its_stack_and_reported_once() -> None:
