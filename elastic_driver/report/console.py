@@ -3,7 +3,7 @@
 Owns standard output and standard error of the driver. The workers' output goes to the stream it came from, in whole
 lines; everything the driver says goes to standard error. When standard error is a terminal, its last line is a status
 line that is taken away before anything else is written and put back behind it; else there are no control characters.
-While a worker has the terminal (:meth:`Console.lend`) there is no status line, and what it writes is passed on as is.
+What a worker writes that has the terminal (:meth:`Console.lend`) is passed on as it is, and ends the status line.
 
 All writing is done by one thread, so that a reader that is slow or stopped (a pager, Ctrl-S) never stops the driver. A
 reader that has gone (``elasticrun ... | head``) or a disc that is full ends the writing to that stream, not the job: it
@@ -79,6 +79,7 @@ class Console:
         self._stdout_shown = os.isatty(stdout)
         self._shown_on_terminal: dict[Stream, bool] = {"stdout": self._stdout_shown, "stderr": os.isatty(stderr)}
         self._lent = False
+        self._written_to = False  # by the worker that has the terminal
         self._line_open = False  # what a worker has written to its terminal last was no whole line
         self._status = ""
         self._figures: tuple[str, ...] = ()
@@ -152,13 +153,15 @@ class Console:
         if lent == self._lent:
             return
         self._take_status_away()
-        self._lent = lent
+        self._lent, self._written_to = lent, False
         if not lent and self._line_open:
             self._line_open = False
             self._put("stdout", b"\n")
 
     def show(self, data: bytes) -> None:
         """What the worker that has the terminal writes to it."""
+        self._take_status_away()
+        self._written_to = True
         self._line_open = not data.endswith(b"\n")
         self._tail = (self._tail + data)[-_IN_VIEW_BYTES:]
         self._put("stdout", data)
@@ -199,7 +202,7 @@ class Console:
             text: why it stands where it stands.
             figures: what stands behind that.
         """
-        if not self._live or self._lent:
+        if not self._live or self._written_to:
             return
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         self._status = f"[{minutes:02d}:{seconds:02d}] {one_line(text)}"
@@ -270,7 +273,7 @@ class Console:
             self._put("stderr", _ERASE_LINE)
 
     def _put_status_back(self) -> None:
-        if not self._live or not self._status or self._lent:
+        if not self._live or not self._status or self._written_to:
             return
         try:
             width = os.get_terminal_size(self._terminal).columns or 80

@@ -476,7 +476,7 @@ def test_the_script_of_the_package_is_the_module(tmp_path: Path) -> None:
 def test_a_status_line_counts_on_a_terminal_and_is_gone_at_the_end(tmp_path: Path) -> None:
     """Through the real program on a real pseudo-terminal."""
     program(tmp_path, "typescript.sh", "#!/bin/sh\n")
-    flags = ["-np", "1", "--on-change", "in-place", "--start-timeout", "3"]
+    flags = ["-np", "1", "--on-change", "in-place", "--start-timeout", "3", "--stdin", "none"]
     words = [PYTHON, "-m", "elastic_driver", *flags, "sleep", "1000"]
     done = subprocess.run(
         ["script", "-qefc", shlex.join(words), str(tmp_path / "typescript")],

@@ -152,7 +152,7 @@ def test_a_rank_keeps_the_terminal_when_it_is_restarted_and_others_show_lines() 
         terminal.type("enough\n")
         terminal.sees("got enough")
         assert terminal.ends() == 0, terminal.seen.decode()
-        assert b"\n[0]<stdout>:line of 0 ''\r\n" in terminal.seen
+        assert b"[0]<stdout>:line of 0 ''\r\n" in terminal.seen
         assert b"[1]<stdout>" not in terminal.seen
 
 

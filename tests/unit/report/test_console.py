@@ -323,6 +323,7 @@ def test_a_worker_that_has_the_terminal_is_alone_there() -> None:
     screen = Screen(terminal=True, both=True)
     screen.console.status("round 1 runs")
     screen.console.lend(True)
+    screen.console.status("round 1 runs on")
     screen.console.show(b"\x1b[1m(Pdb)\x1b[0m ")
     screen.console.status("round 2 runs")
     screen.console.write("stdout", b"[1]<stdout>:other\n")
@@ -331,7 +332,7 @@ def test_a_worker_that_has_the_terminal_is_alone_there() -> None:
     screen.console.lend(False)
     screen.console.line("more")
     _, err = screen.end()
-    assert "round 2 runs" not in err
+    assert "round 2 runs" not in err, "but until it writes something"
     # As it is. Whatever else is said begins a line, and ends it as a terminal needs it that adds nothing.
     begin = "\x1b[1m(Pdb)\x1b[0m \r\n[1]<stdout>:other\r\nelasticrun: something\r\n> \n"
     assert f"{begin}elasticrun: more\n" in err

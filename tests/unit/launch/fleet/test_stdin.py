@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Said, Start
+from elastic_driver.system.terminal import Terminal
 from tests.support.fakes.fleet_fakes import facts
 
 pytestmark = pytest.mark.unit
@@ -135,5 +138,34 @@ def test_no_more_is_read_than_a_worker_takes(tmp_path: Path) -> None:
                 stdin.take(A, InputTaken(A.key, new))
             await link.has(lambda: bool(link.ends))
             assert link.data == data
+
+    asyncio.run(main())
+
+
+def test_in_the_background_nothing_is_read_from_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be stopped for that, and take what is typed for the shell."""
+    is_front = False
+    monkeypatch.setattr(Terminal, "in_foreground", lambda self: is_front)
+
+    async def main() -> None:
+        nonlocal is_front
+        ours, theirs = os.openpty()
+        before = termios.tcgetattr(theirs)
+        stdin, link = StandardInput(0, None, descriptor=theirs), Link()
+        assert kind(stdin, link) == "pipe", "its output is shown elsewhere"
+        stdin.started(A)
+        os.write(ours, b"for the shell\n")
+        assert select.select([theirs], [], [], 150)[0]
+        await asyncio.sleep(0)
+        assert os.read(theirs, 100) == b"for the shell\n"
+        assert termios.tcgetattr(theirs) == before
+        is_front = True
+        os.write(ours, b"for the worker\n\x04")
+        await link.has(lambda: bool(link.ends))
+        assert link.data == b"for the worker\n"
+        stdin.gone(A)
+        stdin.close()
+        os.close(ours)
+        os.close(theirs)
 
     asyncio.run(main())
