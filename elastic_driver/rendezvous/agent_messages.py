@@ -21,7 +21,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import MOST_INTEGER
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of what is said here and of the frames; both ends must have the same."""
 
 
