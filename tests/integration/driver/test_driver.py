@@ -195,7 +195,7 @@ def test_a_bug_in_what_tells_of_the_job_ends_no_job(tmp_path: Path) -> None:
         job.launcher.started[workers[1]].end(1)
         await job.until(lambda: "missed something of the job, which goes on" in job.text(), "it is told")
         assert len(job.logged("worker_exited")) == 1
-        job.driver._interrupted(15)
+        job.driver._interrupted(signal.SIGTERM)
         assert await job.end() == 143
         assert "from here on: ValueError: a bug of the console" in job.text()
         assert job.logged("internal_error") == []
@@ -239,7 +239,7 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
             case "summary":
                 job.console.fail_at = "summary"
         job.launcher.started[workers[0]].end(0)
-        job.driver._interrupted(15)
+        job.driver._interrupted(signal.SIGTERM)
         assert await job.end() == 143, "it was over before"
         missed = "missed something of the job"
         assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
@@ -306,7 +306,7 @@ def test_a_start_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         await job.until(answer.done, "the first round")
         assert isinstance(answer.result(), RoundAssignment)
         assert "the driver stood still for 1000 s" in job.text()
-        job.driver._interrupted(15)
+        job.driver._interrupted(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, heartbeat_timeout_s=0.0)
@@ -379,7 +379,7 @@ def test_a_drained_worker_has_its_time(tmp_path: Path) -> None:
         await asyncio.sleep(20)
         assert "did not leave within 100 s (--drain-timeout)" in job.text()
         assert job.launcher.living() == [first]
-        job.driver._interrupted(15)
+        job.driver._interrupted(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, drain_timeout_s=100.0, heartbeat_timeout_s=0.0)
@@ -409,7 +409,7 @@ def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path
         assert "--drain-timeout" not in job.text()
         job.driver.rounds.drain(DrainHostRequest(B.name, undo=True))
         await job.until(lambda: any(answer.done() for answer in answers), "the round after the undo")
-        job.driver._interrupted(15)
+        job.driver._interrupted(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, drain_timeout_s=20.0, heartbeat_timeout_s=0.0)
@@ -421,7 +421,7 @@ def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: 
         job.driver.rounds.leave(LeaveRequest(second, "SIGTERM"))
         assert "of the 2 that the job needs (--min-np)" in job.text()
         assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
-        job.driver._interrupted(15)
+        job.driver._interrupted(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, min_num_proc=2, heartbeat_timeout_s=0.0)
