@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import tempfile
 import typing
 from collections.abc import Mapping, Sequence
@@ -212,7 +213,7 @@ def _lies(messages: list[Message], *, trains: bool) -> None:
                 agent.say(message)
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            job.driver._interrupted(15)
+            job.driver._interrupted(signal.SIGTERM)
             await job.running
             job.log.close()
             text = "\n".join(job.console.said)

@@ -187,7 +187,7 @@ def test_driver_whose_caller_is_gone_removes_the_folder(tmp_path: Path) -> None:
 def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[Settings] = []
 
-    def read(folder: Path, environ: object, asked: object) -> None:
+    def read(folder: Path, environ: object, asked: object, signals: object) -> None:
         made.append(pickle.loads((folder / SETTINGS).read_bytes()))
         (folder / "exit_code.txt").write_text("1")
 

@@ -121,7 +121,7 @@ def test_who_is_no_neighbour_of_the_dead_resumes_at_once(tmp_path: Path, fault: 
         assert len(resumed) == 3
         assert told(one, "error", rank=1)[0]["error"] == "Connection closed by peer"
         assert [line["step"] for line in told(one, "sync", reset=1)] == [5, 5, 5]
-        assert "blacklisted: worker 127.0.0.1[1]" in one.said()
+        assert "taken out of the job: worker 127.0.0.1[1]" in one.said()
 
 
 def test_a_stopped_worker_is_found(tmp_path: Path) -> None:
