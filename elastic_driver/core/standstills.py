@@ -215,18 +215,20 @@ class StandstillWatch:
         self._top, self._top_at = step, now
 
     def _limit(self) -> Limit:
-        learned_s = TIMES_SLOWEST * self._slowest_s
-        if self._gaps >= LEARNED_FROM:
-            if learned_s < LEAST_STEPS_S:
-                return Limit(LEAST_STEPS_S, f"{LEAST_STEPS_S:g} s, the least")
-            return Limit(
+        if self._gaps < LEARNED_FROM:
+            known = "" if self._top is None else f", until {LEARNED_FROM} steps of the round are told"
+            limit = Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s{known}")
+        elif (learned_s := TIMES_SLOWEST * self._slowest_s) < LEAST_STEPS_S:
+            limit = Limit(LEAST_STEPS_S, f"{LEAST_STEPS_S:g} s, the least")
+        else:
+            limit = Limit(
                 learned_s, f"{TIMES_SLOWEST:g} times the longest time without news of a step, {self._slowest_s:.2g} s"
             )
+        # An evaluation that was taken for a standstill comes again, also in later rounds.
         longest_s = _TIMES_LONGEST * self._longest_s
-        if longest_s > START_LIMIT_S:
-            return Limit(longest_s, f"{_TIMES_LONGEST:g} times the longest standstill so far, {self._longest_s:.3g} s")
-        known = "" if self._top is None else f", until {LEARNED_FROM} steps of the round are told"
-        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s{known}")
+        if longest_s <= limit.seconds:
+            return limit
+        return Limit(longest_s, f"{_TIMES_LONGEST:g} times the longest standstill so far, {self._longest_s:.3g} s")
 
     def _look_at_round(
         self,

@@ -32,6 +32,9 @@ _AHEAD_BYTES = 64 << 10
 _READ_BYTES = 16 << 10
 # The kernel tells nobody that a job has come to the foreground.
 _LOOK_S = 0.5
+# A Ctrl-C that its agent has not answered for so long: the next one is not left to it.
+_ANSWERS_S = 1.0
+_CTRL_C = b"\x03"
 # What a program goes by that writes to a terminal.
 _TERMINAL_VARIABLES = ("TERM", "COLORTERM", "NO_COLOR")
 
@@ -57,6 +60,7 @@ class _Holder:
         runs: whether its process is there.
         ahead: bytes that it was sent and has not taken.
         ended: whether it has been told that nothing follows.
+        asked_at: when a Ctrl-C was sent, if nothing has come of its agent since, seconds of the loop's clock.
     """
 
     worker: WorkerId
@@ -66,6 +70,7 @@ class _Holder:
     runs: bool = False
     ahead: int = 0
     ended: bool = False
+    asked_at: float | None = None
 
 
 class StandardInput:
@@ -157,19 +162,23 @@ class StandardInput:
         holder = self._holder
         if holder is None or holder.worker != worker:
             return
+        holder.asked_at = None
         match message:
             case InputTaken(_, size):
-                holder.ahead = max(0, holder.ahead - size)
+                holder.ahead -= min(max(size, 0), holder.ahead)
                 self._follow()
-            case Shown(_, data) if self._screen is not None:
+            case Shown(_, data) if self._screen is not None and holder.kind == "terminal":
                 self._screen.show(data)
-            case Interrupted():
-                if self._screen is not None:
-                    self._screen.show(b"^C")
-                # As the terminal would have: to whoever runs this program, too.
-                os.kill(0, signal.SIGINT)
+            case Interrupted() if holder.kind == "terminal":  # else nobody can have pressed it there
+                self._interrupt()
             case _:
                 pass
+
+    def _interrupt(self) -> None:
+        if self._screen is not None:
+            self._screen.show(b"^C")
+        # As the terminal would have: to whoever runs this program, too.
+        os.kill(0, signal.SIGINT)
 
     def close(self) -> None:
         """The job has ended: nothing more is read, and the terminal is as it was."""
@@ -253,7 +262,17 @@ class StandardInput:
         elif holder is not None:
             holder.ahead += len(data)
             holder.link.send(Input(holder.worker.key, end=False, blob=data))
+            if holder.kind == "terminal" and _CTRL_C in data:
+                self._note_interrupt(holder)
         self._follow()
+
+    def _note_interrupt(self, holder: _Holder) -> None:
+        """Its agent says whether Ctrl-C is the job's; of one that is stopped, or cut off, nothing comes."""
+        now = asyncio.get_running_loop().time()
+        if holder.asked_at is None:
+            holder.asked_at = now
+        elif now - holder.asked_at >= _ANSWERS_S:
+            self._interrupt()
 
     # --- the terminal's signals ------------------------------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.binding import bind
 from elastic_driver.launch.processes.death import (
     PIDFD_THREAD,
-    awaits_signal,
     dying,
     exit_status,
+    heeds_signal,
     is_alive,
     set_once,
     wait_gone,
@@ -62,6 +62,9 @@ _THREADS = 2
 # When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
 _LOOK_S = 0.001
 _LOOKS = 50
+# Who blocks a signal for longer than that waits for it.
+_BLOCKED_LOOK_S = 0.01
+_BLOCKED_LOOKS = 20
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
@@ -239,7 +242,7 @@ class LocalWorker:
                 os.kill(pid, signal.SIGCONT)
                 await asyncio.wait([self.exited], timeout=limit_s)
 
-    def _look_if_dying(self, looks: int = _LOOKS) -> None:
+    def _look_if_dying(self, looks: int = _BLOCKED_LOOKS) -> None:
         """A thread has ended: with the process, or, if it called exec, without it."""
         if self.dying.done() or self.exited.done():
             return
@@ -275,12 +278,20 @@ class LocalWorker:
         """Whether it is being stopped, or killed."""
         return self._kill_at < math.inf
 
-    def pass_on(self, number: signal.Signals) -> None:
-        """Sends a signal to its process; see the protocol of launchers."""
+    def pass_on(self, number: signal.Signals, looks: int = _BLOCKED_LOOKS) -> None:
+        """Sends a signal to its process; see the protocol of launchers.
+
+        Args:
+            number: the signal.
+            looks: how often the process has to be seen to block it to be taken for one that waits for it.
+        """
         if self.exited.done():  # from then on the id may be a stranger's
             return
         with contextlib.suppress(OSError):
-            if number == signal.SIGQUIT or awaits_signal(self.pid, number):
+            handled, blocked = (True, False) if number == signal.SIGQUIT else heeds_signal(self.pid, number)
+            if not handled and blocked and looks > 1:
+                self._loop.call_later(_BLOCKED_LOOK_S, self.pass_on, number, looks - 1)
+            elif handled or blocked:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -549,10 +560,12 @@ class LocalLauncher:
             return
         try:
             self._set_up()
+        except LaunchError:
+            return  # whoever is started here says so
         except (OSError, MemoryError, RuntimeError) as error:
             if not shortage(error):
                 raise
-            return  # whoever is started here says so
+            return
         assert self._warm is not None
         await self._warm.wait_first(command, {**env, ENV_MARK: self._mark})
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 
@@ -29,6 +31,8 @@ _PF_EXITING = 0x4
 _UNKNOWN = 255
 # Without pidfds the end of a process that is not our child can only be looked for.
 _POLL_S = 0.02
+# Number of the system call, as the kernel's headers have it.
+_SIGTIMEDWAIT = {"x86_64": "128", "aarch64": "137"}
 
 
 def exit_status(pid: int) -> ExitStatus | None:
@@ -131,19 +135,33 @@ def set_once(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def awaits_signal(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal, or blocks it, which who waits for it does.
+def heeds_signal(pid: int, number: signal.Signals) -> tuple[bool, bool]:
+    """Whether a process has a handler for a signal or is in sigwait for it, and whether it blocks it.
+
+    Who waits for a signal otherwise blocks it; and so does, for a moment, whoever starts a child.
 
     Raises:
         OSError: there is no such process, or no descriptor is free to look with.
     """
-    bits = 0
+    bits = {}
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
         for line in status:
             name, _, value = line.partition(":")
             if name in ("SigBlk", "SigCgt"):
-                bits |= int(value, 16)
-    return bool(bits & 1 << number - 1)
+                bits[name] = int(value, 16) >> number - 1 & 1 == 1
+    return bits.get("SigCgt", False) or _sigwaits(pid, number), bits.get("SigBlk", False)
+
+
+def _sigwaits(pid: int, number: signal.Signals) -> bool:
+    """Whether its main thread does. Meanwhile the kernel has what is waited for among what is not blocked."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+            call, *arguments = file.read().split()
+        if call == _SIGTIMEDWAIT.get(platform.machine()):
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                memory.seek(int(arguments[0], 16))
+                return bool(int.from_bytes(memory.read(8), sys.byteorder) >> number - 1 & 1)
+    return False
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -39,7 +39,7 @@ def rehearse(make: Callable[[DeviceMesh], Any], planned: SlotInfo, device_type: 
             from torch.distributed.device_mesh import DeviceMesh  # late, see shards.py
 
             make(DeviceMesh.from_group(group, device_type))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # also of a script that gives up where it finds no file
         _log.info("elastic_driver: cannot build the model before the round: %s: %s", type(error).__name__, error)
     if device_type == "cuda":
         torch.cuda.empty_cache()

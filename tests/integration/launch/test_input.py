@@ -129,7 +129,7 @@ def test_ctrl_c_is_the_jobs_but_where_a_program_reads_keys() -> None:
         given.input.write(b"\x03")
         assert (given.interrupts, given.taken) == (1, 5)
         read = b""
-        while len(read) < 4:  # the kernel hands keys on when it has time to
+        while len(read) < 4:  # the kernel passes on later what is written
             read += os.read(terminal, 10)
         assert read == b"abc\x03"
         given.input.close()

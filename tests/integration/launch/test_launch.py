@@ -21,6 +21,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.launch.local import launcher as local
 from elastic_driver.launch.processes import guard
+from elastic_driver.launch.processes.death import heeds_signal
 from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
 from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
@@ -82,6 +83,52 @@ def test_death_by_a_signal_is_told_at_once(loop: str) -> None:
             await process.wait()
 
     run(loop, main)
+
+
+@pytest.mark.parametrize("answers", [[(False, True), (False, False)], [(False, True)] * 3, [(True, True)]])
+def test_who_blocks_a_signal_for_a_moment_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, answers: list[tuple[bool, bool]]
+) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python("import time; time.sleep(3600)")
+            left, looked, sent = list(answers), asyncio.Event(), []
+
+            def look(pid: int, number: int) -> tuple[bool, bool]:
+                answer = left.pop(0)
+                if not left:
+                    looked.set()
+                return answer
+
+            with monkeypatch.context() as patch:
+                patch.setattr(local, "heeds_signal", look)
+                patch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+                process.pass_on(signal.SIGUSR1, looks=3)
+                await asyncio.wait_for(looked.wait(), PATIENCE_S)
+            assert sent == ([] if answers[-1] == (False, False) else [(process.pid, signal.SIGUSR1)])
+
+    run("asyncio", main)
+
+
+def test_who_is_in_sigwait_gets_what_it_waits_for() -> None:
+    source = (
+        "import signal; both = {signal.SIGUSR1, signal.SIGUSR2}; signal.pthread_sigmask(signal.SIG_BLOCK, both);"
+        "print('up', flush=True); print(signal.sigwait({signal.SIGUSR1}).name)"
+    )
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source)
+            await one.sink.has("up")
+            async with asyncio.timeout(PATIENCE_S):
+                while not heeds_signal(process.pid, signal.SIGUSR1)[0]:
+                    await asyncio.sleep(0.01)  # it is not in there yet
+            assert heeds_signal(process.pid, signal.SIGUSR2) == (False, True)
+            process.pass_on(signal.SIGUSR1)
+            assert (await process.wait()).ok
+            assert one.sink.lines()[-1].endswith("SIGUSR1")
+
+    run("asyncio", main)
 
 
 def test_environment_session_and_input_of_a_worker(loop: str) -> None:

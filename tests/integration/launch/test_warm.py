@@ -22,6 +22,7 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.warm import forks as warm
 from elastic_driver.launch.warm.forks import ForkedProcess
 from elastic_driver.launch.warm.preload import heavy_imports, read_command, shadowed
@@ -626,6 +627,22 @@ def test_the_first_workers_can_be_forked_too() -> None:
             assert one.sink.lines() == ["[0]<stdout>:afresh"]
 
     run("uvloop", main)
+
+
+def test_a_host_that_cannot_end_its_workers_prepares_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is started there says why not; until then its agent is of use."""
+
+    def ensure(link: GuardLink) -> None:
+        raise LaunchError("no descriptor is free")
+
+    monkeypatch.setattr(GuardLink, "ensure", ensure)
+
+    async def main() -> None:
+        async with warm_job(warm_first=True) as one:
+            await one.launcher.prepare([sys.executable, str(PROBE)], ENV)
+            assert one.launcher.warm is None
+
+    run("asyncio", main)
 
 
 def test_a_host_can_import_before_it_has_workers(tmp_path: Path) -> None:

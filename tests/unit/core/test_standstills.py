@@ -155,6 +155,18 @@ def test_a_standstill_that_was_usual_is_told_later_the_next_time() -> None:
     assert len(world.pass_s(200, idle=(0, 1, 2))) == 1
 
 
+def test_an_evaluation_is_taken_for_a_standstill_once_in_a_job() -> None:
+    world = World(4, steps=True)
+    world.pass_s(60)
+    suspected, cleared = world.pass_s(40, idle=(1, 2, 3), stuck=(0,)) + world.pass_s(10)
+    assert isinstance(suspected, Suspected)
+    assert isinstance(cleared, Cleared)
+    world.watch.begin(2, {worker: rank for rank, worker in enumerate(world.workers)})
+    assert world.pass_s(60) + world.pass_s(40, idle=(1, 2, 3), stuck=(0,)) + world.pass_s(10) == []
+    (found,) = world.pass_s(600, idle=(1, 2, 3), stuck=(0,))
+    assert isinstance(found, Suspected)
+
+
 def test_what_others_tell_of_is_not_told_again() -> None:
     world = World()
     world.pass_s(10)

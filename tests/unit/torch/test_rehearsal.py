@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ def test_what_goes_wrong_is_left_to_the_build_that_counts(caplog: pytest.LogCapt
 
     with caplog.at_level("INFO"), now.kept_out():
         rehearse(make, PLANNED, "cpu")
+        rehearse(lambda mesh: sys.exit("no checkpoint"), PLANNED, "cpu")
     assert "there is no round yet" in caplog.text
+    assert "SystemExit: no checkpoint" in caplog.text
     assert not joins
     assert not dist.is_initialized()
     with pytest.raises(Exception, match="not been initialized"):

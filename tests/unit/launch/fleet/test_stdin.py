@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
+import signal
 import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,8 +15,9 @@ from typing import Any
 import pytest
 
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet import stdin as stdin_module
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Said, Start
+from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Interrupted, Said, Start
 from elastic_driver.system.terminal import Terminal
 from tests.support.fakes.fleet_fakes import facts
 
@@ -169,3 +172,64 @@ def test_in_the_background_nothing_is_read_from_the_terminal(monkeypatch: pytest
         os.close(theirs)
 
     asyncio.run(main())
+
+
+class Keyboard:
+    """A terminal with three descriptors in a row, and a screen that shows nothing."""
+
+    def __enter__(self) -> Keyboard:
+        self.keys, terminal = os.openpty()
+        self.descriptor = fcntl.fcntl(terminal, fcntl.F_DUPFD_CLOEXEC, 200)
+        self._open = [self.keys, terminal, self.descriptor]
+        for number in (self.descriptor + 1, self.descriptor + 2):
+            self._open.append(os.dup2(terminal, number, inheritable=False))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
+
+    def lend(self, lent: bool) -> None:
+        """See Screen."""
+
+    def show(self, data: bytes) -> None:
+        """See Screen."""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_second_ctrl_c_is_the_jobs_when_nothing_comes_of_the_agent(
+    monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(stdin_module, "_ANSWERS_S", 0.0)
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+
+    async def main() -> None:
+        with Keyboard() as keyboard:
+            stdin, link = StandardInput(0, keyboard, descriptor=keyboard.descriptor), Link()
+            assert kind(stdin, link) == "terminal"
+            stdin.started(A)
+            for count in (1, 2):
+                os.write(keyboard.keys, b"\x03")
+                await link.has(lambda count=count: link.data == b"\x03" * count)  # type: ignore[misc]
+                if answers:
+                    stdin.take(A, InputTaken(A.key, 1))
+            stdin.close()
+
+    asyncio.run(main())
+    assert signals == ([] if answers else [(0, signal.SIGINT)])
+
+
+def test_an_agent_without_the_terminal_interrupts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+
+    async def main(reader: int, writer: int) -> None:
+        os.close(writer)
+        stdin, link = StandardInput(0, None, descriptor=reader), Link()
+        assert kind(stdin, link) == "pipe"
+        stdin.started(A)
+        stdin.take(A, Interrupted(A.key))
+
+    on_pipe(main)
+    assert signals == []
