@@ -195,9 +195,18 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
     }
     assert readers.pop("worker/settings.py") is not None
     assert readers == {
-        "function/launch.py": [],  # the driver's environment, handed on
+        "function/launch.py": [
+            "ENV_OUTCOMES"
+        ],  # the driver's environment, handed on; where a node's workers tell their ends
         "function/torch_launcher.py": [],  # likewise
-        "function/worker.py": ['"LOCAL_RANK"', '"RANK"', '"WORLD_SIZE"', "ENV_ROUND", "ENV_WORKER"],  # without init()
+        "function/worker.py": [
+            '"LOCAL_RANK"',
+            '"RANK"',
+            '"WORLD_SIZE"',
+            "ENV_OUTCOMES",
+            "ENV_ROUND",
+            "ENV_WORKER",
+        ],  # without init()
         "worker/rounds/runtime.py": [],  # written to: what torch's NCCL groups read
         "worker/checkpoint.py": ['"RANK"', '"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
         "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
