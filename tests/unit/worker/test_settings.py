@@ -195,9 +195,7 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
     }
     assert readers.pop("worker/settings.py") is not None
     assert readers == {
-        "function/launch.py": [
-            "ENV_OUTCOMES"
-        ],  # the driver's environment, handed on; where a node's workers tell their ends
+        "function/launch.py": ["ENV_OUTCOMES"],  # the driver's environment, handed on without an outer job's
         "function/torch_launcher.py": [],  # likewise
         "function/worker.py": [
             '"LOCAL_RANK"',
