@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.torch.distributed.group import process_group
 from elastic_driver.torch.distributed.rehearsal import rehearse
@@ -100,6 +101,11 @@ class FSDPState(ShardedState):
 
         def mesh_of(sharded: Sharded) -> DeviceMesh:
             alike = [mesh for mesh in meshes if mesh.ndim == len(sharded.placements)]
+            if not alike:
+                raise UnsupportedOperationError(
+                    f"cannot put back a tensor that was divided over {len(sharded.placements)} dimensions of a mesh: "
+                    "what make() has built in this round has no such mesh; let it divide the model alike in each round"
+                )
             return next((mesh for mesh in alike if mesh.mesh_dim_names == sharded.mesh_dims), alike[0])
 
         return mesh_of

@@ -16,12 +16,14 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.distributed import sharded_state
+from elastic_driver.torch.distributed.fsdp_state import FSDPState
 from elastic_driver.torch.distributed.shards import (
     ROW_BYTES,
     Box,
     Key,
     Leaf,
     Payload,
+    Sharded,
     Source,
     box_of,
     choose,
@@ -211,3 +213,11 @@ def test_the_drivers_words_for_who_leaves() -> None:
     """They are those of the membership core, as a planned shrinking without copies proves in a real job."""
     text = "host b drained, host c left over (--max-np), host 10.0.0.2 removed or reduced, host e ready"
     assert sharded_state._LEAVING.findall(text) == ["b", "c", "10.0.0.2"]
+
+
+def test_a_model_that_is_divided_otherwise_than_before_is_an_error() -> None:
+    state = FSDPState(lambda mesh: torch.nn.Linear(2, 2), rehearse=False)
+    state.model = torch.nn.Linear(2, 2)  # make() has divided nothing in this round
+    divided = Sharded(0, (4, 4), "float32", (Shard(0), Shard(1)))
+    with pytest.raises(UnsupportedOperationError, match=r"2 dimensions of a mesh: .* divide the model alike"):
+        state._set({"model": {"weight": divided}, "others": {}}, lambda sharded: torch.zeros(2, 2))
