@@ -23,11 +23,12 @@ def parser_of_wrap() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun wrap",
+        usage="elasticrun wrap [-h] PROGRAM ...",
         description="Runs a program that starts torchrun's workers itself, and has elasticrun run them, with what the "
         "program asks for. Such are accelerate launch, fabric run, python -m torch.distributed.run, and scripts that "
         "call one of these. The exit code is the program's.",
     )
-    parser.add_argument("program", help="for instance accelerate")
+    parser.add_argument("program", nargs="?", help="for instance accelerate")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, for instance: launch train.py")
     return parser
 
@@ -39,6 +40,8 @@ def wrap(words: Sequence[str]) -> int:
         SettingsError: bad usage, or there is no such program.
     """
     given = parser_of_wrap().parse_args(words)
+    if given.program is None:
+        raise SettingsError("no program to run, as in: elasticrun wrap accelerate launch train.py")
     try:
         os.execvpe(given.program, [given.program, *given.arguments], hooked(os.environ))
     except OSError as error:

@@ -140,7 +140,7 @@ class Narrator:
                 for reason, workers in reasons.items():
                     console.line(f"stopping {names(workers)}: {reason}")
             case WorkerHung(worker, reason):
-                console.warning(f"worker {worker} hangs ({reason}): it prints its stacks, and is killed")
+                console.warning(f"worker {worker} hangs ({reason}): it is asked for its stacks, and killed")
             case WorkerSuspected():
                 self._tell_suspicion(happening)
             case WorkerCleared():

@@ -312,6 +312,8 @@ class RendezvousServer:
             server = await self._listen(host, port, ssl)
         except (OSError, UnicodeError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                reason = "the port is in use"
             raise SettingsError(f"cannot listen on {host} port {port}: {reason}") from error
         self._servers.append(server)
         actual: int = server.sockets[0].getsockname()[1]
