@@ -656,7 +656,7 @@ class HangWatch:
                 self._restart(one, at, seen.vitals)
                 one.is_first = True
             one.kind, one.why, one.collective = case
-        elif gone:
+        elif gone and one.kind is not Kind.STOPPED:  # a script that does not use this library never says that it trains
             self._clear(worker, "its round is over, or it leaves")
             return
         elif seen.moved_s > one.began_s or one.kind is Kind.STOPPED or at - one.confirmed_s >= _UNCONFIRMED_S:

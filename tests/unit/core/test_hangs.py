@@ -352,6 +352,16 @@ def test_a_stopped_process_that_is_continued_is_cleared() -> None:
     assert kinds(world.pass_s(5)) == [Cleared]
 
 
+def test_a_script_that_is_stopped_and_continued_goes_on_though_it_never_says_that_it_trains() -> None:
+    world = World()
+    world.trains = False
+    world.train()
+    assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
+    [cleared] = only(world.pass_s(5), Cleared)
+    assert isinstance(cleared, Cleared)
+    assert cleared.why == "it goes on"
+
+
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_who_is_stopped_and_let_go_on_in_turn_is_not_stopped(state: str) -> None:
     """As cpulimit does it: most looks find it stopped, and it trains. strace has it stop likewise at each call."""
