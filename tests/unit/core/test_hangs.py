@@ -362,6 +362,20 @@ def test_a_script_that_is_stopped_and_continued_goes_on_though_it_never_says_tha
     assert cleared.why == "it goes on"
 
 
+def test_a_round_stalls_while_one_is_stopped() -> None:
+    world = World()
+    world.train()
+    assert world.watch.stall(world.now) is None
+    began = world.now
+    world.pass_s(9, culprits=(3,), state="T", by_s=0.5)
+    stall = world.watch.stall(world.now)
+    assert stall is not None
+    assert stall.waits_for == (world.workers[3],)
+    assert 0 <= stall.since - began <= 0.5
+    world.pass_s(1)
+    assert world.watch.stall(world.now) is None
+
+
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_who_is_stopped_and_let_go_on_in_turn_is_not_stopped(state: str) -> None:
     """As cpulimit does it: most looks find it stopped, and it trains. strace has it stop likewise at each call."""

@@ -171,5 +171,6 @@ def test_what_a_pulse_counts_says_who_makes_no_progress() -> None:
     beats.alive(A, 50.0, submitted=8, finished=8)
     beats.alive(A, 60.0, submitted=9, finished=9)
     beats.alive(A, 79.0, submitted=9, finished=9)
+    beats.alive(A, 79.5)  # where nobody counts
     assert beats.find(79.9) == []
     assert beats.find(80.0) == [(A, "no progress for 20.0 s", False)]
