@@ -47,6 +47,7 @@ def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path) -> None:
         assert "3 -> 2 workers" in job.said()
         assert "2 -> 1 worker" in job.said()
         assert "blacklisted" not in job.said()
+        assert "taken out of the job" not in job.said()
         assert len(job.events("worker_started")) == 3, "its place stays free"
 
 
@@ -112,6 +113,7 @@ def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) 
         job.wait_for_steps(1, after=at)
         assert "did not leave within 0.5 s (--drain-timeout)" in job.said()
         assert "blacklisted" not in job.said()
+        assert "taken out of the job" not in job.said()
 
 
 def test_resets_long_ago_do_not_count(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_who_has_no_commit_before_the_end_is_killed_a_second_before(tmp_path: Pa
         assert "127.0.0.1[0] had not left when its host was about to go" in job.said().partition("round 2: 3 -> 1")[2]
         assert "resumed from commit 0 in" in job.said()
         assert "blacklisted" not in job.said()
+        assert "taken out of the job" not in job.said()
 
 
 def test_programs_drain_with_a_deadline(tmp_path: Path, runtime: Path) -> None:

@@ -176,6 +176,7 @@ def test_no_restart_is_left(tmp_path: Path) -> None:
         # One process, and another in its place.
         assert len([event for event in job.events("worker_exited") if event["returncode"] == 7]) == 2
         assert "blacklisted" not in job.said()
+        assert "taken out of the job" not in job.said()
 
 
 def test_the_first_failure_ends_the_job_where_that_is_asked_for(tmp_path: Path) -> None:

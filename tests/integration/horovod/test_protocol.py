@@ -55,6 +55,7 @@ def wait_for_round(one: Job, size: int, *, after: float = 0.0, steps: int = 2) -
 
 def nobody_is_blamed(one: Job) -> None:
     assert "blacklisted" not in one.said()
+    assert "taken out of the job" not in one.said()
     assert "warning" not in one.said()
 
 
@@ -136,6 +137,7 @@ def test_a_collective_that_fails_costs_nobody(tmp_path: Path) -> None:
         assert one.wait() == 0
         assert len(told(one, "end", size=5, step=20, reset=1)) == 5
         assert "blacklisted" not in one.said()
+        assert "taken out of the job" not in one.said()
 
 
 def test_who_aborts_since_another_was_lost_in_their_first_meeting_is_not_blamed(tmp_path: Path) -> None:
