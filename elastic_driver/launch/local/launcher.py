@@ -242,7 +242,7 @@ class LocalWorker:
                 os.kill(pid, signal.SIGCONT)
                 await asyncio.wait([self.exited], timeout=limit_s)
 
-    def _look_if_dying(self, looks: int = _BLOCKED_LOOKS) -> None:
+    def _look_if_dying(self, looks: int = _LOOKS) -> None:
         """A thread has ended: with the process, or, if it called exec, without it."""
         if self.dying.done() or self.exited.done():
             return
