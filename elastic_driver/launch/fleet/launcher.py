@@ -228,15 +228,7 @@ class AgentLauncher:
         return self._here(env) if link.facts.local else self._abroad(env)
 
     def prepare(self, hostname: str, sample: Callable[[], tuple[Sequence[str], Mapping[str, str]]]) -> bool:
-        """Has a host where nobody has run yet import what workers import. Harmless when repeated.
-
-        Args:
-            hostname: the host.
-            sample: gives the command and the environment of a worker there.
-
-        Returns:
-            Whether it still does so.
-        """
+        """Has a host import what workers import, before any runs there; see the driver's Preparer."""
         link = self._agents.link_of(hostname)
         if link is None:
             return False
