@@ -65,6 +65,13 @@ def status_of(job: Job) -> dict[str, Any]:
     return answer
 
 
+def all_seen_training(job: Job) -> bool:
+    """Whether the driver has heard, and seen by a look, that each worker trains."""
+    if not job.steps():
+        return False
+    return all(one["running"] and one["vitals"] and one["vitals"]["steps"] for one in status_of(job)["workers"])
+
+
 def rank_of(lines: list[dict[str, Any]], rank: int) -> int:
     pid: int = next(line["pid"] for line in reversed(lines) if line["rank"] == rank)
     return pid
@@ -168,7 +175,7 @@ def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -
 def test_the_driver_stands_still_and_the_workers_train_on(tmp_path: Path) -> None:
     """That is training: they have said so by the time that it is booked."""
     with Job(tmp_path, TWO, "-np", "2") as job:
-        job.wait_for_steps(2)
+        job.wait_for("the driver to have seen them train", lambda: all_seen_training(job))
         before, stopped = time.time(), time.monotonic()
         job.process.send_signal(signal.SIGSTOP)
         # Nothing to watch: the driver says nothing while it is stopped; it reports from 5 s on.

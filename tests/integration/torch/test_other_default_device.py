@@ -39,6 +39,7 @@ def test_sparse_gradients_on_some_ranks_only() -> None:
     assert_ok(*run_checks(Backend.NATIVE, 2, (check,), ((OTHER, "1"),)), check)
 
 
+@pytest.mark.release
 def test_every_collective(tmp_path: Path) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=Backend.TORCH) as job:

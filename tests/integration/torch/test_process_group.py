@@ -94,7 +94,14 @@ def lose_host(running: FakeJob, number: signal.Signals = signal.SIGKILL) -> None
 
 
 @pytest.mark.parametrize(
-    "kind", ["ddp", "ddp-plain", "fsdp", pytest.param("fsdp-pairs", marks=pytest.mark.release), "zero"]
+    "kind",
+    [
+        "ddp",
+        pytest.param("ddp-plain", marks=pytest.mark.release),
+        "fsdp",
+        pytest.param("fsdp-pairs", marks=pytest.mark.release),
+        "zero",
+    ],
 )
 def test_a_lost_host(kind: str) -> None:
     with training(kind) as running:
@@ -133,7 +140,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str, flags: tuple[str, ...])
             assert steps[pid] == list(range(len(steps[pid]))), "no step is lost, and none is done twice"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare", "fsdp-pairs"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare", pytest.param("fsdp-pairs", marks=pytest.mark.release)])
 def test_planned_changes(kind: str) -> None:
     """Copies of sharded states are made anew; without them, what only those have who leave is handed over."""
     with training(kind, STAYING) as running:
@@ -263,7 +270,7 @@ def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
     assert (code, said.strip()) == (0, "well")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", pytest.param("zero", marks=pytest.mark.release)])
+@pytest.mark.parametrize("kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("fsdp", "zero"))])
 def test_nothing_is_left_of_fifty_rounds(kind: str) -> None:
     with training(f"{kind}-resets", STAYING) as running:
 

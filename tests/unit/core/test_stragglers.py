@@ -14,7 +14,8 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize("draw", [jitter, heavy])
 @pytest.mark.parametrize(
-    ("size", "step_s", "steps"), [(2, 0.3, 10_000), (3, 0.02, 10_000), (8, 0.7, 10_000), (64, 2.5, 1500)]
+    ("size", "step_s", "steps"),
+    [(2, 0.3, 10_000), (3, 0.02, 10_000), (8, 0.7, 10_000), pytest.param(64, 2.5, 1500, marks=pytest.mark.release)],
 )
 def test_chance_names_nobody(size: int, step_s: float, steps: int, draw: Draw) -> None:
     told, _ = simulate(size, steps, step_s, draw)
