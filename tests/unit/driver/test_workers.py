@@ -18,7 +18,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Ending, OnChange
-from tests.support.fakes.driver_fakes import FakeProcess
+from tests.support.fakes.fake_process import FakeProcess
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
