@@ -87,7 +87,6 @@ class Rounds:
         booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         stall: for how long no worker has stepped, and why, in words; "" while they step.
-        on_notice: takes each notice, for those who watch elsewhere.
         board: of the workers' vitals.
     """
 
@@ -104,7 +103,6 @@ class Rounds:
         booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
         stall: Callable[[], str] = lambda: "",
-        on_notice: Callable[[Notice], None] = lambda notice: None,
         board: Board | None = None,
     ) -> None:
         self._stepper = stepper
@@ -112,7 +110,6 @@ class Rounds:
         self._heartbeats = heartbeats
         self._clock = clock
         self.on_disc = on_disc
-        self._on_notice = on_notice
         self._end = end
         self._about = about
         self._booked = booked
@@ -381,18 +378,19 @@ class Rounds:
     def notify(self, notice: Notice) -> None:
         """Answers those who watch, and from now on whoever has not seen this."""
         self._notice = notice
-        self._on_notice(notice)
         watching, self._watching = self._watching, {}
         for future in watching.values():
             if not future.done():
                 future.set_result(notice)
 
-    def job_over(self, message: str) -> None:
-        """Answers all who wait that the job has ended."""
-        self.notify(Notice(self._notice.version + 1, self._stepper.state.round_id, NoticeKind.JOB_OVER, message))
+    def job_over(self, message: str) -> Notice:
+        """Answers all who wait that the job has ended. Returns the notice, for those who watch elsewhere."""
+        notice = Notice(self._notice.version + 1, self._stepper.state.round_id, NoticeKind.JOB_OVER, message)
+        self.notify(notice)
         for future in self._parked.values():
             if not future.done():
                 future.set_result(JobOver(message))
+        return notice
 
     def gone(self, worker: WorkerId) -> None:
         """A worker has ended: it waits for nothing any more, and its silence is no news."""

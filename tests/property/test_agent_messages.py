@@ -196,7 +196,7 @@ def _lies(messages: list[Message], *, trains: bool) -> None:
                 agent.say(message)
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            job.driver._interrupted(signal.SIGTERM)
+            job.driver.interrupts.interrupt(signal.SIGTERM)
             await job.running
             job.log.close()
             text = "\n".join(job.console.said)

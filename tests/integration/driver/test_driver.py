@@ -15,8 +15,8 @@ import uvloop
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.state import DISCOVERY_TOLD_S
 from elastic_driver.dialects.ours import OurDialect
-from elastic_driver.driver import loop as driver_module
 from elastic_driver.driver import rounds as rounds_module
+from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.agent_messages import Kill, Stop
 from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, RoundAssignment
@@ -133,7 +133,7 @@ def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path:
         def on_start(worker: FakeWorker) -> None:
             # At once: a new host, the worker's death, its request for a round; and a start that is on its way.
             job.discovery.hosts = (A, B)
-            job.driver._crash(ZeroDivisionError("a bug"))
+            job.driver.end.crash(ZeroDivisionError("a bug"))
             worker.end(1)
 
         job.world.on_start = on_start
@@ -150,13 +150,13 @@ def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path:
 def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A, B)
-        seen = job.driver._carry_out
+        seen = job.driver.commands._carry_out
 
         def carry_out(command: Any) -> None:
             seen(command)
             fail()
 
-        job.driver._carry_out = carry_out  # type: ignore[method-assign]
+        job.driver.commands._carry_out = carry_out  # type: ignore[method-assign]
         await crashed(job)
         assert job.world.asked == []
 
@@ -170,7 +170,7 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
 ) -> None:
     async def main() -> None:
         if where == "tick":
-            monkeypatch.setattr(driver_module, "_TICK_S", 0.01)
+            monkeypatch.setattr(status_line, "_TICK_S", 0.01)
         job = Job(tmp_path, A, B, heartbeat_timeout_s=0.1 if where == "watch_over" else 60.0)
         job.console.live = where in ("explain", "tick")
         await job.train(2)
@@ -181,13 +181,13 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
             case "callback":
                 loop.call_soon(fail)
             case "task":
-                job.driver._tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
-                job.driver._tasks.start(asyncio.to_thread(fail))
+                job.driver.agents.tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
+                job.driver.agents.tasks.start(asyncio.to_thread(fail))
             case "watch_over":
-                job.driver._supervisor._heartbeats.find = fail  # type: ignore[method-assign]
+                job.driver.supervisor._heartbeats.find = fail  # type: ignore[method-assign]
             case "kill":
                 job.world.break_orders(Kill, ZeroDivisionError("a bug"))
-                job.driver._stepper.report(WorkerHung(job.world.asked[0], "no heartbeat", True))
+                job.driver.stepper.report(WorkerHung(job.world.asked[0], "no heartbeat", True))
             case "explain" | "tick":
                 monkeypatch.setattr(rounds_module, "explain", fail)
                 if where == "explain":

@@ -23,16 +23,24 @@ STAYS = "localhost"
 def sizes(job: Job) -> dict[str, int]:
     """Of everything that the driver's side keeps in a collection. What is bounded or told at the end is left out."""
     driver, fleet = job.driver, job.world.fleet
-    supervisor = driver._supervisor
+    supervisor = driver.supervisor
     owners = (
-        *(driver, driver._stepper, driver._workers, driver.rounds, supervisor, supervisor._heartbeats),
-        *(driver._chronicle, driver.health, driver.board, fleet.fleet, fleet.launcher),
+        *(driver.stepper, driver.workers, driver.rounds, supervisor, supervisor._heartbeats),
+        *(
+            driver.worker_events,
+            driver.chronicle,
+            driver.health,
+            driver.commands,
+            driver.spokesman,
+            fleet.fleet,
+            fleet.launcher,
+        ),
     )
     return {
         f"{type(owner).__name__}.{name}": len(value)
         for owner in owners
         for name, value in vars(owner).items()
-        if isinstance(value, dict | list | set) and name != "_rounds"
+        if isinstance(value, dict | list | set) and name not in ("_rounds", "_routes")
     }
 
 
@@ -79,7 +87,7 @@ async def lead_a_life(job: Job) -> int:
             return [worker for worker in world.started if worker.hostname == pod]
 
         def is_out(pod: str = pod) -> bool:
-            return driver._stepper.state.blacklist.is_blacklisted(pod)
+            return driver.stepper.state.blacklist.is_blacklisted(pod)
 
         await until("the pod", lambda started=started, is_out=is_out: started() or is_out())  # type: ignore[misc]
         for undo in (False, True, False, bool(number % 2)):
@@ -92,11 +100,11 @@ async def lead_a_life(job: Job) -> int:
             "its end",
             lambda seen=seen: (  # type: ignore[misc]
                 job.discovery.asked > seen + 1
-                and len(driver._stepper.state.workers) == 1
+                and len(driver.stepper.state.workers) == 1
                 and len(world.fleet.fleet.links()) == 1
             ),
         )
-        assert len(in_phase(driver._stepper.state, WorkerPhase.MEMBER)) == 1
+        assert len(in_phase(driver.stepper.state, WorkerPhase.MEMBER)) == 1
     grown = {name: size for name, size in sizes(job).items() if size > 4}
     assert grown.pop("Chronicle._last_words", 0) <= PODS  # bounded by a number; cleared by each round
     assert not grown

@@ -20,6 +20,7 @@ from typing import Any
 
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.driver.build import build
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
@@ -37,6 +38,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
@@ -127,6 +129,8 @@ class FakeHost(FakeAgent):
                 worker = self.workers.get(worker_named(key))
                 if worker is not None:
                     worker.end(-signal.SIGKILL)
+            case words.Prepare():
+                self.say(words.Prepared())
             case words.KillAll():
                 self.kill_all()
             case words.PassOn(number):
@@ -375,7 +379,7 @@ class Job:
 
     def interrupt(self, number: signal.Signals) -> None:
         """The driver is sent a signal."""
-        self.driver._interrupted(number)
+        self.driver.interrupts.interrupt(number)
 
     def drain(self, host: Host | str, *, undo: bool = False) -> None:
         """An operator drains a host."""
@@ -408,13 +412,13 @@ def driver_of(
     clock: JobClock | None = None,
 ) -> ElasticDriver:
     """A driver of such a fleet; its hosts are listed by this source."""
-    return ElasticDriver(
+    return build(
         settings,
         discovery=FleetDiscovery(source, fleet.fleet),
-        launcher=fleet.launcher,
         chronicle=chronicle,
         dialect=dialect,
         job_id="fake",
-        clock=clock,
         agents=fleet.side(),
+        tally=Tally(),
+        clock=clock,
     )

@@ -97,8 +97,6 @@ class Kept:
             listener=self.story,
         )
 
-    descriptors_each = 1
-
     def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
         """See Launcher."""
         return {name: f"10.0.0.{number}" for number, name in enumerate(hostnames, 1)}
