@@ -53,9 +53,6 @@ class Processes(Protocol):
     def pid(self, worker: WorkerId) -> int | None:
         """Of the worker's process; None when none runs."""
 
-    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """A worker has told which of its threads live as long as it does."""
-
 
 class Heartbeats(Protocol):
     """Is told who lives."""
@@ -166,7 +163,6 @@ class Rounds:
         if older is not None and not older.done():
             older.cancel()
         self._parked[worker] = future
-        self._processes.watch_threads(worker, request.pid, request.thread)
         # It asks again as often as a member watches.
         self._heartbeats.heard(worker)
         self._stepper.report(event)

@@ -18,13 +18,14 @@ from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver import rounds as rounds_module
 from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.rendezvous.agent_messages import Kill, Stop
-from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, RoundAssignment
+from elastic_driver.rendezvous.agent_messages import Kill, NoticeSet, Stop
+from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Notice, RoundAssignment
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__
-from elastic_driver.words import ReadyCause
+from elastic_driver.words import NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeWorker, Job
+from tests.support.fakes.fleet_fakes import HOST_TIMEOUT_S
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.integration
@@ -76,6 +77,23 @@ def test_a_late_ctrl_c_has_nothing_to_say_of_workers_that_are_gone(tmp_path: Pat
         assert "SIGINT: stopping all workers" in job.text()
         assert "killing all workers" not in job.text()
         assert job.console.said[-1] == "summary: interrupted by SIGINT"
+
+    run(main())
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        workers = await job.started(2)
+        for worker in workers:
+            job.world.started[worker].is_stubborn = True
+        job.interrupt(signal.SIGINT)
+        await job.until(lambda: all(job.world.started[worker].stops for worker in workers), "they are told to end")
+        assert job.living() == workers
+        job.interrupt(signal.SIGINT)
+        assert await job.end() == 130
+        assert "SIGINT again: killing all workers now" in job.text()
+        assert [job.world.started[worker].exit_code for worker in workers] == [-9, -9]
 
     run(main())
 
@@ -308,6 +326,24 @@ def test_a_machine_without_room_to_look_for_hosts_is_no_bug(tmp_path: Path) -> N
     virtually(tmp_path, main, discovery_interval_s=1.0, heartbeat_timeout_s=0.0)
 
 
+def test_hosts_are_silent_until_they_are_heard(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.train(2)
+        for host in job.world.hosts.values():
+            host.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 1)
+        assert job.status()["silent"] == [A.name, B.name]
+        for host in job.world.hosts.values():
+            host.is_back()
+        await asyncio.sleep(1)
+        assert job.status()["silent"] == []
+        assert job.living() == workers
+        job.interrupt(signal.SIGTERM)
+        assert await job.end() == 143
+
+    virtually(tmp_path, main, heartbeat_timeout_s=0.0)
+
+
 # --- a driver that stood still -------------------------------------------------------------------------------------
 
 
@@ -355,6 +391,8 @@ def test_a_reset_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         assert "localhost" not in str(job.status()["blacklisted"])
         job.exits(first, 0)
         assert await job.end() == 0
+        told = [Notice.from_json(each.blob).kind for each in job.world.hosts[first.hostname].of(NoticeSet)]
+        assert told == [NoticeKind.NONE, NoticeKind.ABORT, NoticeKind.NONE, NoticeKind.JOB_OVER]
 
     virtually(tmp_path, main, heartbeat_timeout_s=0.0)
 

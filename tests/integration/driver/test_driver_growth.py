@@ -93,6 +93,7 @@ async def lead_a_life(job: Job) -> int:
         for undo in (False, True, False, bool(number % 2)):
             job.drain(pod, undo=undo)
         for worker in started():
+            job.ready(worker)
             job.exits(worker, (1, -9)[number % 2])
         job.discovery.hosts = (Host(STAYS, 1),)
         seen = job.discovery.asked

@@ -92,8 +92,17 @@ class FakeHost(FakeAgent):
         self.waiting: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._world = world
         self._done = 0  # of what it was told
-        self._wakes = False
+        self._wakes = self._is_gone = False
         super().__init__(link)
+
+    def vanishes(self) -> None:
+        super().vanishes()
+        self._is_gone = True
+
+    def is_back(self) -> None:
+        super().is_back()
+        self._is_gone = False
+        self.written()
 
     def say(self, *messages: Said | words.Message) -> None:
         """It says this; nothing once it is lost."""
@@ -107,6 +116,8 @@ class FakeHost(FakeAgent):
 
     def _wake(self) -> None:
         self._wakes = False
+        if self._is_gone:
+            return
         orders, self._done = self.heard()[self._done :], len(self.told)
         for order in orders:
             self._do(order)

@@ -381,16 +381,11 @@ def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
         kept.workers.kill(exits)
         await settle()
         assert kept.told()[1:] == [("spared", A)], "it has never called init()"
-        kept.workers.watch_threads(A, 11, 12)
-        process.runs_script = False
-        kept.workers.kill(exits)
-        await settle()
-        assert kept.told()[1:] == [("spared", A)] * 2, "that process has ended"
         assert not process.exited.done()
         process.runs_script = True
         kept.workers.kill(exits)
         await settle()
-        assert sorted(kept.told()[3:]) == [("exited", A), ("killed", A)]
+        assert sorted(kept.told()[2:]) == [("exited", A), ("killed", A)]
         assert (process.printed, process.exited.result().returncode) == (1, -6)
 
     among_fakes(test)
