@@ -18,7 +18,7 @@ from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver import rounds as rounds_module
 from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.rendezvous.agent_messages import Kill, NoticeSet, Stop
+from elastic_driver.rendezvous.agent_messages import Kill, KillAll, NoticeSet, Stop
 from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Notice, RoundAssignment
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
@@ -77,23 +77,6 @@ def test_a_late_ctrl_c_has_nothing_to_say_of_workers_that_are_gone(tmp_path: Pat
         assert "SIGINT: stopping all workers" in job.text()
         assert "killing all workers" not in job.text()
         assert job.console.said[-1] == "summary: interrupted by SIGINT"
-
-    run(main())
-
-
-def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
-    async def main() -> None:
-        job = Job(tmp_path, A, B)
-        workers = await job.started(2)
-        for worker in workers:
-            job.world.started[worker].is_stubborn = True
-        job.interrupt(signal.SIGINT)
-        await job.until(lambda: all(job.world.started[worker].stops for worker in workers), "they are told to end")
-        assert job.living() == workers
-        job.interrupt(signal.SIGINT)
-        assert await job.end() == 130
-        assert "SIGINT again: killing all workers now" in job.text()
-        assert [job.world.started[worker].exit_code for worker in workers] == [-9, -9]
 
     run(main())
 
@@ -324,6 +307,23 @@ def test_a_machine_without_room_to_look_for_hosts_is_no_bug(tmp_path: Path) -> N
         await crashed(job)
 
     virtually(tmp_path, main, discovery_interval_s=1.0, heartbeat_timeout_s=0.0)
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.started(2)
+        for worker in workers:
+            job.world.started[worker].is_stubborn = True
+        job.interrupt(signal.SIGINT)
+        await job.until(lambda: all(job.world.started[worker].stops for worker in workers), "they are told to end")
+        assert job.living() == workers
+        job.interrupt(signal.SIGINT)
+        assert await job.end() == 130
+        assert "SIGINT again: killing all workers now" in job.text()
+        assert [len(host.of(KillAll)) for host in job.world.hosts.values()] == [1, 1]
+        assert [job.world.started[worker].exit_code for worker in workers] == [-9, -9]
+
+    virtually(tmp_path, main)
 
 
 def test_hosts_are_silent_until_they_are_heard(tmp_path: Path) -> None:
