@@ -1,4 +1,4 @@
-"""The keeper of the chief: starts its process beside the driver, stops it, and tells how it ended.
+"""The keeper of the chief: starts its process beside the driver, stops it, and reports how it ended.
 
 Owns the chief's process, and the port that its own server is to listen on. Decides nothing: when it is started, and
 what its end means, is the core's.
@@ -14,11 +14,14 @@ from typing import Protocol
 
 from elastic_driver.core.events import ChiefExited, StartChief, StopChief
 from elastic_driver.core.setbacks import last_words
+from elastic_driver.core.state import ChiefPhase, parameter_servers, serving_workers
 from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess
+from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 
 
@@ -63,16 +66,6 @@ class ChiefSide:
     ports: tuple[int, int] | None = None
 
 
-class ChiefListener(Protocol):
-    """Is told what becomes of it. Called on the event loop."""
-
-    def chief_started(self, number: int, pid: int) -> None:
-        """Its process runs."""
-
-    def chief_exited(self, event: ChiefExited, pid: int | None) -> None:
-        """It has ended; pid None where there was no process."""
-
-
 class ChiefKeeper:
     """See above. Used on the event loop only.
 
@@ -81,7 +74,8 @@ class ChiefKeeper:
         command: the script.
         grace_s: between SIGTERM and SIGKILL, where nothing else is said; seconds.
         tasks: run what nobody waits for; an error of theirs ends the job.
-        listener: is told of starts and ends.
+        stepper: takes its end, and has the state.
+        chronicle: is told of starts and ends.
     """
 
     def __init__(
@@ -91,13 +85,15 @@ class ChiefKeeper:
         command: Sequence[str],
         grace_s: float,
         tasks: Tasks,
-        listener: ChiefListener,
+        stepper: Stepper,
+        chronicle: Chronicle,
     ) -> None:
         self._side = side
         self._command = command
         self._grace_s = grace_s
         self._tasks = tasks
-        self._listener = listener
+        self._stepper = stepper
+        self._chronicle = chronicle
         self._process: WorkerProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stop_within_s: float | None = None  # of one that is being started
@@ -163,11 +159,13 @@ class ChiefKeeper:
             self._let_go()
             bad_command = isinstance(error, CommandNotFoundError)
             how = str(error) if bad_command else f"could not be started: {error}"
-            self._listener.chief_exited(ChiefExited(order.number, None, how, bad_command=bad_command), None)
+            self._stepper.post(ChiefExited(order.number, None, how, bad_command=bad_command))
             return
         self._process = process
         process.exited.add_done_callback(lambda future: self._exited(order.number, process, future))
-        self._listener.chief_started(order.number, process.pid)
+        state = self._stepper.state
+        servers, workers = len(parameter_servers(state)), len(serving_workers(state))
+        self._chronicle.chief_started(order.number, process.pid, servers, workers)
         grace_s = self._ends_within_s()
         if grace_s is not None:
             await self._ended(process, grace_s)
@@ -203,8 +201,11 @@ class ChiefKeeper:
         status = future.result()
         # TensorFlow writes to its end of servers that are gone.
         error, where = last_words(process.last_lines, of_traceback=True) if status.returncode else ("", "")
-        ended = ChiefExited(number, status.returncode, str(status), error, where, out_of_memory=status.out_of_memory)
-        self._listener.chief_exited(ended, process.pid)
+        how, chief = str(status), self._stepper.state.chief
+        expected = self._stepper.is_over or (chief is not None and chief.phase is ChiefPhase.STOPPING)
+        self._chronicle.chief_exited(number, process.pid, status.returncode, how, expected=expected)
+        starved = status.out_of_memory
+        self._stepper.post(ChiefExited(number, status.returncode, how, error, where, out_of_memory=starved))
 
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()

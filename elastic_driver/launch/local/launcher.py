@@ -68,10 +68,6 @@ _BLOCKED_LOOKS = 20
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
-# Of a worker: two pipes for its output, three pidfds for its process and the threads whose end says that it dies.
-_DESCRIPTORS_EACH = 5
-
-
 class _JobScanner:
     """Looks for the job's processes in a thread, once for all who ask at the same time."""
 
@@ -439,7 +435,6 @@ class LocalLauncher:
         on_warm: Callable[[int, float], None] | None = None,
     ) -> None:
         self._sink = sink
-        self.descriptors_each = _DESCRIPTORS_EACH
         self._prefix_timestamp = prefix_timestamp
         self._mark = mark
         self._complained = False
