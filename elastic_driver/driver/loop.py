@@ -270,9 +270,7 @@ class ElasticDriver:
         self._chief: ChiefKeeper | None = None
         self._servers: ServerList | None = None
         if chief is not None:
-            self._chief = ChiefKeeper(
-                chief, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
-            )
+            self._chief = ChiefKeeper(chief, command=settings.command, grace_s=settings.grace_s, listener=self)
             self._servers = ServerList(
                 self._stepper,
                 clock=self._clock,

@@ -80,6 +80,9 @@ class Dialling:
         changes: counts each news of a host that has no agent yet.
         tasks: run the tries; an error of theirs ends the job.
         listener: is told how it goes.
+
+    Attributes:
+        side_by_side: held over each try.
     """
 
     def __init__(
@@ -94,19 +97,19 @@ class Dialling:
         tasks: Tasks,
         listener: DiallingListener,
     ) -> None:
-        self._door = door
+        self.door = door
         self._reach = reach
         self._names = names
         self._local, self._remote = local, remote
         self._changes = changes
-        self._tasks = tasks
+        self.tasks = tasks
         self._listener = listener
         self._hosts: dict[str, _DialledHost] = {}
         self._former: set[_DialledHost] = set()  # that are not wanted any more, until their commands have ended
         self._told: dict[str, DialFailure] = {}
         self._hopeless: set[str] = set()  # of the hosts, where another try cannot help
         self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
-        self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
+        self.side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._warned_of_tickets = False
 
     def __contains__(self, host: str) -> bool:
@@ -115,15 +118,8 @@ class Dialling:
 
     def begin(self, host: str, *, has_agent: bool) -> None:
         """An agent is wanted on this host from now on; dials it if it has none."""
-        dialled = self._hosts[host] = _DialledHost(
-            host,
-            self._local if self._names.is_local(host) else self._remote,
-            door=self._door,
-            bootstrap=self._bootstrap,
-            listener=self,
-            tasks=self._tasks,
-            side_by_side=self._side_by_side,
-        )
+        dialler = self._local if self._names.is_local(host) else self._remote
+        dialled = self._hosts[host] = _DialledHost(host, dialler, self)
         revoked = self._revoked.get(host)
         if revoked is not None:
             dialled.bar(revoked)
@@ -141,7 +137,7 @@ class Dialling:
         self._hopeless.discard(host)
         self._told.pop(host, None)
         self._former.add(dialled)
-        self._tasks.start(self._end(dialled, when))
+        self.tasks.start(self._end(dialled, when))
 
     async def _end(self, dialled: _DialledHost, when: Callable[[], bool] | None) -> None:
         while when is not None and not when():
@@ -221,7 +217,8 @@ class Dialling:
         """The command that had started an agent has ended."""
         self._listener.command_ended(host)
 
-    async def _bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
+    async def bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
+        """What an agent of this host is given with its ticket."""
         local = self._names.is_local(host)
         return Bootstrap(
             urls=await self._reach.urls("" if local else host),
@@ -236,54 +233,23 @@ class Dialling:
         )
 
 
-class _TryListener(Protocol):
-    """Is told how the tries for a host go. Called on the event loop."""
-
-    def unready(self, host: str, failure: DialFailure) -> None:
-        """There is no agent on this host yet: each try that fails."""
-
-    def shows_ticket(self, host: str) -> None:
-        """From now on tickets for this host stand on a command line: nothing arrives on standard input there."""
-
-    def ended(self, host: str) -> None:
-        """The command that had started the host's agent has ended, after it had come."""
-
-
 class _DialledHost:
     """Keeps an agent on one host, from :meth:`begin` to :meth:`close`.
 
     Args:
         host: its name in the job; for the driver's own machine the name that was seen first.
         dialler: starts agents there; None where they come by themselves.
-        door: issues tickets.
-        bootstrap: what the agent is given with a ticket.
-        listener: is told how it goes.
-        tasks: run it; an error of theirs ends the job.
-        side_by_side: held over each try: logging in takes the driver's processors some time, too.
+        dialling: whose host it is, and is told how its tries go.
 
     Attributes:
         failure: of the last try; None before, and while there is an agent.
         tries: that have failed since there was an agent last.
     """
 
-    def __init__(
-        self,
-        host: str,
-        dialler: Dialler | None,
-        *,
-        door: Door,
-        bootstrap: Callable[[str, Ticket], Awaitable[Bootstrap]],
-        listener: _TryListener,
-        tasks: Tasks,
-        side_by_side: asyncio.Semaphore,
-    ) -> None:
+    def __init__(self, host: str, dialler: Dialler | None, dialling: Dialling) -> None:
         self._host = host
         self._dialler = dialler
-        self._door = door
-        self._bootstrap = bootstrap
-        self._listener = listener
-        self._tasks = tasks
-        self._side_by_side = side_by_side
+        self._dialling = dialling
         self._task: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
         self._gone = asyncio.Event()
@@ -303,7 +269,7 @@ class _DialledHost:
         """Dials from now on."""
         if self._dialler is None:
             return
-        self._task = self._tasks.start(self._keep(self._dialler))
+        self._task = self._dialling.tasks.start(self._keep(self._dialler))
 
     def came(self) -> None:
         """The host has an agent, dialled or come by itself."""
@@ -329,7 +295,7 @@ class _DialledHost:
         """Dials no more, for good, and ends the command that has started an agent: none that comes can be trusted."""
         self._barred = self.failure = failure
         self.tries = max(1, self.tries)
-        self._tasks.start(self.close())
+        self._dialling.tasks.start(self.close())
 
     async def close(self) -> None:
         """Dials no more, and ends the command that has started the agent."""
@@ -343,7 +309,7 @@ class _DialledHost:
         pause_s = _FIRST_PAUSE_S
         while True:
             failure = None
-            async with self._side_by_side:
+            async with self._dialling.side_by_side:  # logging in takes the driver's processors some time, too
                 if not self._came.is_set():  # nor has one come by itself meanwhile
                     failure = await self._dial(dialler)
             if failure is None or self._came.is_set():
@@ -352,7 +318,7 @@ class _DialledHost:
                 continue
             self.failure = failure
             self.tries += 1
-            self._listener.unready(self._host, failure)
+            self._dialling.unready(self._host, failure)
             await asyncio.sleep(_PERMANENT_PAUSE_S if failure.permanent else pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -364,19 +330,19 @@ class _DialledHost:
         self._turned_away = ""
         self._soon.clear()
         shown = dialler.shows_bootstrap(self._host)
-        ticket = self._door.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
+        ticket = self._dialling.door.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
         try:
             failure = await self._dial_with(dialler, ticket)
         finally:
-            self._door.withdraw(ticket)
+            self._dialling.door.withdraw(ticket)
         if failure is not None and not shown and dialler.shows_bootstrap(self._host):
-            self._listener.shows_ticket(self._host)
+            self._dialling.shows_ticket(self._host)
             return await self._dial(dialler)
         return failure
 
     async def _dial_with(self, dialler: Dialler, ticket: Ticket) -> DialFailure | None:
         try:
-            bootstrap = await self._bootstrap(self._host, ticket)
+            bootstrap = await self._dialling.bootstrap(self._host, ticket)
             dialled = self._dialled = await dialler.dial(self._host, bootstrap)
         except (LaunchError, SettingsError) as error:
             return DialFailure(str(error), permanent=isinstance(error, CommandNotFoundError))
@@ -403,7 +369,7 @@ class _DialledHost:
 
     def _ended(self, failed: asyncio.Future[DialFailure]) -> None:
         if not failed.cancelled() and self._came.is_set():
-            self._listener.ended(self._host)
+            self._dialling.ended(self._host)
 
 
 def _resolve(host: str) -> frozenset[str]:
