@@ -652,9 +652,10 @@ def test_agents_that_come_and_go_for_weeks_leave_nothing_behind() -> None:
             await agent.leaves()
         await fleet.fleet.want([])
         await rest()
+        parts = (fleet.fleet._roster, fleet.fleet._dialling, fleet.fleet._names, fleet.fleet._leaving)
         kept = {
             name: len(value)
-            for one in (fleet.fleet, fleet.launcher, fleet.door)
+            for one in (fleet.fleet, *parts, fleet.fleet.changes, fleet.launcher, fleet.door)
             for name, value in vars(one).items()
             if isinstance(value, dict | set | list | tuple) and value
         }
