@@ -30,7 +30,7 @@ import uvloop
 from elastic_driver.core.events import ReportResumed
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.agents import AgentSide, Ways
-from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.build import build
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
@@ -76,6 +76,7 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.machines import remote_environment
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
@@ -247,14 +248,14 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
             agents = _agents_of(settings, dialler)
             chronicle = _Telling(log, Narrator(console))
             chronicle.pipe = dialler.pipe
-            driver = ElasticDriver(
+            driver = build(
                 settings,
                 discovery=FleetDiscovery(told, agents.fleet),
-                launcher=agents.launcher,
                 chronicle=chronicle,
                 dialect=OurDialect(os.environ, exported={}),
                 job_id="simulated",
                 agents=agents,
+                tally=Tally(),
             )
             dialler.pipe.send("ready")
             await driver.run()

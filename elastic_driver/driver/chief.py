@@ -1,4 +1,4 @@
-"""The keeper of the chief: starts its process beside the driver, stops it, and tells how it ended.
+"""The keeper of the chief: starts its process beside the driver, stops it, and reports how it ended.
 
 Owns the chief's process, and the port that its own server is to listen on. Decides nothing: when it is started, and
 what its end means, is the core's.
@@ -15,13 +15,16 @@ from typing import Protocol
 
 from elastic_driver.core.events import ChiefExited, StartChief, StopChief
 from elastic_driver.core.setbacks import last_words
+from elastic_driver.core.state import ChiefPhase, parameter_servers, serving_workers
 from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper, ProcessListener
 from elastic_driver.launch.local.process_tree import ProcessTree
+from elastic_driver.report.chronicle import Chronicle
 
 
 class Environment(Protocol):
@@ -53,16 +56,6 @@ class ChiefSide:
     ports: tuple[int, int] | None = None
 
 
-class ChiefListener(Protocol):
-    """Is told what becomes of it. Called on the event loop."""
-
-    def chief_started(self, number: int, pid: int) -> None:
-        """Its process runs."""
-
-    def chief_exited(self, event: ChiefExited, pid: int | None) -> None:
-        """It has ended; pid None where there was no process."""
-
-
 class ChiefKeeper:
     """See above. A ProcessListener. Used on the event loop only.
 
@@ -70,14 +63,18 @@ class ChiefKeeper:
         side: what it is started with.
         command: the script.
         grace_s: between SIGTERM and SIGKILL, where nothing else is said; seconds.
-        listener: is told of starts and ends.
+        stepper: takes its end, and has the state.
+        chronicle: is told of starts and ends.
     """
 
-    def __init__(self, side: ChiefSide, *, command: Sequence[str], grace_s: float, listener: ChiefListener) -> None:
+    def __init__(
+        self, side: ChiefSide, *, command: Sequence[str], grace_s: float, stepper: Stepper, chronicle: Chronicle
+    ) -> None:
         self._side = side
         self._command = command
         self._grace_s = grace_s
-        self._listener = listener
+        self._stepper = stepper
+        self._chronicle = chronicle
         self._processes = side.processes(self)
         self._chief: WorkerId | None = None  # from its start until nothing is left of it
         self._gone = asyncio.Event()
@@ -156,7 +153,9 @@ class ChiefKeeper:
 
     def started(self, worker: WorkerId, process: ProcessTree) -> None:
         """See ProcessListener."""
-        self._listener.chief_started(_number_of(worker), process.pid)
+        state = self._stepper.state
+        servers, workers = len(parameter_servers(state)), len(serving_workers(state))
+        self._chronicle.chief_started(_number_of(worker), process.pid, servers, workers)
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """See ProcessListener."""
@@ -164,7 +163,7 @@ class ChiefKeeper:
         self.finished(worker)
         bad_command = isinstance(error, CommandNotFoundError)
         how = str(error) if bad_command else f"could not be started: {error}"
-        self._listener.chief_exited(ChiefExited(_number_of(worker), None, how, bad_command=bad_command), None)
+        self._stepper.post(ChiefExited(_number_of(worker), None, how, bad_command=bad_command))
 
     def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
         """See ProcessListener. It is replaced when it has ended."""
@@ -174,10 +173,11 @@ class ChiefKeeper:
         self._let_go()
         # TensorFlow writes to its end of servers that are gone.
         error, where = last_words(process.last_lines, of_traceback=True) if status.returncode else ("", "")
-        ended = ChiefExited(
-            _number_of(worker), status.returncode, str(status), error, where, out_of_memory=status.out_of_memory
-        )
-        self._listener.chief_exited(ended, process.pid)
+        how, chief = str(status), self._stepper.state.chief
+        expected = self._stepper.is_over or (chief is not None and chief.phase is ChiefPhase.STOPPING)
+        number, starved = _number_of(worker), status.out_of_memory
+        self._chronicle.chief_exited(number, process.pid, status.returncode, how, expected=expected)
+        self._stepper.post(ChiefExited(number, status.returncode, how, error, where, out_of_memory=starved))
 
     def finished(self, worker: WorkerId) -> None:
         """See ProcessListener. The next may have been started when its predecessor was dead."""

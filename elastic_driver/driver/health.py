@@ -22,6 +22,7 @@ from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.core.survivors import why_spared
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report import happenings, wording
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
@@ -89,7 +90,7 @@ class Health:
         self._chronicle = chronicle
         self._clock = clock
         self._tasks = tasks
-        self.stacks = stacks
+        self._stacks = stacks
         self._drains = straggler_action == StragglerAction.DRAIN
         self.is_on_disc = False
         self._hangs = HangWatch(proves=hang_action == HangAction.END, is_of_the_job=is_of_the_job)
@@ -123,6 +124,11 @@ class Health:
             self._hangs.begin(state.round_id, ranks)
             self._standstills.begin(state.round_id, ranks)
             self._stragglers.begin(state.round_id, ranks, now)
+
+    def on_disc(self, report: DiscReport) -> None:
+        """A worker has said how its commits on disc are."""
+        if report.drivers and report.written >= 0:
+            self.is_on_disc = True
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has ended."""
@@ -322,7 +328,7 @@ class Health:
         text: str | None = None
         try:
             async with asyncio.timeout(_STACK_S):
-                text = await self.stacks(wanted.worker)
+                text = await self._stacks(wanted.worker)
         except TimeoutError:
             pass
         except Exception:

@@ -8,56 +8,42 @@ import logging
 import os
 import re
 import secrets
-import shlex
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
-from elastic_driver.dialects.torchrun import HANDLED_SIGNALS, VISIBLE_DEVICES, TorchrunJob
+from elastic_driver.dialects.torchrun import HANDLED_SIGNALS, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery, TimedDiscovery
-from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.agent_side import Gathering, agents_of, pod_names
+from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, shortage
-from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
-from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
-from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.error_files import ENV_ERROR_FILE
-from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
-from elastic_driver.launch.fleet.door import Door
-from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
-from elastic_driver.launch.fleet.link import AgentFacts
-from elastic_driver.launch.fleet.network_check import NetworkCheck
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.keeper import ProcessKeeper
-from elastic_driver.launch.local.locality import addresses_of, is_local_host
+from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.warm.inits import calls_init
-from elastic_driver.rendezvous.certificate import Certificate, server_context
-from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
-from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_hook import EventHook
@@ -66,19 +52,15 @@ from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.page.tails import Tails
 from elastic_driver.report.tally import Tally
-from elastic_driver.settings.join_token import read_join_token
 from elastic_driver.settings.logs import Logs
-from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
+from elastic_driver.settings.machines import NO_LAUNCHER
 from elastic_driver.settings.nodes import Nodes
-from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
+from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
-from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.loops import new_loop
-from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.safe_files import open_folder_inside
-from elastic_driver.system.tasks import Tasks
 from elastic_driver.system.threads import started_pool
 from elastic_driver.words import OnChange
 
@@ -86,33 +68,6 @@ from elastic_driver.words import OnChange
 _MOST_NAME = 200
 # For what blocks: looking names up, which may hang for seconds.
 _THREADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """What a driver knows of a job of nodes beside its settings: its own machine is one of them.
-
-    Attributes:
-        listener: a socket that listens on loopback, on the port where the nodes meet.
-        token: with which they prove themselves.
-        host: this node's name.
-        node_rank: its place among them; -1 where that is found by itself.
-        address: under which the others reach it; "" to find it.
-        only_here: whether all of them are on this machine.
-        alike: what they have to be started with alike.
-        invitation: how they are started, in words.
-        torchrun: what workers are told of the job.
-    """
-
-    listener: socket.socket
-    token: str = field(repr=False)
-    host: str
-    node_rank: int
-    address: str
-    only_here: bool
-    alike: Mapping[str, str]
-    invitation: str
-    torchrun: TorchrunJob
 
 
 def run_job(
@@ -201,7 +156,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)
-        agents = _agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
+        agents = agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
             source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))
@@ -228,7 +183,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             chief = _chief_of(settings, job_id, servers, agents.launcher, sink, chronicle)
         else:
             dialect = OurDialect(
-                # Nodes have their own, see _agents_of.
+                # Nodes have their own, see agents_of.
                 os.environ if gathering is None else {},
                 exported=exported,
                 horovod_shim=settings.horovod_shim,
@@ -238,26 +193,24 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
                 torchrun=_torchrun_job(settings, job_id, gathering),
                 tells_as_horovod=settings.is_horovods,
             )
-        driver = ElasticDriver(
+        driver = build(
             settings,
             discovery=discovery,
-            launcher=agents.launcher,
             chronicle=chronicle,
             dialect=dialect,
             job_id=job_id,
-            clock=clock,
-            on_round=agents.launcher.warm_up if _starts_again(settings) else None,
-            preparer=agents.launcher if _starts_again(settings) and settings.warm_starts else None,
             agents=agents,
-            chief=chief,
             tally=tally,
+            clock=clock,
+            chief=chief,
             output=sink.of,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
         if code and os.environ.get(ENV_ERROR_FILE):
-            driver.pass_on_error(os.environ[ENV_ERROR_FILE])  # this job is itself the worker of another launcher
+            # This job is itself the worker of another launcher.
+            driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])
         return code
 
 
@@ -321,11 +274,6 @@ def _chief_of(
     )
 
 
-def _starts_again(settings: Settings) -> bool:
-    """Whether workers may be started in the course of the job: hosts come, or failures are forgiven in their place."""
-    return settings.elastic or bool(settings.reset_limit)
-
-
 def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
     """What divides the workers' output as torchrun's options have it; None where they say nothing of that.
 
@@ -368,157 +316,6 @@ def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) 
     )
 
 
-def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
-    """Which of a worker's variables go to other machines."""
-    kept = {VISIBLE_DEVICES: env[VISIBLE_DEVICES]} if settings.virtual_local_rank else {}
-    # What -x gives is among a worker's variables already, below what flags and the driver set.
-    return {**settings.passed_env, **remote_environment(env), **kept}
-
-
-def _agents_of(
-    settings: Settings,
-    job_id: str,
-    clock: JobClock,
-    outputs: OutputSink,
-    chronicle: Chronicle,
-    heard_s: float,
-    local: LocalDialler,
-    gathering: Gathering | None,
-    on_change: OnChange,
-    stdin: StandardInput,
-) -> AgentSide:
-    """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
-    own = inheritable(os.environ)
-    token = ""
-    if gathering is not None:
-        token = gathering.token
-    elif settings.accept_agents:
-        token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
-    door = Door(clock, join_key=join_key(token) if token else None)
-    certificate = Certificate.new() if settings.tls else None
-    fingerprint = "" if certificate is None else certificate.fingerprint
-    tasks = Tasks()
-    ways = Ways(
-        settings.rendezvous_address,
-        addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
-        ssl=None if certificate is None else server_context(certificate),
-        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
-        ports=settings.driver_ports,
-    )
-    fleet = Fleet(
-        door=door,
-        reach=Reach(
-            ways.to,
-            agent_timeout_s=settings.agent_timeout_s,
-            host_timeout_s=settings.host_timeout_s,
-            fingerprint=fingerprint,
-            job=_name_of_job(settings),
-            owner=name_of_this_process(),
-            host="" if gathering is None else gathering.host,
-            node_rank=-1 if gathering is None else gathering.node_rank,
-        ),
-        local=local,
-        remote=_remote_dialler(settings),
-        is_local=_is_this_pod if _pod_names(settings) in (POD, HOSTNAME) else is_local_host,
-        addresses_of=addresses_of,
-        address=_addresses_of(settings, gathering),
-        tasks=tasks,
-        check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
-    )
-    launcher = AgentLauncher(
-        fleet,
-        outputs,
-        on_warm=chronicle.warmed,
-        warn=chronicle.warning,
-        abroad=dict if gathering is not None else lambda env: _abroad(settings, env),
-        here=dict if gathering is None else lambda env: node_environment(own, env),
-        ports=settings.port_range,
-        stdin=stdin,
-    )
-    mask = os.umask(0)
-    os.umask(mask)
-    terms = Terms(
-        job_id=job_id,
-        poll_s=heard_s,
-        cwd=os.getcwd(),
-        umask=mask,
-        # TensorFlow has threads once it is imported: what is forked of it would hang.
-        warm=settings.warm_starts and not settings.num_parameter_servers,
-        # They will be started again and again, and mostly several on a host.
-        warm_first=_starts_again(settings) and on_change is OnChange.RESTART,
-        preload=settings.preload,
-        prefix_timestamp=settings.prefix_timestamp,
-        agent_timeout_s=settings.agent_timeout_s,
-        alike=None if gathering is None else gathering.alike,
-        spot_notices=settings.spot_notices or "",
-    )
-    return AgentSide(
-        door,
-        Reception(door, terms, fleet),
-        fleet,
-        launcher,
-        ways,
-        tasks,
-        fingerprint,
-        token,
-        listener=None if gathering is None else gathering.listener,
-        invitation="" if gathering is None else gathering.invitation,
-    )
-
-
-def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[AgentFacts, str], str]:
-    """Where a host's workers listen when the job has several: of its agent, and its address by route."""
-
-    def address(facts: AgentFacts, route: str) -> str:
-        if gathering is not None and gathering.only_here:
-            return LOOPBACK
-        if gathering is not None and facts.local:
-            route = gathering.address or route
-        return choose_address(facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host)
-
-    return address
-
-
-def _pod_names(settings: Settings) -> str:
-    """Which of a pod's names is its host's; "" where hosts are no pods."""
-    if settings.discovery != KUBERNETES:
-        return ""
-    if settings.pod_names != AUTO_NAMES:
-        return settings.pod_names
-    if settings.launcher == NO_LAUNCHER:
-        return HOSTNAME  # under which elasticrun join has its host join
-    return DNS if settings.rsh_agent is None and settings.launcher_command is None else POD
-
-
-def _is_this_pod(name: str) -> bool:
-    """Whether a pod's name is that of the pod that the driver runs in. No name server knows it."""
-    return name.lower() == socket.gethostname().lower()
-
-
-def _remote_dialler(settings: Settings) -> Dialler | None:
-    """What starts agents on other machines; None where they come by themselves."""
-    if settings.launcher == NO_LAUNCHER:
-        return None
-    python = settings.remote_python or ""
-    bootstrap_on = cast("BootstrapOn | None", settings.launcher_bootstrap)
-    if settings.rsh_agent is not None:
-        return RshDialler(shlex.join(settings.rsh_agent), python=python, bootstrap_on=bootstrap_on)
-    if settings.launcher_command is not None:
-        return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on or "stdin")
-    return SshDialler(
-        port=settings.ssh_port,
-        identity_file=settings.ssh_identity_file or "",
-        connect_timeout_s=settings.ssh_connect_timeout_s,
-        python=python,
-    )
-
-
-def _name_of_job(settings: Settings) -> str:
-    """What this job has in common with the one that it follows, on each host, when its driver is started anew."""
-    durable = str(settings.durable_dir or "")
-    return sha256("\0".join((os.getcwd(), durable, *settings.command)).encode()).hexdigest()[:32]
-
-
 def _discovery_of(settings: Settings, job_id: str, clock: JobClock) -> HostDiscovery:
     """What tells the hosts: the script, the caller's object, the pods, or the list."""
     if settings.discovery == KUBERNETES:
@@ -530,7 +327,7 @@ def _discovery_of(settings: Settings, job_id: str, clock: JobClock) -> HostDisco
             settings.pod_selector,
             settings.pod_namespace,
             Reading(
-                _pod_names(settings),
+                pod_names(settings),
                 settings.slots_from,
                 settings.slots_per_host,
                 settings.rack_from,

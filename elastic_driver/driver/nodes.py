@@ -23,8 +23,9 @@ from pathlib import Path
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.dialects.torchrun import TorchrunJob
+from elastic_driver.driver.agent_side import Gathering
 from elastic_driver.driver.endpoint import LOOPBACK, Endpoint
-from elastic_driver.driver.job import Gathering, run_job
+from elastic_driver.driver.job import run_job
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, WorkerId, is_host_name
 from elastic_driver.launch.agent.agent import End, Home, How, attend

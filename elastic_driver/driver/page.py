@@ -26,7 +26,7 @@ from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Sessions
-from elastic_driver.report.page.site import Actions, Site
+from elastic_driver.report.page.site import Actions, Site, WebHandler
 
 
 class PageServer(Protocol):
@@ -46,7 +46,8 @@ class Page:
         chronicle: tells the story; the page listens from now on.
         clock: the job's time, seconds.
         output: the last lines of a worker's output, by its key.
-        stacks: the workers' stacks as text; None where there are none.
+        stacks: the workers' stacks as text.
+        more: other paths and who answers there; see Site.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Page:
         chronicle: Chronicle,
         clock: Callable[[], float],
         output: Callable[[str], Sequence[str] | None],
-        stacks: Callable[[], Awaitable[str]] | None = None,
+        stacks: Callable[[], Awaitable[str]],
+        more: Mapping[str, WebHandler],
     ) -> None:
         self._stepper = stepper
         self._rounds = rounds
@@ -85,6 +87,7 @@ class Page:
             ),
             output=output,
             names=[socket.gethostname()],
+            more=more,
             failed=self._fail,
         )
         self._urls: list[str] = []

@@ -53,9 +53,6 @@ class Processes(Protocol):
     def pid(self, worker: WorkerId) -> int | None:
         """Of the worker's process; None when none runs."""
 
-    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """A worker has told which of its threads live as long as it does."""
-
 
 class Heartbeats(Protocol):
     """Is told who lives."""
@@ -87,7 +84,6 @@ class Rounds:
         booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         stall: for how long no worker has stepped, and why, in words; "" while they step.
-        on_notice: takes each notice, for those who watch elsewhere.
         board: of the workers' vitals.
     """
 
@@ -104,7 +100,6 @@ class Rounds:
         booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
         stall: Callable[[], str] = lambda: "",
-        on_notice: Callable[[Notice], None] = lambda notice: None,
         board: Board | None = None,
     ) -> None:
         self._stepper = stepper
@@ -112,7 +107,6 @@ class Rounds:
         self._heartbeats = heartbeats
         self._clock = clock
         self.on_disc = on_disc
-        self._on_notice = on_notice
         self._end = end
         self._about = about
         self._booked = booked
@@ -169,7 +163,6 @@ class Rounds:
         if older is not None and not older.done():
             older.cancel()
         self._parked[worker] = future
-        self._processes.watch_threads(worker, request.pid, request.thread)
         # It asks again as often as a member watches.
         self._heartbeats.heard(worker)
         self._stepper.report(event)
@@ -381,18 +374,19 @@ class Rounds:
     def notify(self, notice: Notice) -> None:
         """Answers those who watch, and from now on whoever has not seen this."""
         self._notice = notice
-        self._on_notice(notice)
         watching, self._watching = self._watching, {}
         for future in watching.values():
             if not future.done():
                 future.set_result(notice)
 
-    def job_over(self, message: str) -> None:
-        """Answers all who wait that the job has ended."""
-        self.notify(Notice(self._notice.version + 1, self._stepper.state.round_id, NoticeKind.JOB_OVER, message))
+    def job_over(self, message: str) -> Notice:
+        """Answers all who wait that the job has ended. Returns the notice, for those who watch elsewhere."""
+        notice = Notice(self._notice.version + 1, self._stepper.state.round_id, NoticeKind.JOB_OVER, message)
+        self.notify(notice)
         for future in self._parked.values():
             if not future.done():
                 future.set_result(JobOver(message))
+        return notice
 
     def gone(self, worker: WorkerId) -> None:
         """A worker has ended: it waits for nothing any more, and its silence is no news."""

@@ -7,13 +7,19 @@ Owns the asking: all agents at once, and who does not answer is named. Takes non
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from elastic_driver.driver.board import Board
+from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
+from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
+from elastic_driver.report.stacks_text import stacks_text
 
 # A worker has two seconds; the rest is the network's.
 LIMIT_S = 5.0
@@ -91,6 +97,11 @@ class Stacks:
             asked.found.setdefault(worker, StackDump(reason=why))
         return {worker: asked.found[worker] for worker in wanted}
 
+    async def take_one(self, worker: WorkerId) -> str | None:
+        """The stacks of one worker; None where there are none. Blocks likewise."""
+        dump = (await self.take_all([worker])).get(worker)
+        return dump.text or None if dump is not None else None
+
     async def _ask(self, keys: Mapping[AgentLink, list[str]]) -> _Asked:
         asked = _Asked(set(keys), {}, asyncio.get_running_loop().create_future())
         if not keys:
@@ -137,3 +148,48 @@ class Stacks:
         for asked in self._asked.values():
             if link in asked.left:
                 asked.answered(link)
+
+
+class StackReports:
+    """The same as people see it: with each worker's rank, and what its agent has seen of it.
+
+    Args:
+        stacks: takes them.
+        stepper: has the state.
+        board: of the workers' vitals.
+    """
+
+    def __init__(self, stacks: Stacks, stepper: Stepper, board: Board) -> None:
+        self._stacks = stacks
+        self._stepper = stepper
+        self._board = board
+
+    @property
+    def routes(self) -> Routes:
+        """What operators ask."""
+        return {"stacks": Route({b"GET": OPERATOR}, self._answer)}
+
+    async def text(self) -> str:
+        """All of them, as text. Blocks as :meth:`Stacks.take_all` does."""
+        return stacks_text(await self._take())
+
+    async def _answer(self, request: RouteRequest) -> tuple[int, bytes]:
+        return 200, json.dumps(await self._take()).encode()
+
+    async def _take(self) -> dict[str, Any]:
+        dumps = await self._stacks.take_all()
+        records = {record.worker: record for record in self._stepper.state.workers}
+        found = []
+        for worker, dump in dumps.items():
+            record, vitals = records.get(worker), self._board.of(worker)
+            found.append(
+                {
+                    "worker": worker.key,
+                    "rank": record.rank if record is not None and record.round_id else None,
+                    "host": worker.hostname,
+                    **asdict(dump),
+                    "waits_s": None if vitals is None else round(vitals.waits_s, 3),
+                    "steps": None if vitals is None else vitals.steps,
+                }
+            )
+        return {"stacks": found, "waiting": self._board.waiting()}

@@ -179,12 +179,6 @@ class Workers:
         if process is not None:
             process.label = label
 
-    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """Takes which process called init(), and one of its threads; see WorkerProcess."""
-        process = self._processes.get(worker)
-        if process is not None:
-            process.watch_threads(pid, thread)
-
     def pid(self, worker: WorkerId) -> int | None:
         """Its process's id; None when none runs."""
         process = self._processes.get(worker)

@@ -160,13 +160,7 @@ class WorkerProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts worker processes.
-
-    Attributes:
-        descriptors_each: how many open files of this process a worker takes.
-    """
-
-    descriptors_each: int
+    """Starts worker processes."""
 
     def cores(self, hostname: str) -> int:
         """How many processors the workers on a host may use together."""

@@ -175,6 +175,15 @@ def reader_key(operator: bytes) -> bytes:
     return hmac.digest(operator, b"elastic_driver reader", "sha256")
 
 
+def reader_header(key: bytes) -> bytes:
+    """What a reader's ``Authorization`` says.
+
+    Args:
+        key: the reader's.
+    """
+    return f"Bearer {key.hex()}".encode()
+
+
 def join_key(token: str) -> bytes:
     """With which a host that joins by itself and the driver prove themselves to each other.
 

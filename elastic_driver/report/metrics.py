@@ -47,7 +47,8 @@ class MetricsPage:
         status: the job as ``GET /v1/status`` has it.
         bearer: what a reader's ``Authorization`` has to be.
         version: of this package.
-        failed: is told of an error by which they cannot be told.
+        warn: takes a line about an error by which they cannot be rendered. They are asked for each few seconds, so
+            there is one line only.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class MetricsPage:
         bearer: bytes,
         version: str,
         *,
-        failed: Callable[[Exception], None] = lambda error: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._failed = failed
+        self._warn = warn
+        self._has_failed = False
         self._bearer = bearer
         self._source = _Source(tally, status, version)
 
@@ -87,7 +89,9 @@ class MetricsPage:
             return WebAnswer(200, write(self._source), content_type)
         except Exception as error:
             # Who only looks on ends no job.
-            self._failed(error)
+            if not self._has_failed:
+                self._has_failed = True
+                self._warn(f"cannot render /metrics (the job is unaffected): {type(error).__name__}: {error}")
             return WebAnswer(500, f"the driver cannot tell this: {type(error).__name__}: {error}\n".encode())
 
 

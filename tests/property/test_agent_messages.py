@@ -18,16 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic_driver.discovery.source import FixedHosts
-from elastic_driver.driver.agents import AgentSide, Ways
-from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
-from elastic_driver.launch.fleet.discovery import FleetDiscovery
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.keeper import Launch
 from elastic_driver.rendezvous import agent_messages as words
@@ -52,7 +48,7 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks, start_task
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
-from tests.support.fakes.driver_fakes import OURS, FakeConsole
+from tests.support.fakes.driver_fakes import FakeConsole, driver_of
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -158,27 +154,13 @@ class _Job:
         self.log = EventLog(folder / "events.jsonl")
         chronicle = Chronicle(self.log, Narrator(self.console))  # type: ignore[arg-type]
         fleet.launcher._on_warm, fleet.launcher._warn = chronicle.warmed, chronicle.warning
-        terms = Terms("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
-        ways = Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False)
         hosts = (Host("a", 2), Host("b", 1))
-        self.driver = ElasticDriver(
+        self.driver = driver_of(
             Settings(command=("true",), num_proc=2, min_num_proc=1, hosts=hosts, elastic=True),
-            discovery=FleetDiscovery(FixedHosts(hosts), fleet.fleet),
-            launcher=fleet.launcher,
-            chronicle=chronicle,
-            dialect=OURS,
-            job_id="fake",
+            fleet,
+            FixedHosts(hosts),
+            chronicle,
             clock=JobClock(asyncio.get_running_loop().time),
-            agents=AgentSide(
-                fleet.door,
-                Reception(fleet.door, terms, fleet.fleet),
-                fleet.fleet,
-                fleet.launcher,
-                ways,
-                fleet.tasks,
-                fingerprint="",
-                join_token="",
-            ),
         )
         self.running = asyncio.create_task(self.driver.run())
 
@@ -215,7 +197,7 @@ def _lies(messages: list[Message], *, trains: bool) -> None:
                 agent.say(message)
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            job.driver._interrupted(signal.SIGTERM)
+            job.driver.interrupts.interrupt(signal.SIGTERM)
             await job.running
             job.log.close()
             text = "\n".join(job.console.said)

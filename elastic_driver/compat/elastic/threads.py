@@ -128,8 +128,6 @@ class ThreadLauncher:
         on_end: see OnEnd.
     """
 
-    descriptors_each = 0
-
     def __init__(self, create: CreateWorker, on_end: OnEnd) -> None:
         self._create = create
         self._on_end = on_end

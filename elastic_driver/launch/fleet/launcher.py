@@ -100,8 +100,6 @@ class AgentLauncher:
         stdin: whose the driver's standard input is; None for nobody's.
     """
 
-    descriptors_each = 0
-
     def __init__(
         self,
         agents: Agents,

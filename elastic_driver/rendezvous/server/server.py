@@ -25,7 +25,7 @@ from elastic_driver.errors import (
     SettingsError,
     StaleRoundError,
 )
-from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.credentials import Identity, Role, reader_header
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -166,7 +166,7 @@ class RendezvousServer:
         self._on_agent = on_agent
         # Where nobody may look, it is what nobody can guess.
         reader = key.of(Identity(Role.READER)) or secrets.token_bytes()
-        self.reader_header = f"Bearer {reader.hex()}".encode()
+        self.reader_header = reader_header(reader)
         self._handler = handler
         self._routes = table_of(routes, own)
         self._upstream = upstream

@@ -14,16 +14,18 @@ import uvloop
 
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.state import DISCOVERY_TOLD_S
-from elastic_driver.driver import loop as driver_module
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver import rounds as rounds_module
-from elastic_driver.errors import LaunchError
-from elastic_driver.hosts import Host
-from elastic_driver.rendezvous.messages import DrainHostRequest, JobOver, LeaveRequest, RoundAssignment, WatchRequest
+from elastic_driver.driver import status_line
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.rendezvous.agent_messages import Kill, KillAll, NoticeSet, Stop
+from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Notice, RoundAssignment
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__
-from elastic_driver.words import ReadyCause
-from tests.support.fakes.driver_fakes import FakeProcess, Job
+from elastic_driver.words import NoticeKind, ReadyCause
+from tests.support.fakes.driver_fakes import FakeWorker, Job
+from tests.support.fakes.fleet_fakes import HOST_TIMEOUT_S
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.integration
@@ -49,7 +51,7 @@ def fail(*_: object, **__: object) -> Any:
 async def crashed(job: Job, what: str = "ZeroDivisionError('a bug')") -> None:
     """The job ends as one does in which something was wrong with the driver: nothing runs, and all is told."""
     assert await job.end() == 70
-    assert job.launcher.living() == []
+    assert job.living() == []
     said = f"internal error of the driver, elasticrun {__version__}; please report the lines below"
     assert said in job.console.said
     assert f"summary: internal error of the driver: {what}" in job.console.said
@@ -61,15 +63,16 @@ async def crashed(job: Job, what: str = "ZeroDivisionError('a bug')") -> None:
 def test_a_late_ctrl_c_has_nothing_to_say_of_workers_that_are_gone(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A)
-        close = job.launcher.close
+        fleet = job.world.fleet.fleet
+        close = fleet.close
 
         async def interrupted() -> None:
-            job.driver._interrupted(signal.SIGINT)
+            job.interrupt(signal.SIGINT)
             await close()
 
-        job.launcher.close = interrupted  # type: ignore[method-assign]
+        fleet.close = interrupted  # type: ignore[method-assign]
         await job.started(1)
-        job.driver._interrupted(signal.SIGINT)
+        job.interrupt(signal.SIGINT)
         assert await job.end() == 130
         assert "SIGINT: stopping all workers" in job.text()
         assert "killing all workers" not in job.text()
@@ -82,11 +85,13 @@ def test_a_late_ctrl_c_has_nothing_to_say_of_workers_that_are_gone(tmp_path: Pat
 
 
 def test_a_bug_in_the_start_of_a_worker_ends_the_job(tmp_path: Path) -> None:
+    class Buggy(OurDialect):
+        environment = fail
+
     async def main() -> None:
-        job = Job(tmp_path, A, B)
-        job.launcher.start_error = ZeroDivisionError("a bug")
+        job = Job(tmp_path, A, B, dialect=Buggy({}, exported={}))
         await crashed(job)
-        assert len(job.launcher.asked) <= 2
+        assert job.world.asked == []
 
     run(main())
 
@@ -94,7 +99,7 @@ def test_a_bug_in_the_start_of_a_worker_ends_the_job(tmp_path: Path) -> None:
 def test_a_worker_that_cannot_be_started_is_its_hosts_failure(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A, B)
-        job.launcher.start_error = LaunchError("cannot start worker: no memory is left")
+        job.world.start_error = "cannot start worker: no memory is left"
         assert await job.end() == 1
         assert "could not be started: cannot start worker: no memory is left" in job.text()
         assert job.logged("internal_error") == []
@@ -105,13 +110,19 @@ def test_a_worker_that_cannot_be_started_is_its_hosts_failure(tmp_path: Path) ->
 def test_a_worker_that_asks_before_its_start_fails_is_its_hosts_failure(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A, B)
-        job.launcher.start_error = LaunchError("cannot start worker: no descriptor is free")
-        await job.until(lambda: job.launcher.asked, "a start")
-        answer = job.ready(job.launcher.asked[0])
+        job.world.start_error = "cannot start worker: no descriptor is free"
+        why_not = job.world.why_not_started
+        answers: list[asyncio.Future[NextRoundReply]] = []
+
+        def asks(worker: WorkerId) -> str:
+            answers.append(job.ready(worker))
+            return why_not(worker)
+
+        job.world.why_not_started = asks  # type: ignore[method-assign]
         assert await job.end() == 1
         assert "could not be started: cannot start worker: no descriptor is free" in job.text()
         assert job.logged("internal_error") == []
-        answer.cancel()
+        assert answers
 
     run(main())
 
@@ -120,18 +131,18 @@ def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path:
     async def main() -> None:
         job = Job(tmp_path, A)
 
-        def on_start(process: FakeProcess) -> None:
+        def on_start(worker: FakeWorker) -> None:
             # At once: a new host, the worker's death, its request for a round; and a start that is on its way.
             job.discovery.hosts = (A, B)
-            job.driver._crash(ZeroDivisionError("a bug"))
-            process.end(1)
+            job.driver.end.crash(ZeroDivisionError("a bug"))
+            worker.end(1)
 
-        job.launcher.on_start = on_start
+        job.world.on_start = on_start
         await job.started(1)
-        worker = job.launcher.asked[0]
+        worker = job.world.asked[0]
         assert await job.ready(worker) == JobOver("the job has ended")
         await crashed(job)
-        assert job.launcher.asked == [worker]
+        assert job.world.asked == [worker]
         assert job.logged("round_formed") == []
 
     run(main())
@@ -140,15 +151,15 @@ def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path:
 def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A, B)
-        seen = job.driver._carry_out
+        seen = job.driver.commands._carry_out
 
         def carry_out(command: Any) -> None:
             seen(command)
             fail()
 
-        job.driver._carry_out = carry_out  # type: ignore[method-assign]
+        job.driver.commands._carry_out = carry_out  # type: ignore[method-assign]
         await crashed(job)
-        assert job.launcher.asked == []
+        assert job.world.asked == []
 
     run(main())
 
@@ -160,9 +171,9 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
 ) -> None:
     async def main() -> None:
         if where == "tick":
-            monkeypatch.setattr(driver_module, "_TICK_S", 0.01)
+            monkeypatch.setattr(status_line, "_TICK_S", 0.01)
         job = Job(tmp_path, A, B, heartbeat_timeout_s=0.1 if where == "watch_over" else 60.0)
-        job.console.live = where == "tick"
+        job.console.live = where in ("explain", "tick")
         await job.train(2)
         loop = asyncio.get_running_loop()
         match where:
@@ -171,17 +182,17 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
             case "callback":
                 loop.call_soon(fail)
             case "task":
-                job.driver._tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
-                job.driver._tasks.start(asyncio.to_thread(fail))
+                job.driver.agents.tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
+                job.driver.agents.tasks.start(asyncio.to_thread(fail))
             case "watch_over":
-                job.driver._supervisor._heartbeats.find = fail  # type: ignore[method-assign]
+                job.driver.supervisor._heartbeats.find = fail  # type: ignore[method-assign]
             case "kill":
-                job.driver._workers.kill = fail  # type: ignore[method-assign]
-                job.driver._stepper.report(WorkerHung(job.launcher.asked[0], "no heartbeat", True))
+                job.world.break_orders(Kill, ZeroDivisionError("a bug"))
+                job.driver.stepper.report(WorkerHung(job.world.asked[0], "no heartbeat", True))
             case "explain" | "tick":
                 monkeypatch.setattr(rounds_module, "explain", fail)
                 if where == "explain":
-                    job.ready(job.launcher.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
+                    job.ready(job.world.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
         await crashed(job)
 
     run(main(), new_loop)
@@ -192,10 +203,10 @@ def test_a_bug_in_what_tells_of_the_job_ends_no_job(tmp_path: Path) -> None:
         job = Job(tmp_path, A, B)
         workers = await job.train(2)
         job.console.fail_at = "127.0.0.1[0] (pid"
-        job.launcher.started[workers[1]].end(1)
+        job.exits(workers[1], 1)
         await job.until(lambda: "missed something of the job, which goes on" in job.text(), "it is told")
         assert len(job.logged("worker_exited")) == 1
-        job.driver._interrupted(signal.SIGTERM)
+        job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
         assert "from here on: ValueError: a bug of the console" in job.text()
         assert job.logged("internal_error") == []
@@ -219,8 +230,8 @@ def test_what_a_peer_does_to_its_connection_ends_no_job(
         writer.close()
         monkeypatch.undo()
         assert any("data_received" in text or "transport" in text for text in job.console.said)
-        for process in job.launcher.started.values():
-            process.end(0)
+        for worker in job.living():
+            job.exits(worker, 0)
         assert await job.end() == 0
 
     run(main(), new_loop)
@@ -233,13 +244,19 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
         workers = await job.train(2)
         match where:
             case "stop":
-                job.launcher.started[workers[1]].stop_error = ZeroDivisionError("a bug")
+                job.world.break_orders(Stop, ZeroDivisionError("a bug"))
             case "close":
-                job.launcher.close_error = ZeroDivisionError("a bug")
+                close = job.world.fleet.fleet.close
+
+                async def broken() -> None:
+                    await close()
+                    fail()
+
+                job.world.fleet.fleet.close = broken  # type: ignore[method-assign]
             case "summary":
                 job.console.fail_at = "summary"
-        job.launcher.started[workers[0]].end(0)
-        job.driver._interrupted(signal.SIGTERM)
+        job.exits(workers[0], 0)
+        job.interrupt(signal.SIGTERM)
         assert await job.end() == 143, "it was over before"
         missed = "missed something of the job"
         assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
@@ -258,7 +275,7 @@ def test_a_report_that_cannot_be_told_reaches_the_terminal(tmp_path: Path, capfd
         job.console.fail_at = "internal error"
         asyncio.get_running_loop().call_soon(fail)
         assert await job.end() == 70
-        assert job.launcher.living() == []
+        assert job.living() == []
 
     run(main())
     assert "ZeroDivisionError: a bug" in capfd.readouterr().err
@@ -292,6 +309,41 @@ def test_a_machine_without_room_to_look_for_hosts_is_no_bug(tmp_path: Path) -> N
     virtually(tmp_path, main, discovery_interval_s=1.0, heartbeat_timeout_s=0.0)
 
 
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.started(2)
+        for worker in workers:
+            job.world.started[worker].is_stubborn = True
+        job.interrupt(signal.SIGINT)
+        await job.until(lambda: all(job.world.started[worker].stops for worker in workers), "they are told to end")
+        assert job.living() == workers
+        job.interrupt(signal.SIGINT)
+        assert await job.end() == 130
+        assert "SIGINT again: killing all workers now" in job.text()
+        assert [len(host.of(KillAll)) for host in job.world.hosts.values()] == [1, 1]
+        assert [job.world.started[worker].exit_code for worker in workers] == [-9, -9]
+
+    virtually(tmp_path, main)
+
+
+def test_hosts_are_silent_until_they_are_heard(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.train(2)
+        for host in job.world.hosts.values():
+            host.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 1)
+        assert job.status()["silent"] == [A.name, B.name]
+        for host in job.world.hosts.values():
+            host.is_back()
+        await asyncio.sleep(1)
+        assert job.status()["silent"] == []
+        assert job.living() == workers
+        job.interrupt(signal.SIGTERM)
+        assert await job.end() == 143
+
+    virtually(tmp_path, main, heartbeat_timeout_s=0.0)
+
+
 # --- a driver that stood still -------------------------------------------------------------------------------------
 
 
@@ -306,7 +358,7 @@ def test_a_start_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         await job.until(answer.done, "the first round")
         assert isinstance(answer.result(), RoundAssignment)
         assert "the driver stood still for 1000 s" in job.text()
-        job.driver._interrupted(signal.SIGTERM)
+        job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, heartbeat_timeout_s=0.0)
@@ -328,7 +380,7 @@ def test_a_reset_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
 
     async def main(job: Job, loop: VirtualLoop) -> None:
         first, second = await job.train(2)
-        job.launcher.started[second].end(-9)
+        job.exits(second, -9)
         await asyncio.sleep(1)
         loop.stand_still(10_000)
         await asyncio.sleep(200)
@@ -336,9 +388,11 @@ def test_a_reset_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         await job.until(answer.done, "the second round")
         assert isinstance(answer.result(), RoundAssignment)
         assert [event["size"] for event in job.logged("round_formed")] == [2, 1]
-        assert "localhost" not in str(job.driver.rounds.status()["blacklisted"])
-        job.launcher.started[first].end(0)
+        assert "localhost" not in str(job.status()["blacklisted"])
+        job.exits(first, 0)
         assert await job.end() == 0
+        told = [Notice.from_json(each.blob).kind for each in job.world.hosts[first.hostname].of(NoticeSet)]
+        assert told == [NoticeKind.NONE, NoticeKind.ABORT, NoticeKind.NONE, NoticeKind.JOB_OVER]
 
     virtually(tmp_path, main, heartbeat_timeout_s=0.0)
 
@@ -349,7 +403,7 @@ def test_workers_that_were_not_heard_meanwhile_are_not_frozen(tmp_path: Path) ->
 
         def heartbeat() -> None:
             for worker in workers:
-                job.driver.rounds.watch(WatchRequest(worker, 1, 99))
+                job.lives(worker)
 
         for _ in range(4):
             heartbeat()
@@ -371,15 +425,15 @@ def test_workers_that_were_not_heard_meanwhile_are_not_frozen(tmp_path: Path) ->
 def test_a_drained_worker_has_its_time(tmp_path: Path) -> None:
     async def main(job: Job, loop: VirtualLoop) -> None:
         first, second = await job.train(2)
-        job.driver.rounds.leave(LeaveRequest(second, "SIGTERM"))
+        job.leaves(second, "SIGTERM")
         await asyncio.sleep(50)
         loop.stand_still(1000)
         await asyncio.sleep(40)
-        assert job.launcher.living() == [first, second]
+        assert job.living() == [first, second]
         await asyncio.sleep(20)
         assert "did not leave within 100 s (--drain-timeout)" in job.text()
-        assert job.launcher.living() == [first]
-        job.driver._interrupted(signal.SIGTERM)
+        assert job.living() == [first]
+        job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, drain_timeout_s=100.0, heartbeat_timeout_s=0.0)
@@ -402,14 +456,14 @@ def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path
     async def main(job: Job, loop: VirtualLoop) -> None:
         workers = await job.train(2)
         for host in (A, B):
-            job.driver.rounds.drain(DrainHostRequest(host.name, undo=False))
+            job.drain(host)
         answers = [job.ready(worker, after=1, commits=1, cause=ReadyCause.HOSTS_UPDATED) for worker in workers]
         await asyncio.sleep(300)
-        assert job.launcher.living(), "it waits for slots, longer than the drain's limit"
+        assert job.living(), "it waits for slots, longer than the drain's limit"
         assert "--drain-timeout" not in job.text()
-        job.driver.rounds.drain(DrainHostRequest(B.name, undo=True))
+        job.drain(B, undo=True)
         await job.until(lambda: any(answer.done() for answer in answers), "the round after the undo")
-        job.driver._interrupted(signal.SIGTERM)
+        job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, drain_timeout_s=20.0, heartbeat_timeout_s=0.0)
@@ -418,10 +472,10 @@ def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path
 def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: Path) -> None:
     async def main(job: Job, loop: VirtualLoop) -> None:
         _, second = await job.train(2)
-        job.driver.rounds.leave(LeaveRequest(second, "SIGTERM"))
+        job.leaves(second, "SIGTERM")
         assert "of the 2 that the job needs (--min-np)" in job.text()
         assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
-        job.driver._interrupted(signal.SIGTERM)
+        job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
 
     virtually(tmp_path, main, min_num_proc=2, heartbeat_timeout_s=0.0)

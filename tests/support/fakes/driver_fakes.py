@@ -1,4 +1,9 @@
-"""A driver with nothing real around it: processes that are futures, hosts that the test names, words that it keeps."""
+"""A driver among fakes: hosts that the test names, agents that answer at once, and words that are kept.
+
+The driver, its fleet and all that it says to agents are real. At the other end of each agent's link is a
+:class:`FakeHost`: it does as it is told with workers that are numbers, and says what the test has them say. So a test
+sees of the driver what an agent sees, and nothing of how the driver keeps its workers.
+"""
 
 from __future__ import annotations
 
@@ -8,143 +13,230 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.driver.build import build
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.hosts import Departure, Host, WorkerId
-from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, RunningReport
+from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.rendezvous import agent_messages as words
+from elastic_driver.rendezvous.agent_messages import Said, worker_named
+from elastic_driver.rendezvous.messages import (
+    DrainHostRequest,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    RunningReport,
+    parse_next_round_reply,
+)
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop
 
 PATIENCE_S = 150.0
 OURS = OurDialect({}, exported={})
 
 
-class FakeProcess:
-    """See WorkerProcess."""
+@dataclass
+class FakeWorker:
+    """A worker that an agent was told to start.
 
-    def __init__(self, worker: WorkerId, pid: int) -> None:
-        loop = asyncio.get_running_loop()
-        self.worker, self.pid, self.label = worker, pid, "?"
-        self.exited: asyncio.Future[ExitStatus] = loop.create_future()
-        self.dying: asyncio.Future[str] = loop.create_future()
-        self.last_lines: Sequence[str] = ()
-        self.error_file = ""
-        self.stops: list[tuple[float, bool]] = []
-        self.is_stubborn = False
-        self.runs_script = False
-        self.printed = 0
-        self.stop_error: Exception | None = None
+    Attributes:
+        worker: which.
+        start: the order.
+        host: where it runs.
+        exit_code: of it; None while it runs.
+        last_lines: what it has printed at last.
+        is_stubborn: whether it does not end by SIGTERM.
+        stops: the orders to stop it.
+    """
 
-    def end(self, returncode: int) -> None:
-        if not self.exited.done():
-            self.dying.cancel()
-            self.exited.set_result(ExitStatus(returncode))
+    worker: WorkerId
+    start: words.Start
+    host: FakeHost
+    exit_code: int | None = None
+    last_lines: Sequence[str] = ()
+    is_stubborn: bool = False
+    stops: list[words.Stop] = field(default_factory=list)
 
-    def watch_threads(self, pid: int, thread: int) -> None:
-        self.runs_script = True
-
-    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
-        if self.exited.done() or (exits and not self.runs_script):
-            return False
-        if stacks_s:
-            self.printed += 1
-            if not self.is_stubborn:
-                self.end(-6)
-            asyncio.get_running_loop().call_later(stacks_s, self.kill)
-        else:
-            self.kill()
-        return True
-
-    async def wait(self) -> ExitStatus:
-        return await asyncio.shield(self.exited)
-
-    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
-        self.stops.append((grace_s, sever))
-        if self.stop_error is not None:
-            raise self.stop_error
-        if not self.is_stubborn:
-            self.end(-15)
-        return await self.wait()
-
-    def kill(self) -> None:
-        self.end(-9)
+    def end(self, exit_code: int) -> None:
+        """Its process ends, and nothing is left of it. Harmless when repeated."""
+        if self.exit_code is None:
+            self.exit_code = exit_code
+            key = self.worker.key
+            self.host.say(words.Exited(key, exit_code, list(self.last_lines)), words.Finished(key))
 
 
-class FakeLauncher:
-    """See Launcher."""
+class FakeHost(FakeAgent):
+    """An agent that does as it is told, as soon as it is told.
 
-    descriptors_each = 1
+    Args:
+        link: of the driver's side.
+        world: whose host it is.
+    """
+
+    def __init__(self, link: AgentLink, world: FakeWorld) -> None:
+        self.workers: dict[WorkerId, FakeWorker] = {}
+        self.waiting: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
+        self._world = world
+        self._done = 0  # of what it was told
+        self._wakes = self._is_gone = False
+        super().__init__(link)
+
+    def vanishes(self) -> None:
+        super().vanishes()
+        self._is_gone = True
+
+    def is_back(self) -> None:
+        super().is_back()
+        self._is_gone = False
+        self.written()
+
+    def say(self, *messages: Said | words.Message) -> None:
+        """It says this; nothing once it is lost."""
+        if not self.link.is_lost:
+            super().say(*messages)
+
+    def written(self) -> None:
+        if not self._wakes:
+            self._wakes = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wakes = False
+        if self._is_gone:
+            return
+        orders, self._done = self.heard()[self._done :], len(self.told)
+        for order in orders:
+            self._do(order)
+        if not orders and not self.link.is_lost:
+            self.beat()
+
+    def _do(self, order: Said) -> None:
+        match order:
+            case words.HoldPort(generation):
+                self.say(words.PortHeld(generation, 20000 + generation, ""))
+            case words.Start():
+                self._start(order)
+            case words.Stop(key):
+                worker = self.workers.get(worker_named(key))
+                if worker is not None:
+                    worker.stops.append(order)
+                    if not worker.is_stubborn:
+                        worker.end(-order.signal)
+            case words.Kill(key):
+                worker = self.workers.get(worker_named(key))
+                if worker is not None:
+                    worker.end(-signal.SIGKILL)
+            case words.Prepare():
+                self.say(words.Prepared())
+            case words.KillAll():
+                self.kill_all()
+            case words.PassOn(number):
+                self._world.passed_on.append(signal.Signals(number))
+            case words.Reply(key, status, blob):
+                answer = self.waiting.pop(worker_named(key), None)
+                if answer is not None and not answer.done():
+                    assert status == 200, blob
+                    answer.set_result(parse_next_round_reply(blob))
+            case words.Close():
+                self.kill_all()
+                self.say(words.Bye())
+
+    def _start(self, order: words.Start) -> None:
+        name = worker_named(order.worker)
+        self._world.asked.append(name)
+        error = self._world.why_not_started(name)
+        if error:
+            self.say(words.NotStarted(order.worker, error, bad_command=False))
+            return
+        worker = self.workers[name] = self._world.started[name] = FakeWorker(name, order, self)
+        self.say(words.Started(order.worker, len(self._world.asked)))
+        self._world.on_start(worker)
+
+    def kill_all(self) -> None:
+        """SIGKILL to all."""
+        for worker in self.workers.values():
+            worker.end(-signal.SIGKILL)
+
+    def ask(self, request: NextRoundRequest) -> asyncio.Future[NextRoundReply]:
+        """One of its workers asks for its round."""
+        answer: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
+        self.waiting[request.worker] = answer
+        self.say(words.Ready(request.worker.key, request.to_json()))
+        return answer
+
+
+class FakeWorld:
+    """The hosts of a job: wherever the driver dials, an agent comes.
+
+    Attributes:
+        fleet: the driver's side of them.
+        hosts: those that there have been, by name; the latest agent of each.
+        asked: the workers that agents were told to start, in order.
+        started: those that have been.
+        passed_on: signals for all workers.
+        start_error: why none can be started; "" where they can.
+        on_start: called with each that starts.
+    """
 
     def __init__(self) -> None:
-        self.started: dict[WorkerId, FakeProcess] = {}
+        self.fleet = FakeFleet(local_names=())
+        self.fleet.remote.on_dial = self._come
+        self.hosts: dict[str, FakeHost] = {}
         self.asked: list[WorkerId] = []
+        self.started: dict[WorkerId, FakeWorker] = {}
         self.passed_on: list[signal.Signals] = []
-        self.start_error: BaseException | None = None
-        self.close_error: Exception | None = None
-        self.on_start: Callable[[FakeProcess], None] = lambda process: None
+        self.start_error = ""
+        self.on_start: Callable[[FakeWorker], None] = lambda worker: None
 
-    def check_hosts(self, hosts: Sequence[Host]) -> None:
-        """Any will do."""
+    def why_not_started(self, worker: WorkerId) -> str:
+        """Why a worker cannot be started; "" where it can."""
+        return self.start_error
 
-    def cores(self, hostname: str) -> int:
-        return 2
-
-    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
-        return dict.fromkeys(hostnames, "127.0.0.1")
-
-    async def hold_port(self, hostname: str, generation: int) -> int:
-        return 20000 + generation
-
-    def let_go(self, hostname: str, generation: int) -> None:
-        """Ports are plenty here."""
-
-    async def start(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
-    ) -> FakeProcess:
-        self.asked.append(worker)
-        await asyncio.sleep(0)
-        if self.start_error is not None:
-            raise self.start_error
-        process = FakeProcess(worker, len(self.asked))
-        self.started[worker] = process
-        self.on_start(process)
-        return process
-
-    def pass_on(self, number: signal.Signals) -> None:
-        self.passed_on.append(number)
-
-    def kill(self) -> None:
-        for process in self.started.values():
-            process.kill()
-
-    async def close(self) -> None:
-        if self.close_error is not None:
-            raise self.close_error
-        self.kill()
+    def _come(self, host: str) -> None:
+        agent = self.fleet.arrives(host, other_end=lambda link: FakeHost(link, self))
+        assert isinstance(agent, FakeHost)
+        self.hosts[host] = agent
 
     def living(self) -> list[WorkerId]:
-        return [worker for worker, process in self.started.items() if not process.exited.done()]
+        return [worker for worker, process in self.started.items() if process.exit_code is None]
+
+    def break_orders(self, kind: type[Said], error: Exception) -> None:
+        """From now on it raises this when an agent is to be told such a thing."""
+        for host in self.hosts.values():
+            send = host.link.send
+
+            def broken(message: Said, send: Callable[[Said], None] = send) -> None:
+                if isinstance(message, kind):
+                    raise error
+                send(message)
+
+            host.link.send = broken  # type: ignore[method-assign]
 
 
-class FakeHosts:
-    """See HostDiscovery."""
+class FakeSource:
+    """See HostDiscovery: the hosts that the test names."""
 
     def __init__(self, *hosts: Host) -> None:
         self.hosts = hosts
         self.error: Exception | None = None
+        self.asked = 0
 
     async def find_hosts(self) -> tuple[Host, ...]:
+        self.asked += 1
         if self.error is not None:
             raise self.error
         return self.hosts
@@ -155,14 +247,6 @@ class FakeHosts:
     def departures(self) -> tuple[Departure, ...]:
         """None."""
         return ()
-
-    def down(self) -> frozenset[str]:
-        """None."""
-        return frozenset()
-
-    def answers(self) -> bool:
-        """It does."""
-        return True
 
     def remark(self) -> str:
         return ""
@@ -209,8 +293,11 @@ class Job:
     def __init__(
         self, folder: Path, *hosts: Host, clock: JobClock | None = None, dialect: Dialect = OURS, **settings: Any
     ) -> None:
-        self.launcher = FakeLauncher()
-        self.discovery = FakeHosts(*hosts)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualLoop):
+            loop.set_default_executor(AtOnce())
+        self.world = FakeWorld()
+        self.discovery = FakeSource(*hosts)
         self.console = FakeConsole()
         self.events = folder / "events.jsonl"
         self.log = EventLog(self.events)
@@ -222,16 +309,16 @@ class Job:
             "hosts": hosts,
             "elastic": True,
         } | settings
-        self.driver = ElasticDriver(
+        self.driver = driver_of(
             Settings(**values),
-            discovery=self.discovery,
-            launcher=self.launcher,
-            chronicle=Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
+            self.world.fleet,
+            self.discovery,
+            Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
             dialect=dialect,
-            job_id="fake",
             clock=clock,
         )
-        self._running = asyncio.get_running_loop().create_task(self.driver.run())
+        self._running = loop.create_task(self.driver.run())
+        self._questions = 0
 
     async def end(self) -> int:
         """Blocks until the job has ended."""
@@ -253,16 +340,42 @@ class Job:
             await asyncio.sleep(0.002 if takes_time and looks > 1000 else 0)
         raise AssertionError(f"not seen: {what}; {self.text()}")
 
+    # --- what workers do -------------------------------------------------------------------------------------------
+
     async def started(self, count: int) -> list[WorkerId]:
-        await self.until(lambda: len(self.launcher.started) >= count, f"{count} workers started")
-        return list(self.launcher.started)
+        await self.until(lambda: len(self.world.started) >= count, f"{count} workers started")
+        return list(self.world.started)
+
+    def living(self) -> list[WorkerId]:
+        return self.world.living()
+
+    def exits(self, worker: WorkerId, exit_code: int) -> None:
+        """The worker's process ends."""
+        self.world.started[worker].end(exit_code)
 
     def ready(
         self, worker: WorkerId, *, after: int = 0, commits: int = 0, cause: ReadyCause = ReadyCause.START
     ) -> asyncio.Future[NextRoundReply]:
-        """The worker asks for its round, as the server would pass it on."""
+        """The worker asks for its round, as its agent passes it on."""
         request = NextRoundRequest(worker, after, commits, cause, "", (Backend.NATIVE,), 0)
-        return asyncio.ensure_future(self.driver.rounds.next_round(request))
+        return self.world.hosts[worker.hostname].ask(request)
+
+    def running(self, worker: WorkerId, round_id: int, commits: int = 0) -> None:
+        """The worker trains."""
+        self._say(worker, words.Running(RunningReport(worker, round_id, commits).to_json()))
+
+    def lives(self, worker: WorkerId) -> None:
+        """The worker's agent has heard it."""
+        self._say(worker, words.Heard({worker.key: [0, 1]}, [], []))
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        """The worker was sent a signal, and asks to leave."""
+        self._questions += 1
+        body = LeaveRequest(worker, why).to_json()
+        self._say(worker, words.Ask(self._questions, worker.key, "leave", [], body))
+
+    def _say(self, worker: WorkerId, message: Said) -> None:
+        self.world.hosts[worker.hostname].say(message)
 
     async def train(self, count: int) -> list[WorkerId]:
         """Has that many workers come to their first round and train."""
@@ -270,8 +383,23 @@ class Job:
         answers = [self.ready(worker) for worker in workers]
         await self.until(lambda: all(answer.done() for answer in answers), "the first round")
         for worker in workers:
-            self.driver.rounds.running(RunningReport(worker, 1, 0))
+            self.running(worker, 1)
         return workers
+
+    # --- what people do --------------------------------------------------------------------------------------------
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """The driver is sent a signal."""
+        self.driver.interrupts.interrupt(number)
+
+    def drain(self, host: Host | str, *, undo: bool = False) -> None:
+        """An operator drains a host."""
+        self.driver.rounds.drain(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
+
+    def status(self) -> dict[str, Any]:
+        return self.driver.rounds.status()
+
+    # --- what is told ----------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         return "\n".join(self.console.said)
@@ -283,3 +411,25 @@ class Job:
             assert written.wait(PATIENCE_S)
         lines = [json.loads(line) for line in self.events.read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
+
+
+def driver_of(
+    settings: Settings,
+    fleet: FakeFleet,
+    source: Any,
+    chronicle: Chronicle,
+    *,
+    dialect: Dialect = OURS,
+    clock: JobClock | None = None,
+) -> ElasticDriver:
+    """A driver of such a fleet; its hosts are listed by this source."""
+    return build(
+        settings,
+        discovery=FleetDiscovery(source, fleet.fleet),
+        chronicle=chronicle,
+        dialect=dialect,
+        job_id="fake",
+        agents=fleet.side(),
+        tally=Tally(),
+        clock=clock,
+    )

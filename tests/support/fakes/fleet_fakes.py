@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -20,6 +21,7 @@ from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
+from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.launcher import Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
@@ -65,16 +67,18 @@ def facts(host: str, *, joined: bool = False, local: bool = False, peer: str = "
 
 
 class FakeTransport(asyncio.Transport):
-    """What a connection writes into."""
+    """What a connection writes into, and who is told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, written: Callable[[], None] = lambda: None) -> None:
         super().__init__()
+        self._written = written
         self.reader = FrameReader(_KEY)
         self.frames: list[Frame] = []
         self.is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.frames += self.reader.feed(bytes(data))
+        self._written()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -125,7 +129,7 @@ class FakeAgent:
 
     def connect(self) -> None:
         """It dials in, for the first time or again."""
-        self.transport = FakeTransport()
+        self.transport = FakeTransport(self.written)
         self._writer = FrameWriter(_KEY)
         self.connection = FakeConnection(
             FrameReader(_KEY),
@@ -135,6 +139,9 @@ class FakeAgent:
         )
         self.connection.connection_made(self.transport)
         self.link.attach(self.connection, self._seen)
+
+    def written(self) -> None:
+        """Something was sent to it, which :meth:`heard` gives."""
 
     def hang_up(self) -> None:
         """Its connection ends."""
@@ -203,6 +210,7 @@ class FakeDialler:
     Attributes:
         dials: host and what its agent was given, in order.
         error: raised by the next dials.
+        on_dial: called with each host, in the next turn of the loop.
         shows: whether others can read what agents are given.
     """
 
@@ -210,6 +218,7 @@ class FakeDialler:
     dials: list[tuple[str, Bootstrap]] = field(default_factory=list)
     dialled: list[FakeDialled] = field(default_factory=list)
     error: Exception | None = None
+    on_dial: Callable[[str], None] = lambda host: None
 
     def shows_bootstrap(self, host: str) -> bool:
         return self.shows
@@ -220,6 +229,7 @@ class FakeDialler:
         if self.error is not None:
             raise self.error
         self.dialled.append(FakeDialled())
+        asyncio.get_running_loop().call_soon(self.on_dial, host)
         return self.dialled[-1]
 
     def hosts(self) -> list[str]:
@@ -375,8 +385,30 @@ class FakeFleet:
         )
         self.fleet.serve(self.listener, self.launcher, spokesman or Silent())
 
-    def arrives(self, host: str, *, ticket: bool = True, **more: Any) -> FakeAgent:
+    def side(self) -> AgentSide:
+        """Of a driver."""
+        terms = Terms("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
+        return AgentSide(
+            self.door,
+            Reception(self.door, terms, self.fleet),
+            self.fleet,
+            self.launcher,
+            Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False),
+            self.tasks,
+            fingerprint="",
+            join_token="",
+        )
+
+    def arrives(
+        self, host: str, *, ticket: bool = True, other_end: Callable[[AgentLink], FakeAgent] | None = None, **more: Any
+    ) -> FakeAgent:
         """An agent dials in: with the newest ticket of this host, or by itself.
+
+        Args:
+            host: its host.
+            ticket: whether it has one.
+            other_end: makes its end of the link; a FakeAgent where it is None.
+            more: what it says of itself.
 
         Raises:
             RefusedError: it cannot be taken in.
@@ -389,7 +421,7 @@ class FakeFleet:
             assert isinstance(taken, Ticket), "the ticket is good for nothing"
         link = self.fleet.arrives(facts(host, joined=not ticket, **more))
         self.door.admit(link.agent, _KEY)
-        agent = FakeAgent(link)
+        agent = FakeAgent(link) if other_end is None else other_end(link)
         self.fleet.settled(link)
         return agent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_driver.cli.flags import parse
-from elastic_driver.driver.loop import policy_of
+from elastic_driver.driver.policy import policy_of
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.words import OnChange, Sizing
 

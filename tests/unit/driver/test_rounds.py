@@ -62,15 +62,11 @@ class Known:
     """See Processes and Heartbeats: keeps what it is told."""
 
     def __init__(self) -> None:
-        self.threads: list[tuple[WorkerId, int, int]] = []
         self.watched: set[WorkerId] = set()
         self.alives: list[tuple[WorkerId, int, int]] = []
 
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
-
-    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        self.threads.append((worker, pid, thread))
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
@@ -171,7 +167,6 @@ def test_workers_are_parked_until_their_round_is_formed() -> None:
         second = world.ask(B)
         answers = [await first, await second]
         assert [(one.round_id, one.slot.rank) for one in answers] == [(1, 0), (1, 1)]  # type: ignore[union-attr]
-        assert world.known.threads == [(A, 5, 6), (B, 5, 6)]
         assert world.known.watched == {A, B}
 
     play(test)

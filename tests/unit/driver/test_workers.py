@@ -18,7 +18,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Ending, OnChange
-from tests.support.fakes.driver_fakes import FakeProcess
+from tests.support.fakes.fake_process import FakeProcess
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -96,8 +96,6 @@ class Kept:
             tasks=self.tasks,
             listener=self.story,
         )
-
-    descriptors_each = 1
 
     def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
         """See Launcher."""
@@ -383,16 +381,11 @@ def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
         kept.workers.kill(exits)
         await settle()
         assert kept.told()[1:] == [("spared", A)], "it has never called init()"
-        kept.workers.watch_threads(A, 11, 12)
-        process.runs_script = False
-        kept.workers.kill(exits)
-        await settle()
-        assert kept.told()[1:] == [("spared", A)] * 2, "that process has ended"
         assert not process.exited.done()
         process.runs_script = True
         kept.workers.kill(exits)
         await settle()
-        assert sorted(kept.told()[3:]) == [("exited", A), ("killed", A)]
+        assert sorted(kept.told()[2:]) == [("exited", A), ("killed", A)]
         assert (process.printed, process.exited.result().returncode) == (1, -6)
 
     among_fakes(test)

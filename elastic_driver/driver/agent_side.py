@@ -1,0 +1,225 @@
+"""What a job's agents are made of, from its settings: how they are started, how they come in, what they are told.
+
+Owns no agent. What runs there is :mod:`elastic_driver.launch.fleet`'s and :mod:`elastic_driver.launch.dial`'s. Knows
+nothing of workers but which of their variables go to other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import cast
+
+from elastic_driver.dialects.ours import inheritable
+from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
+from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.policy import starts_again
+from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
+from elastic_driver.launch.dial.dialler import Dialler
+from elastic_driver.launch.dial.local import LocalDialler
+from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.fleet.dialling import Reach
+from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
+from elastic_driver.launch.fleet.link import AgentFacts
+from elastic_driver.launch.fleet.network_check import NetworkCheck
+from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.launcher import OutputSink
+from elastic_driver.launch.local.locality import addresses_of, is_local_host
+from elastic_driver.rendezvous.certificate import Certificate, server_context
+from elastic_driver.rendezvous.credentials import join_key
+from elastic_driver.rendezvous.token_file import new_token
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.settings.join_token import read_join_token
+from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
+from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
+from elastic_driver.settings.settings import Settings
+from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import OnChange
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What a driver knows of a job of nodes beside its settings: its own machine is one of them.
+
+    Attributes:
+        listener: a socket that listens on loopback, on the port where the nodes meet.
+        token: with which they prove themselves.
+        host: this node's name.
+        node_rank: its place among them; -1 where that is found by itself.
+        address: under which the others reach it; "" to find it.
+        only_here: whether all of them are on this machine.
+        alike: what they have to be started with alike.
+        invitation: how they are started, in words.
+        torchrun: what workers are told of the job.
+    """
+
+    listener: socket.socket
+    token: str = field(repr=False)
+    host: str
+    node_rank: int
+    address: str
+    only_here: bool
+    alike: Mapping[str, str]
+    invitation: str
+    torchrun: TorchrunJob
+
+
+def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
+    """Which of a worker's variables go to other machines."""
+    kept = {VISIBLE_DEVICES: env[VISIBLE_DEVICES]} if settings.virtual_local_rank else {}
+    # What -x gives is among a worker's variables already, below what flags and the driver set.
+    return {**settings.passed_env, **remote_environment(env), **kept}
+
+
+def agents_of(
+    settings: Settings,
+    job_id: str,
+    clock: JobClock,
+    outputs: OutputSink,
+    chronicle: Chronicle,
+    heard_s: float,
+    local: LocalDialler,
+    gathering: Gathering | None,
+    on_change: OnChange,
+    stdin: StandardInput,
+) -> AgentSide:
+    """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
+    own = inheritable(os.environ)
+    token = ""
+    if gathering is not None:
+        token = gathering.token
+    elif settings.accept_agents:
+        token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
+    door = Door(clock, join_key=join_key(token) if token else None)
+    certificate = Certificate.new() if settings.tls else None
+    fingerprint = "" if certificate is None else certificate.fingerprint
+    tasks = Tasks()
+    ways = Ways(
+        settings.rendezvous_address,
+        addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
+        ssl=None if certificate is None else server_context(certificate),
+        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
+        ports=settings.driver_ports,
+    )
+    fleet = Fleet(
+        door=door,
+        reach=Reach(
+            ways.to,
+            agent_timeout_s=settings.agent_timeout_s,
+            host_timeout_s=settings.host_timeout_s,
+            fingerprint=fingerprint,
+            job=_name_of_job(settings),
+            owner=name_of_this_process(),
+            host="" if gathering is None else gathering.host,
+            node_rank=-1 if gathering is None else gathering.node_rank,
+        ),
+        local=local,
+        remote=_remote_dialler(settings),
+        is_local=_is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host,
+        addresses_of=addresses_of,
+        address=_addresses_of(settings, gathering),
+        tasks=tasks,
+        check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
+    )
+    launcher = AgentLauncher(
+        fleet,
+        outputs,
+        on_warm=chronicle.warmed,
+        warn=chronicle.warning,
+        abroad=dict if gathering is not None else lambda env: _abroad(settings, env),
+        here=dict if gathering is None else lambda env: node_environment(own, env),
+        ports=settings.port_range,
+        stdin=stdin,
+    )
+    mask = os.umask(0)
+    os.umask(mask)
+    terms = Terms(
+        job_id=job_id,
+        poll_s=heard_s,
+        cwd=os.getcwd(),
+        umask=mask,
+        # TensorFlow has threads once it is imported: what is forked of it would hang.
+        warm=settings.warm_starts and not settings.num_parameter_servers,
+        # They will be started again and again, and mostly several on a host.
+        warm_first=starts_again(settings) and on_change is OnChange.RESTART,
+        preload=settings.preload,
+        prefix_timestamp=settings.prefix_timestamp,
+        agent_timeout_s=settings.agent_timeout_s,
+        alike=None if gathering is None else gathering.alike,
+        spot_notices=settings.spot_notices or "",
+    )
+    return AgentSide(
+        door,
+        Reception(door, terms, fleet),
+        fleet,
+        launcher,
+        ways,
+        tasks,
+        fingerprint,
+        token,
+        listener=None if gathering is None else gathering.listener,
+        invitation="" if gathering is None else gathering.invitation,
+    )
+
+
+def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[AgentFacts, str], str]:
+    """Where a host's workers listen when the job has several: of its agent, and its address by route."""
+
+    def address(facts: AgentFacts, route: str) -> str:
+        if gathering is not None and gathering.only_here:
+            return LOOPBACK
+        if gathering is not None and facts.local:
+            route = gathering.address or route
+        return choose_address(facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host)
+
+    return address
+
+
+def _is_this_pod(name: str) -> bool:
+    """Whether a pod's name is that of the pod that the driver runs in. No name server knows it."""
+    return name.lower() == socket.gethostname().lower()
+
+
+def _remote_dialler(settings: Settings) -> Dialler | None:
+    """What starts agents on other machines; None where they come by themselves."""
+    if settings.launcher == NO_LAUNCHER:
+        return None
+    python = settings.remote_python or ""
+    bootstrap_on = cast("BootstrapOn | None", settings.launcher_bootstrap)
+    if settings.rsh_agent is not None:
+        return RshDialler(shlex.join(settings.rsh_agent), python=python, bootstrap_on=bootstrap_on)
+    if settings.launcher_command is not None:
+        return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on or "stdin")
+    return SshDialler(
+        port=settings.ssh_port,
+        identity_file=settings.ssh_identity_file or "",
+        connect_timeout_s=settings.ssh_connect_timeout_s,
+        python=python,
+    )
+
+
+def _name_of_job(settings: Settings) -> str:
+    """What this job has in common with the one that it follows, on each host, when its driver is started anew."""
+    durable = str(settings.durable_dir or "")
+    return sha256("\0".join((os.getcwd(), durable, *settings.command)).encode()).hexdigest()[:32]
+
+
+def pod_names(settings: Settings) -> str:
+    """Which of a pod's names is its host's; "" where hosts are no pods."""
+    if settings.discovery != KUBERNETES:
+        return ""
+    if settings.pod_names != AUTO_NAMES:
+        return settings.pod_names
+    if settings.launcher == NO_LAUNCHER:
+        return HOSTNAME  # under which elasticrun join has its host join
+    return DNS if settings.rsh_agent is None and settings.launcher_command is None else POD

@@ -1,0 +1,296 @@
+"""Makes the driver of a job: all of its parts, and who hears of whom.
+
+Owns nothing. Two circles are closed here, and nowhere else: the steps of the core come back to what events come from,
+and workers that have ended are forgotten by those who answer them. Where the settings of a job come from, and what its
+hosts and workers are, is :mod:`elastic_driver.driver.job`'s.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from elastic_driver.core.events import Command
+from elastic_driver.core.heartbeats import Heartbeats
+from elastic_driver.dialects.dialect import Dialect, JobAddress
+from elastic_driver.discovery.source import Hosts
+from elastic_driver.driver.agents import AgentSide
+from elastic_driver.driver.board import Board
+from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
+from elastic_driver.driver.commands import Commands
+from elastic_driver.driver.discovery_loop import DiscoveryLoop
+from elastic_driver.driver.ending import JobEnd
+from elastic_driver.driver.health import Health
+from elastic_driver.driver.host_events import HostEvents
+from elastic_driver.driver.interrupts import Interrupts
+from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.page import Page
+from elastic_driver.driver.policy import policy_of, starts_again
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.servers import ServerList
+from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.stacks import StackReports, Stacks
+from elastic_driver.driver.standings import Standings
+from elastic_driver.driver.standstills import DriverStandstills
+from elastic_driver.driver.status import StatusDetails
+from elastic_driver.driver.status_line import StatusLine
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.supervision import Supervisor
+from elastic_driver.driver.worker_events import WorkerEvents
+from elastic_driver.driver.workers import Workers
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader_header
+from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.rendezvous.routes import DRIVER_ROUTES, WORKER, Route, Routes
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.store_route import StoreRoute
+from elastic_driver.rendezvous.server.values import Values
+from elastic_driver.rendezvous.server.web import Probed
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.metrics import PATH, MetricsPage
+from elastic_driver.report.tally import Tally
+from elastic_driver.settings.operator_token import read_operator_key
+from elastic_driver.settings.settings import Settings
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.version import __version__
+
+
+def build(
+    settings: Settings,
+    *,
+    discovery: Hosts,
+    chronicle: Chronicle,
+    dialect: Dialect,
+    job_id: str,
+    agents: AgentSide,
+    tally: Tally,
+    clock: JobClock | None = None,
+    chief: ChiefSide | None = None,
+    output: Callable[[str], Sequence[str] | None] = lambda worker: None,
+) -> ElasticDriver:
+    """Makes the driver of one job. It does nothing before it is run.
+
+    Args:
+        settings: what the user asked for.
+        discovery: tells the hosts there are.
+        chronicle: tells the user, and the event log, what happens.
+        dialect: of the workers.
+        job_id: of the job.
+        agents: start workers, and speak for them.
+        tally: counts what scrapers are told.
+        clock: the job's time.
+        chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
+        output: the last lines of a worker's output, by its key; None for one that is not known.
+    """
+    clock = clock or JobClock()
+    fleet, launcher, tasks = agents.fleet, agents.launcher, agents.tasks
+    token_file = settings.operator_token_file
+    key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
+    job = JobAddress("", key, job_id, name_of_this_process())
+
+    def carry_out(todo: Sequence[Command], now: float) -> None:
+        commands.carry_out(todo, now)
+
+    def crash(error: BaseException) -> None:
+        end.crash(error)
+
+    def forget(worker: WorkerId) -> None:
+        rounds.gone(worker)
+        health.forget(worker)
+
+    def on_disc(report: DiscReport) -> None:
+        health.on_disc(report)
+        chronicle.on_disc(report)
+
+    stepper = Stepper(policy_of(settings, dialect.on_change), clock=clock, carry_out=carry_out, on_error=crash)
+    standings = Standings(chronicle)
+    worker_events = WorkerEvents(stepper, chronicle=chronicle, standings=standings, forget=forget)
+    workers = Workers(
+        launcher,
+        dialect,
+        command=settings.command if chief is None else chief.server_command,
+        grace_s=settings.grace_s,
+        drain_s=settings.drain_timeout_s,
+        tasks=tasks,
+        listener=worker_events,
+    )
+    keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, chronicle)
+    stacks = Stacks(lambda: workers.living, host_of=fleet.link_of)
+    health = Health(
+        stepper,
+        chronicle=chronicle,
+        clock=clock,
+        tasks=tasks,
+        stacks=stacks.take_one,
+        hang_action=settings.hang_action,
+        straggler_action=settings.straggler_action,
+        is_of_the_job=fleet.has_address,
+        unheard=fleet.unheard,
+    )
+    board = Board(clock, health.on_vitals, lost_s=lambda: clock.lost_s)
+    supervisor = Supervisor(
+        Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s),
+        clock=clock,
+        report=stepper.report,
+        works_for_s=fleet.works_for_s,
+        debugged=lambda worker: board.is_debugged(worker) or health.may_not_end(worker),
+    )
+    end = JobEnd(stepper, chronicle=chronicle, workers=workers, supervisor=supervisor)
+    interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, launcher=launcher, chief=keeper)
+    details = StatusDetails(
+        settings,
+        job_id,
+        stepper,
+        agents=agents,
+        goodput=chronicle.goodput,
+        health=health,
+        discovery=discovery,
+    )
+    rounds = Rounds(
+        stepper,
+        processes=workers,
+        heartbeats=supervisor,
+        clock=clock,
+        on_disc=on_disc,
+        end=interrupts.end,
+        about=details.of_job,
+        booked=details.booked,
+        remark=details.remark,
+        stall=lambda: health.stall,
+        board=board,
+    )
+    standstills = DriverStandstills(stepper, chronicle=chronicle, board=board)
+    status_line = StatusLine(
+        stepper,
+        chronicle=chronicle,
+        clock=clock,
+        rounds=rounds,
+        board=board,
+        health=health,
+        standstills=standstills,
+    )
+    reports = StackReports(stacks, stepper, board)
+    metrics = MetricsPage(
+        tally,
+        rounds.status,
+        reader_header(key.of(Identity(Role.READER))),
+        __version__,
+        warn=chronicle.warning,
+    )
+    page: Page | None = None
+    if settings.page:
+        page = Page(
+            job_id,
+            stepper=stepper,
+            rounds=rounds,
+            chronicle=chronicle,
+            clock=clock,
+            output=output,
+            stacks=reports.text,
+            more={PATH: metrics.answer},
+        )
+    own = {**DRIVER_ROUTES, **reports.routes}
+    of_workers = {**dialect.routes, **rounds.routes, **_store_routes(clock)}
+    if servers is not None:
+        own |= servers.routes_of_chief
+        of_workers |= servers.routes_of_workers
+    if page is not None:
+        own |= page.routes
+    server = RendezvousServer(
+        rounds,
+        routes={},
+        key=key,
+        on_error=crash,
+        on_full=chronicle.warning,
+        call_later=clock.call_later,
+        keys=agents.door.key_of,
+        on_agent=agents.reception.take_over,
+        own=own,
+        web=Probed(metrics if page is None else page.web),
+    )
+    spokesman = Spokesman(
+        rounds,
+        server.store,
+        of_workers,
+        tasks=tasks,
+        links=fleet.links,
+        host_of=fleet.link_of,
+        stacks=stacks,
+    )
+    fleet.serve(HostEvents(settings, stepper, chronicle=chronicle, on_error=crash), launcher, spokesman)
+    again = starts_again(settings)
+    commands = Commands(
+        settings,
+        job,
+        stepper,
+        chronicle=chronicle,
+        clock=clock,
+        agents=agents,
+        workers=workers,
+        worker_events=worker_events,
+        chief=keeper,
+        servers=servers,
+        server=server,
+        rounds=rounds,
+        spokesman=spokesman,
+        discovery=discovery,
+        health=health,
+        standings=standings,
+        status_line=status_line,
+        end=end,
+        warms=again,
+    )
+    return ElasticDriver(
+        settings=settings,
+        clock=clock,
+        chronicle=chronicle,
+        stepper=stepper,
+        commands=commands,
+        end=end,
+        interrupts=interrupts,
+        agents=agents,
+        discovery=DiscoveryLoop(
+            discovery,
+            settings.discovery_interval_s,
+            stepper,
+            chronicle=chronicle,
+            clock=clock,
+            workers=workers,
+            preparer=launcher if again and settings.warm_starts else None,
+        ),
+        workers=workers,
+        worker_events=worker_events,
+        chief=keeper,
+        server=server,
+        rounds=rounds,
+        spokesman=spokesman,
+        page=page,
+        supervisor=supervisor,
+        health=health,
+        standstills=standstills,
+        status_line=status_line,
+    )
+
+
+def _chief_of(
+    chief: ChiefSide, settings: Settings, stepper: Stepper, clock: JobClock, chronicle: Chronicle
+) -> tuple[ChiefKeeper, ServerList]:
+    """The chief's process, and what it is told of its servers."""
+    keeper = ChiefKeeper(
+        chief, command=settings.command, grace_s=settings.grace_s, stepper=stepper, chronicle=chronicle
+    )
+    servers = ServerList(
+        stepper,
+        clock=clock,
+        call_later=clock.call_later,
+        address_of=chief.address_of,
+        on_answer=chronicle.server_answers,
+    )
+    return keeper, servers
+
+
+def _store_routes(clock: JobClock) -> Routes:
+    """Torch Stores of workers: the keys of a whole job, which its rounds do not end."""
+    store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=clock.call_later)
+    return {"store": Route({b"POST": WORKER}, store.answer)}

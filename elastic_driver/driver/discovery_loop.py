@@ -1,0 +1,118 @@
+"""Asks discovery again and again, and has the core hear of what has changed.
+
+Owns what the core was told last. Knows nothing of where hosts come from, and decides nothing about them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from elastic_driver.core.events import DiscoveryFailed, HostsDiscovered
+from elastic_driver.core.state import LAST_MOMENT_S
+from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.discovery.source import Hosts
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.workers import Workers
+from elastic_driver.errors import DiscoveryError, shortage
+from elastic_driver.hosts import Host
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.words import OnChange
+
+
+class Preparer(Protocol):
+    """Has hosts import what workers import, before any runs there."""
+
+    def prepare(self, hostname: str, sample: Callable[[], tuple[Sequence[str], Mapping[str, str]]]) -> bool:
+        """Has a host do so where nobody has run yet. Harmless when repeated.
+
+        Args:
+            hostname: the host.
+            sample: gives the command and the environment of a worker there.
+
+        Returns:
+            Whether it still does so.
+        """
+
+
+class DiscoveryLoop:
+    """See above. Used on the event loop only.
+
+    Args:
+        discovery: tells the hosts there are.
+        interval_s: how often it is asked, seconds.
+        stepper: takes the events, and has the state.
+        chronicle: is told.
+        clock: the job's time, seconds.
+        workers: know what a worker is started with.
+        preparer: has hosts that come import what workers import; None where none do.
+    """
+
+    def __init__(
+        self,
+        discovery: Hosts,
+        interval_s: float,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        clock: Callable[[], float],
+        workers: Workers,
+        preparer: Preparer | None,
+    ) -> None:
+        self._discovery = discovery
+        self._interval_s = interval_s
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._clock = clock
+        self._workers = workers
+        self._preparer = preparer
+
+    async def run(self, job: JobAddress) -> None:
+        """Asks, until it is cancelled.
+
+        Args:
+            job: where the driver is, for hosts that are prepared.
+        """
+        last: tuple[tuple[Host, ...], frozenset[str], frozenset[str]] | None = None
+        fails = False  # as the core has it
+        known: dict[str, float] = {}  # hosts that are about to go, and when, as the core has heard it
+        while True:
+            try:
+                hosts = await self._discovery.find_hosts()
+            except DiscoveryError as error:
+                fails = True
+                self._stepper.post(DiscoveryFailed(str(error)))
+            except Exception as error:
+                reason = shortage(error)
+                if not reason:
+                    raise
+                fails = True
+                self._stepper.post(DiscoveryFailed(f"cannot look for hosts: {reason}"))
+            else:
+                departures, down = self._discovery.departures(), self._discovery.down()
+                answered = not fails or self._discovery.answers()
+                now = self._clock()
+                going = {
+                    each.hostname: now + (math.inf if each.within_s is None else each.within_s) for each in departures
+                }
+                # As the core has it: a countdown that is told again is no news.
+                sooner = any(by < known.get(name, math.inf) - LAST_MOMENT_S for name, by in going.items())
+                is_back = fails and answered
+                if last is None or hosts != last[0] or is_back:
+                    self._chronicle.hosts(hosts)
+                found = hosts, down, self._preparing(hosts, job)
+                if found != last or is_back or going.keys() != known.keys() or sooner:
+                    self._stepper.post(HostsDiscovered(hosts, departures, down, answered, found[2]))
+                    known = going
+                last, fails = found, not answered
+            await self._discovery.wait_change(self._interval_s)
+
+    def _preparing(self, hosts: Sequence[Host], job: JobAddress) -> frozenset[str]:
+        """Of these, those where nobody has run yet, and which import now what restarted workers import."""
+        preparer, state = self._preparer, self._stepper.state
+        if preparer is None or state.policy.on_change is not OnChange.RESTART or not state.round_id:
+            return frozenset()
+        sample = self._workers.sample
+        return frozenset(host.name for host in hosts if preparer.prepare(host.name, partial(sample, host, job)))

@@ -1,0 +1,95 @@
+"""The end of the job: whether it is known, and what it is; and the net for errors that nobody expected.
+
+Owns the first end that the core decides, or that an error of the driver's own makes. Knows nothing of how what runs is
+ended (:mod:`elastic_driver.driver.loop`).
+
+An error that nobody expected ends the job, wherever on the loop it comes up: in a task, a timer, a callback. Then
+nothing is decided any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from typing import Any
+
+from elastic_driver.core.events import EndJob
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.supervision import Supervisor
+from elastic_driver.driver.workers import Workers
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.words import ExitCode
+
+
+class JobEnd:
+    """See above. Used on the event loop only.
+
+    Args:
+        stepper: decides nothing any more after an error.
+        chronicle: is told of errors.
+        workers: start nobody any more once the end is known.
+        supervisor: takes nobody for hung any more then.
+    """
+
+    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, workers: Workers, supervisor: Supervisor) -> None:
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._workers = workers
+        self._supervisor = supervisor
+        self._end: EndJob | None = None
+        self._known = asyncio.Event()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the job is over, or about to end."""
+        return self._end is not None
+
+    async def wait(self) -> EndJob:
+        """Blocks until the end is known."""
+        await self._known.wait()
+        assert self._end is not None
+        return self._end
+
+    def decided(self, end: EndJob) -> None:
+        """The job ends like this. To be called once, and not after :meth:`crash`."""
+        assert self._end is None
+        self._stop()
+        self._end = end
+        self._known.set()
+
+    def crash(self, error: BaseException) -> None:
+        """An error of ours: the events that led to it are the bug report, and the job ends.
+
+        For the core it is over at once: of what comes from now on nothing follows. One that comes up while the job ends
+        anyhow is told, and changes nothing.
+        """
+        end = self._stepper.fail(error)
+        is_first = not self.is_known
+        if is_first:
+            # The core may have ended the job in the step that failed: that end is not the one.
+            failed = EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}")
+            self.decided(end or failed)
+        try:
+            if is_first:
+                self._chronicle.internal_error(error, list(self._stepper.history))
+            else:
+                self._chronicle.warning(f"internal error of the driver while the job ended: {error!r}")
+        except Exception:  # it may be the chronicle that fails
+            traceback.print_exception(error, file=sys.stderr)
+
+    def failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler: the last net, for what timers, callbacks and tasks have raised."""
+        error = context.get("exception")
+        if error is None or "transport" in context or "protocol" in context or "socket" in context:
+            # Of one connection or pipe, which the loop closes: a peer must not be able to end the job.
+            try:
+                self._chronicle.warning(f"{context.get('message', 'error')}: {error!r}")
+                return
+            except Exception as failed:
+                error = failed
+        self.crash(error)
+
+    def _stop(self) -> None:
+        self._supervisor.forget_all()
+        self._workers.job_ends()

@@ -1,0 +1,117 @@
+"""What becomes of hosts and their agents, as events of the core, and as the user is told of it.
+
+Owns nothing but whether the end of the driver's own machine was told. Which hosts have an agent is the fleet's
+(:mod:`elastic_driver.launch.fleet.fleet`); what a silent host means is the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic_driver.core.events import DrainRequested, HostHeard, HostSilent, HostsUnusable
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.link import AgentFacts
+from elastic_driver.launch.fleet.network_check import Checked
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
+from elastic_driver.settings.settings import Settings
+from elastic_driver.words import OnChange
+
+
+class HostEvents:
+    """Listens to the fleet; see FleetListener. Used on the event loop only.
+
+    Args:
+        settings: what the user asked for.
+        stepper: takes the events, and has the state.
+        chronicle: is told.
+        on_error: takes an error of our own, which ends the job.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._on_error = on_error
+        self._told_own_end = False
+
+    def agent_came(self, facts: AgentFacts) -> None:
+        """A host has an agent."""
+        slots, nodes = facts.hello.slots, self._settings.nodes
+        self._chronicle.host_ready(facts.host, facts.peer, slots if facts.joined else 0)
+        if facts.joined and facts.hello.alike and nodes is not None and slots != nodes.nproc_per_node:
+            least, most = nodes.least * nodes.nproc_per_node, nodes.most * nodes.nproc_per_node
+            self._chronicle.warning(
+                f"node {facts.host} has --nproc-per-node {slots}, and the driver's {nodes.nproc_per_node}: what "
+                f"--nnodes says is counted in workers, and the job has {least}{'' if most == least else f' to {most}'}"
+            )
+
+    def agent_lost(self, facts: AgentFacts, why: str) -> None:
+        """A host's agent is lost, and its workers with it."""
+        if not self._stepper.is_over:
+            self._chronicle.host_lost(facts.host, why)
+
+    def host_unready(self, host: str, failure: DialFailure) -> None:
+        """A host that is wanted has no agent yet."""
+        self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def warn(self, text: str) -> None:
+        """Something that the user has to know of a host."""
+        self._chronicle.warning(text)
+
+    def node_refused(self, why: str) -> None:
+        """A node has come that cannot be one of the job's."""
+        self._chronicle.warning(f"a node is refused: {why}")
+
+    def network_checked(self, report: Checked) -> None:
+        """The network between hosts was checked."""
+        links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
+        self._chronicle.network_checked(
+            NetworkChecked(report.admitted, report.barred, report.unheard, links, report.slow, report.took_s)
+        )
+
+    def is_left_out(self, host: str) -> bool:
+        """Whether a host gets no workers for a while."""
+        return host in self._stepper.state.cuts.out
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        """Nothing is heard of a host."""
+        self._stepper.report_host(HostSilent(host, silent_s, sure))
+
+    def host_heard(self, host: str) -> None:
+        """A host is heard again."""
+        self._stepper.report_host(HostHeard(host))
+
+    def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
+        """A host is to be drained: its agent says so."""
+        self._stepper.post(DrainRequested(host, None, why, within_s=within_s))
+
+    def own_machine_leaves(self, why: str, within_s: float) -> None:
+        """The machine that this process runs on goes away."""
+        if not self._told_own_end:
+            self._told_own_end = True
+            folder = self._settings.durable_dir
+            after = "nothing keeps its progress (--durable-dir)"
+            if folder is not None:
+                after = f"started again it goes on from the last commit in {folder}"
+            elif self._stepper.state.policy.on_change is not OnChange.IN_PLACE:
+                after = "started again it goes on from its script's checkpoint"
+            text = f"the driver's own machine goes away in {within_s:.3g} s ({why}): the job ends with it, on all hosts"
+            self._chronicle.warning(f"{text}; {after}")
+
+    def no_host_can_be_used(self, reasons: str) -> None:
+        """Nobody need wait for hosts that come up by themselves."""
+        if not self._settings.accept_agents:
+            self._stepper.post(HostsUnusable(reasons))
+
+    def failed(self, error: BaseException) -> None:
+        """An error of our own, while an agent was listened to."""
+        self._on_error(error)

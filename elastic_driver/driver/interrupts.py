@@ -1,0 +1,109 @@
+"""Who ends the job from outside: signals to the driver, and operators; and signals that are for the workers.
+
+Owns the handlers of signals for as long as the job runs. Decides nothing: what a request to end means is the core's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+from elastic_driver.core.events import StopRequested
+from elastic_driver.driver.chief import ChiefKeeper
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.workers import Workers
+from elastic_driver.launch.launcher import PASSED_ON, Launcher
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.settings.settings import Settings
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """See above. Used on the event loop only.
+
+    Args:
+        settings: what the user asked for.
+        stepper: takes the events, and has the state.
+        chronicle: is told.
+        workers: those that are ended.
+        launcher: passes signals on, and kills.
+        chief: ends with them; None where there is none.
+
+    Attributes:
+        preempted: whether it was SIGTERM that ended the job, and nobody's order.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        workers: Workers,
+        launcher: Launcher,
+        chief: ChiefKeeper | None,
+    ) -> None:
+        self._settings = settings
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._workers = workers
+        self._launcher = launcher
+        self._chief = chief
+        self.preempted = False
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handles signals for as long as this context lasts.
+
+        What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
+        """
+        loop = asyncio.get_running_loop()
+        ending = dict.fromkeys((*_ENDING, *(signal.Signals[name] for name in self._settings.more_signals)))
+        handlers = dict.fromkeys(PASSED_ON, self.pass_on) | dict.fromkeys(ending, self.interrupt)
+        numbers = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in numbers:
+            loop.add_signal_handler(number, handlers[number], number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Workers are sent this signal."""
+        which = "" if number == signal.SIGQUIT else " that handle it"
+        self._chronicle.remark(f"{number.name}: passed on to the workers{which}")
+        self._launcher.pass_on(number)
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """The job ends; the second time its workers are killed at once."""
+        name = number.name
+        if self._stepper.is_over:
+            if self._workers.living or self._chief is not None:  # else the job's end is told already
+                self._chronicle.warning(f"{name} again: killing all workers now")
+            self._launcher.kill()
+            if self._chief is not None:
+                self._chief.kill()
+            return
+        self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
+        self.preempted = number == signal.SIGTERM
+        if self._settings.is_torchruns:
+            self._workers.end_by(number)
+        self._stepper.post(StopRequested(number, name))
+
+    def end(self) -> str:
+        """An operator ends the job. As SIGTERM does, but that a second one changes nothing.
+
+        Returns:
+            What is being done, in words.
+        """
+        if self._stepper.is_over:
+            return "it is ending already"
+        number = len(self._workers.living)
+        self._chronicle.warning("elasticrun end: stopping all workers")
+        self._stepper.post(StopRequested(signal.SIGTERM, "elasticrun end"))
+        grace = f"SIGTERM, and SIGKILL after {self._settings.grace_s:g} s (--grace-time)"
+        return f"it ends now; {number} worker{'' if number == 1 else 's'} get{'s' if number == 1 else ''} {grace}"

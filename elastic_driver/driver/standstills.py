@@ -1,0 +1,61 @@
+"""The time in which the driver's own process stood still, and what it is booked as.
+
+Owns the standstills that are not booked yet. The limits of the job do not run meanwhile: see
+:mod:`elastic_driver.system.job_clock`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_driver.core.standing import Doing, standing_of
+from elastic_driver.driver.board import Board
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.report.chronicle import Chronicle
+
+# Looks at workers come about once a second: when those of the time after a standstill are there, and when they will not
+# come any more.
+_FIRST_LOOKS_S, _NO_LOOKS_S = 1.5, 4.0
+
+
+class DriverStandstills:
+    """See above. Used on the event loop only.
+
+    Args:
+        stepper: has the state.
+        chronicle: is told.
+        board: knows what the workers did meanwhile.
+    """
+
+    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, board: Board) -> None:
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._board = board
+        # Not booked yet: for how long, when it went on, and the round that trained; 0 for none.
+        self._standstills: list[tuple[float, float, int]] = []
+
+    def stood_still(self, stood_s: float) -> None:
+        """This process stood still for so long, and goes on."""
+        self.book(at_once=True)
+        self._standstills.append((stood_s, time.monotonic(), self._round_that_trains()))
+        self._chronicle.warning(
+            f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disc that it writes to hung; "
+            "no time limit ran meanwhile"
+        )
+
+    def book(self, *, at_once: bool) -> None:
+        """Books those of which the workers have said what they did meanwhile; or all, at once."""
+        while self._standstills:
+            stood_s, went_on_at, round_id = self._standstills[0]
+            ended_s = time.monotonic() - went_on_at
+            trained = round_id > 0 and self._round_that_trains() == round_id and self._board.went_on(round_id)
+            # What came meanwhile is read first, and may be old.
+            if not at_once and ended_s < (_FIRST_LOOKS_S if trained else _NO_LOOKS_S):
+                return
+            del self._standstills[0]
+            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=bool(trained))
+
+    def _round_that_trains(self) -> int:
+        """Its number; 0 for none."""
+        state = self._stepper.state
+        return state.round_id if standing_of(state).doing is Doing.TRAINING else 0

@@ -1,0 +1,108 @@
+"""The line that says where the job stands; and, for those who see none, what is told of waits that take long.
+
+Owns when these are said. What they say is the core's (:mod:`elastic_driver.core.explain`) and the chronicle's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from elastic_driver.core.state import JobPhase
+from elastic_driver.driver.board import Board
+from elastic_driver.driver.health import Health
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.standstills import DriverStandstills
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.status_line import figures
+from elastic_driver.words import NoticeKind
+
+# A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
+_START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
+# The status line counts seconds; twice as often, so that it skips none.
+_TICK_S = 0.5
+
+
+class StatusLine:
+    """See above. Used on the event loop only.
+
+    Args:
+        stepper: has the state.
+        chronicle: is told.
+        clock: the job's time, seconds.
+        rounds: explain where the job stands.
+        board: of the workers' vitals.
+        health: knows who may hang.
+        standstills: of this process, booked while the line is kept.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        clock: Callable[[], float],
+        rounds: Rounds,
+        board: Board,
+        health: Health,
+        standstills: DriverStandstills,
+    ) -> None:
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._clock = clock
+        self._rounds = rounds
+        self._board = board
+        self._health = health
+        self._standstills = standstills
+        self._phase = stepper.state.phase  # as of the last step
+
+    async def run(self) -> None:
+        """Keeps the clock and the countdowns of the line going; without one, tells of what takes long."""
+        while not self._stepper.is_over:
+            now = self._clock()
+            self._note_wait(now)
+            self._standstills.book(at_once=False)
+            due = self._chronicle.look(now)
+            if due or self._chronicle.live:
+                text = self._rounds.explained()
+                if due:
+                    self._chronicle.still_waiting(text, now)
+                else:
+                    self._chronicle.status(text, self._figures())
+            await asyncio.sleep(_TICK_S)
+
+    def after_step(self, now: float, *, has_commands: bool) -> None:
+        """To be called after each step, when its commands are carried out."""
+        self._note_wait(now)
+        before, self._phase = self._phase, self._stepper.state.phase
+        if self._chronicle.live and (before is not self._phase or has_commands):
+            self._chronicle.status(self._rounds.explained(), self._figures())
+
+    def _note_wait(self, now: float) -> None:
+        """Whether there is something that a user who sees no status line wants to be told of again."""
+        state = self._stepper.state
+        what, patience = "", 1.0
+        match state.phase:
+            case JobPhase.WAITING | JobPhase.RESETTING:
+                what = state.phase.value
+            case JobPhase.STARTING:
+                what, patience = state.phase.value, _START_PATIENCE
+            case JobPhase.RUNNING if self._health.stall:
+                what = "stall"
+            case JobPhase.RUNNING if state.discovery.outage is not None:
+                what = "discovery"
+            case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
+                what, patience = "commit", _COMMIT_PATIENCE
+        self._chronicle.waits(now, what, patience=patience)
+
+    def _figures(self) -> tuple[str, ...]:
+        """What the line has behind its sentence."""
+        if self._stepper.state.phase is not JobPhase.RUNNING:
+            return ()
+        return figures(
+            steps_per_s=self._board.steps_per_s(),
+            steps=self._board.steps,
+            commits=self._rounds.newest_commit(),
+            suspected=self._health.suspected,
+        )

@@ -1,0 +1,149 @@
+"""What becomes of the workers' processes, as events of the core, and as the user is told of it.
+
+Owns what is kept of a worker that ends: its process and status until its end is reported, and its error file. Starts
+and ends nobody (:mod:`elastic_driver.driver.workers` does), and decides nothing: what an end means is the core's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from elastic_driver.core.events import (
+    KillWorker,
+    ReportDying,
+    ReportExit,
+    WorkerDying,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerSpared,
+    WorkerStarted,
+)
+from elastic_driver.core.setbacks import last_words
+from elastic_driver.driver.standings import Standings
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.error_files import pass_on, raised_in
+from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.words import ExitCode, OnChange
+
+_MOST_ERROR_FILES = 100
+
+
+class WorkerEvents:
+    """Listens to the workers' processes; see ProcessListener. Used on the event loop only.
+
+    Args:
+        stepper: takes the events, and has the state.
+        chronicle: is told.
+        standings: keep accounts of who runs.
+        forget: called with each worker that has ended, or could not be started.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        standings: Standings,
+        forget: Callable[[WorkerId], None],
+    ) -> None:
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._standings = standings
+        self._forget = forget
+        # Of those that are dying, or have ended, until the core has said whether that was expected.
+        self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus | None]] = {}
+        self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
+
+    # --- ProcessListener -------------------------------------------------------------------------------------------
+
+    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
+        """A process runs."""
+        self._chronicle.worker_started(worker, process.pid)
+        self._standings.started(worker)
+        if self._stepper.state.policy.on_change is not OnChange.IN_PLACE:  # else a start alone is no news
+            self._stepper.report(WorkerStarted(worker))
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """A process could not be started."""
+        bad_command = isinstance(error, CommandNotFoundError)
+        self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
+        self._standings.exited(worker)
+        self._chronicle.worker_not_started(worker)
+        self._forget(worker)  # it may have been there for a moment, and have asked
+
+    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
+        """The others need not wait until the system has freed all of a dead worker's memory."""
+        self._ends[worker] = process, None
+        returncode, starved = (None, False) if isinstance(status, str) else (status.returncode, status.out_of_memory)
+        self._keep_error_file(worker, process, returncode)
+        error, where = _last_words(process)
+        self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where, starved))
+
+    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
+        """A process has ended."""
+        self._ends[worker] = process, status
+        self._forget(worker)
+        error, where = _last_words(process) if status.returncode else ("", "")
+        if status.returncode:
+            self._keep_error_file(worker, process, status.returncode)
+        draw, how = random.random(), str(status)
+        lost, starved = status.host_lost, status.out_of_memory
+        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, lost, starved))
+
+    def killed(self, order: KillWorker) -> None:
+        """A process is being ended."""
+        if order.hangs:
+            self._chronicle.worker_hung(order.worker, order.reason)
+        else:
+            self._chronicle.worker_stopped(order.worker, f"it {order.reason}")
+
+    def spared(self, order: KillWorker) -> None:
+        """A process is not ended: nothing is left of it but what has run it."""
+        if order.exits:
+            self._stepper.report(WorkerSpared(order.worker))
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def report(self, command: ReportDying | ReportExit) -> None:
+        """Reports an end, now that the core knows of it."""
+        process, status = self._ends[command.worker]
+        if isinstance(command, ReportDying):
+            self._chronicle.worker_dying(command.worker, process, command.how)
+            return
+        assert status is not None
+        del self._ends[command.worker]
+        self._chronicle.worker_exited(command.worker, process, status, expected=command.expected)
+        self._standings.exited(command.worker)
+
+    # --- error files -----------------------------------------------------------------------------------------------
+
+    def round_begins(self) -> None:
+        """The first failure is asked for, of those since the last round."""
+        self._error_files.clear()
+
+    def pass_on_error(self, path: str) -> None:
+        """Writes the failure of the worker that failed first, if one did, into this process's own error file."""
+        failure = self._stepper.state.first_failure
+        if failure is not None:
+            text, returncode = self._error_files.get(failure.worker, ("", None))
+            pass_on(path, text, str(failure), ExitCode.USER_CODE_FAILED if returncode is None else returncode)
+
+    def _keep_error_file(self, worker: WorkerId, process: WorkerProcess, returncode: int | None) -> None:
+        # A joiner's failure ends no job. Hosts of always new names may fail as long as it waits for slots.
+        state = self._stepper.state
+        if state.round_id and not state.is_member(worker):
+            return
+        if worker in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
+            self._error_files[worker] = process.error_file, returncode
+
+
+def _last_words(process: WorkerProcess) -> tuple[str, str]:
+    """What it said of its end, and where that was: its error file says it best."""
+    raised = raised_in(process.error_file)
+    if raised is None:
+        return last_words(process.last_lines)
+    return raised.error, last_words(raised.callstack)[1]

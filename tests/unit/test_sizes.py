@@ -1,0 +1,54 @@
+"""No class grows so large that nobody reads it whole, and no constructor hides how its parts hang together."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "elastic_driver"
+CLASS_LINES, CONSTRUCTOR_LINES = 450, 60
+# To be split.
+TOO_LARGE = {"Cluster", "Fleet", "HangWatch", "RendezvousServer"}
+
+pytestmark = pytest.mark.unit
+
+
+def lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def functions(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+
+
+def behaviour(node: ast.ClassDef) -> int:
+    """Its lines; of a dataclass those of its methods, since its fields are data."""
+    return sum(map(lines, functions(node))) if is_dataclass(node) else lines(node)
+
+
+def classes() -> Iterator[ast.ClassDef]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield node
+
+
+def test_no_class_is_too_large() -> None:
+    assert {node.name for node in classes() if behaviour(node) > CLASS_LINES} == TOO_LARGE
+
+
+def test_no_constructor_is_too_large() -> None:
+    large = [
+        f"{node.name}.__init__: {lines(each)} lines"
+        for node in classes()
+        for each in functions(node)
+        if each.name == "__init__" and lines(each) > CONSTRUCTOR_LINES
+    ]
+    assert large == []
