@@ -17,7 +17,6 @@ from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
-from elastic_driver.driver.commands import Commands
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.ending import JobEnd
 from elastic_driver.driver.health import Health
@@ -87,10 +86,9 @@ def build(
     fleet, launcher, tasks = agents.fleet, agents.launcher, agents.tasks
     token_file = settings.operator_token_file
     key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
-    job = JobAddress("", key, job_id, name_of_this_process())
 
-    def carry_out(todo: Sequence[Command], now: float) -> None:
-        commands.carry_out(todo, now)
+    def carry_out(commands: Sequence[Command], now: float) -> None:
+        driver.carry_out(commands, now)
 
     def crash(error: BaseException) -> None:
         end.crash(error)
@@ -219,49 +217,30 @@ def build(
         stacks=stacks,
     )
     fleet.serve(HostEvents(settings, stepper, chronicle=chronicle, on_error=crash), launcher, spokesman)
-    again = starts_again(settings)
-    commands = Commands(
-        settings,
-        job,
-        stepper,
-        chronicle=chronicle,
-        clock=clock,
-        agents=agents,
-        workers=workers,
-        worker_events=worker_events,
-        chief=keeper,
-        servers=servers,
-        server=server,
-        rounds=rounds,
-        spokesman=spokesman,
-        discovery=discovery,
-        health=health,
-        standings=standings,
-        status_line=status_line,
-        end=end,
-        warms=again,
-    )
-    return ElasticDriver(
+    driver = ElasticDriver(
         settings=settings,
+        job=JobAddress("", key, job_id, name_of_this_process()),
         clock=clock,
         chronicle=chronicle,
         stepper=stepper,
-        commands=commands,
         end=end,
         interrupts=interrupts,
         agents=agents,
-        discovery=DiscoveryLoop(
+        discovery=discovery,
+        discovery_loop=DiscoveryLoop(
             discovery,
             settings.discovery_interval_s,
             stepper,
             chronicle=chronicle,
             clock=clock,
             workers=workers,
-            preparer=launcher if again and settings.warm_starts else None,
+            preparer=launcher if starts_again(settings) and settings.warm_starts else None,
         ),
         workers=workers,
         worker_events=worker_events,
+        standings=standings,
         chief=keeper,
+        servers=servers,
         server=server,
         rounds=rounds,
         spokesman=spokesman,
@@ -271,6 +250,7 @@ def build(
         standstills=standstills,
         status_line=status_line,
     )
+    return driver
 
 
 def _chief_of(

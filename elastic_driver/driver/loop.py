@@ -1,10 +1,10 @@
-"""ElasticDriver: one job, from its start to its end.
+"""ElasticDriver: the loop of one job, from its start to its end.
 
-Owns the order in which a job starts and ends. What happens becomes events of the core
-(:mod:`elastic_driver.driver.stepper`): what hosts do in :mod:`~elastic_driver.driver.host_events`, what processes do in
-:mod:`~elastic_driver.driver.worker_events`, what people do in :mod:`~elastic_driver.driver.interrupts`. Its commands go
-to who carries them out in :mod:`~elastic_driver.driver.commands`. Everything runs on one asyncio loop; nobody else
-touches the state, so there are no locks. It decides nothing.
+Owns the order in which a job starts and ends, and hands the core's commands to those who carry them out. What happens
+becomes events of the core (:mod:`elastic_driver.driver.stepper`) elsewhere: what hosts do in
+:mod:`~elastic_driver.driver.host_events`, what processes do in :mod:`~elastic_driver.driver.worker_events`, what people
+do in :mod:`~elastic_driver.driver.interrupts`. Everything runs on one asyncio loop; nobody else touches the state, so
+there are no locks. It decides nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,41 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
 
-from elastic_driver.core.events import EndJob
+from elastic_driver.core.events import (
+    Command,
+    DismissWorker,
+    EndJob,
+    GiveUpHost,
+    KillWorker,
+    PublishRound,
+    Report,
+    ReportDying,
+    ReportExit,
+    ReportResumed,
+    SetNotice,
+    StartChief,
+    StartWorker,
+    StopChief,
+    StopWorker,
+)
 from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.chief import ChiefKeeper
-from elastic_driver.driver.commands import Commands
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.ending import JobEnd
 from elastic_driver.driver.health import Health
 from elastic_driver.driver.interrupts import Interrupts
 from elastic_driver.driver.page import Page
+from elastic_driver.driver.policy import starts_again
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
@@ -38,10 +57,12 @@ from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import SettingsError
 from elastic_driver.launch import output_files
 from elastic_driver.rendezvous.job_files import Posting
+from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.words import Backend, ExitCode, OnChange
 
 # Of a worker, at the driver: it speaks through its agent, and may be its host's only one.
 _CONNECTIONS_EACH = 1
@@ -50,23 +71,26 @@ _CONNECTIONS_EACH = 1
 _END_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class ElasticDriver:
     """Runs one job to its end. Made whole by :func:`elastic_driver.driver.build.build`.
 
     Attributes:
         settings: what the user asked for.
+        job: where the driver is; without a URL until its server listens.
         clock: the job's time.
         chronicle: tells the user, and the event log, what happens.
         stepper: has the state.
-        commands: of the core, as they are carried out.
         end: of the job.
         interrupts: end the job from outside.
         agents: start workers, and speak for them.
-        discovery: has the core hear of hosts.
+        discovery: tells the hosts there are.
+        discovery_loop: has the core hear of them.
         workers: their processes.
         worker_events: what becomes of them.
+        standings: keep accounts of who runs.
         chief: the script, where it is the chief of servers; None where it is the workers'.
+        servers: that it follows; None where there is no chief.
         server: of agents, operators and pages.
         rounds: answer what workers, and those who drain them, ask.
         spokesman: speaks to them through their agents.
@@ -78,17 +102,20 @@ class ElasticDriver:
     """
 
     settings: Settings
+    job: JobAddress
     clock: JobClock
     chronicle: Chronicle
     stepper: Stepper
-    commands: Commands
     end: JobEnd
     interrupts: Interrupts
     agents: AgentSide
-    discovery: DiscoveryLoop
+    discovery: Hosts
+    discovery_loop: DiscoveryLoop
     workers: Workers
     worker_events: WorkerEvents
+    standings: Standings
     chief: ChiefKeeper | None
+    servers: ServerList | None
     server: RendezvousServer
     rounds: Rounds
     spokesman: Spokesman
@@ -97,6 +124,7 @@ class ElasticDriver:
     health: Health
     standstills: DriverStandstills
     status_line: StatusLine
+    _told_of_flags: bool = field(default=False, init=False)  # those that do nothing for the workers that came
 
     async def run(self) -> int:
         """Runs the job and ends everything it started. Blocks until then.
@@ -125,10 +153,10 @@ class ElasticDriver:
             way_out.push_async_callback(self._close_agents)
             way_out.push_async_callback(self._close_chief)
             way_out.push_async_callback(self._end_tasks)
-            job = await self._listen(way_out)
-            self._post(job, way_out)
+            await self._listen(way_out)
+            self._post(way_out)
             tasks.start(self.clock.keep(self.standstills.stood_still))
-            discovering = tasks.start(self.discovery.run(job))
+            discovering = tasks.start(self.discovery_loop.run(self.job))
             tasks.start(self.status_line.run())
             tasks.start(self.supervisor.watch_over())
             tasks.start(self.health.watch_over())
@@ -139,8 +167,8 @@ class ElasticDriver:
 
     # --- the start -------------------------------------------------------------------------------------------------
 
-    async def _listen(self, way_out: contextlib.AsyncExitStack) -> JobAddress:
-        """Listens for agents, operators and browsers. Returns where that is."""
+    async def _listen(self, way_out: contextlib.AsyncExitStack) -> None:
+        """Listens for agents, operators and browsers."""
         settings, agents = self.settings, self.agents
         files = (settings.output_filename is not None) + settings.logs.keeps_files
         port = await self.server.start(
@@ -152,15 +180,15 @@ class ElasticDriver:
             descriptors_each=output_files.DESCRIPTORS_EACH * files,
             listener=agents.listener,
         )
-        job = self.commands.begin(url_of(settings.rendezvous_address, port))
+        self.job = replace(self.job, url=url_of(settings.rendezvous_address, port))
         await agents.ways.begin(self.server, port)
         if self.page is not None:
             way_out.callback(self.page.close)
-            await self.page.listen(self.server, job.url, settings.page_address)
-        return job
+            await self.page.listen(self.server, self.job.url, settings.page_address)
 
-    def _post(self, job: JobAddress, way_out: contextlib.AsyncExitStack) -> None:
+    def _post(self, way_out: contextlib.AsyncExitStack) -> None:
         """Says where the job is: to the user, and in the job's file."""
+        job = self.job
         self.chronicle.started(job.url, job.job_id)
         if self.page is not None and sys.stderr is not None and sys.stderr.isatty() and not self.settings.quiet:
             # On a terminal only, and past the chronicle: no log is to have it.
@@ -169,11 +197,11 @@ class ElasticDriver:
         token = self.agents.join_token
         posting = Posting.post(job.job_id, job.url, job.key, self.settings.command, join_token=token)
         if token:
-            self._tell_how_to_join(job.job_id)
+            self._tell_how_to_join()
         if posting is not None:
             way_out.callback(posting.remove)
 
-    def _tell_how_to_join(self, job_id: str) -> None:
+    def _tell_how_to_join(self) -> None:
         if self.agents.invitation:
             self.chronicle.remark(self.agents.invitation)
             return
@@ -181,8 +209,102 @@ class ElasticDriver:
         for url in self.agents.urls[:1]:
             command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}"
             if not file:
-                self.chronicle.remark(f"the join token is written by: elasticrun jobs --write-join-token FILE {job_id}")
+                self.chronicle.remark(
+                    f"the join token is written by: elasticrun jobs --write-join-token FILE {self.job.job_id}"
+                )
             self.chronicle.remark(f"hosts join with: {command}")
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def carry_out(self, commands: Sequence[Command], now: float) -> None:
+        """Does what a step of the core says, and tells of what has become of the job."""
+        self.health.note_step(commands, now)
+        # What has happened is told before what comes of it.
+        for command in commands:
+            if isinstance(command, ReportDying | ReportExit):
+                self.worker_events.report(command)
+        self.chronicle.workers_stopped([command for command in commands if isinstance(command, StopWorker)])
+        for command in commands:
+            self._carry_out(command)
+        if self.servers is not None:
+            self.servers.look()
+        self.standings.look(self.stepper.state)
+        self.status_line.after_step(now, has_commands=bool(commands))
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case StartWorker():
+                state = self.stepper.state
+                restarted = state.policy.on_change is OnChange.RESTART
+                self.workers.start(command, self.job, state.round_id, state.resets, restarted=restarted)
+            case StartChief():
+                assert self.chief is not None
+                self.chief.start(command, self.job)
+            case StopChief():
+                assert self.chief is not None
+                self.chronicle.chief_stopped(command.reason)
+                self.chief.stop(command)
+            case StopWorker():
+                self.workers.stop(command.worker, command.ending)
+            case KillWorker():
+                self.workers.kill(command)
+            case GiveUpHost():
+                self.agents.fleet.give_up(command.hostname, command.reason)
+            case DismissWorker():
+                self.chronicle.worker_dismissed(command.worker, command.reason)
+                self.rounds.dismiss(command.worker, command.reason)
+            case PublishRound():
+                self._publish(command)
+            case SetNotice():
+                self.chronicle.notice(command)
+                notice = Notice(command.version, command.round_id, command.kind, command.reason)
+                self.rounds.notify(notice)
+                self.spokesman.notify(notice)
+            case ReportResumed():
+                self.chronicle.round_resumed(command)
+            case ReportDying() | ReportExit():
+                pass  # see carry_out
+            case Report():
+                self.chronicle.report(command)
+            case EndJob():
+                self._end_job(command)
+
+    def _end_job(self, command: EndJob) -> None:
+        if self.end.is_known:
+            return
+        remark = self.discovery.remark() if command.exit_code == ExitCode.TOO_FEW_SLOTS else ""
+        self.end.decided(replace(command, message="; ".join(filter(None, (command.message, remark)))))
+        failure = self.stepper.state.first_failure
+        if command.exit_code and failure is not None:
+            self.chronicle.first_failure(failure)
+
+    def _publish(self, command: PublishRound) -> None:
+        """Fences the past, and has the members go on."""
+        self.worker_events.round_begins()
+        if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
+            self._told_of_flags = True
+            self._warn_of_flags(command.backend)
+        self.server.begin_round(command.round_id)
+        self.spokesman.begin_round(command.round_id)
+        for one in command.placed:
+            self.workers.label(one.worker, str(one.slot.rank))
+        hosts = sorted({one.worker.hostname for one in command.placed})
+        self.rounds.publish(command, self.agents.launcher.addresses(hosts))
+        pids = {worker: process.pid for worker, process in self.workers.living.items()}
+        self.chronicle.round_formed(command, pids, self.clock() - self.stepper.state.reset_began)
+        if starts_again(self.settings):
+            self.agents.launcher.warm_up()
+
+    def _warn_of_flags(self, backend: Backend) -> None:
+        """Tells what was asked for that the workers know nothing of, as soon as it is known whose they are."""
+        if backend is not Backend.HOROVOD:
+            if self.settings.of_horovod_alone:
+                flags = ", ".join(self.settings.of_horovod_alone)
+                self.chronicle.warning(f"no effect here: {flags}; only Horovod's own library has that")
+            return
+        asked = {"--hang-timeout": self.settings.hang_timeout_s, "--port-range": self.settings.port_range}
+        for flag in (flag for flag, value in asked.items() if value):
+            self.chronicle.warning(f"{flag} does nothing here: the workers run Horovod's own library")
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

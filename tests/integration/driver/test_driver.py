@@ -151,13 +151,13 @@ def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path:
 def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A, B)
-        seen = job.driver.commands._carry_out
+        seen = job.driver._carry_out
 
         def carry_out(command: Any) -> None:
             seen(command)
             fail()
 
-        job.driver.commands._carry_out = carry_out  # type: ignore[method-assign]
+        job.driver._carry_out = carry_out  # type: ignore[method-assign]
         await crashed(job)
         assert job.world.asked == []
 

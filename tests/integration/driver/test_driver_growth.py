@@ -22,24 +22,12 @@ STAYS = "localhost"
 
 def sizes(job: Job) -> dict[str, int]:
     """Of everything that the driver's side keeps in a collection. What is bounded or told at the end is left out."""
-    driver, fleet = job.driver, job.world.fleet
-    supervisor = driver.supervisor
-    owners = (
-        *(driver.stepper, driver.workers, driver.rounds, supervisor, supervisor._heartbeats),
-        *(
-            driver.worker_events,
-            driver.chronicle,
-            driver.health,
-            driver.commands,
-            driver.spokesman,
-            fleet.fleet,
-            fleet.launcher,
-        ),
-    )
+    fleet = job.world.fleet
+    owners = (*vars(job.driver).values(), job.driver.supervisor._heartbeats, fleet.fleet, fleet.launcher)
     return {
         f"{type(owner).__name__}.{name}": len(value)
         for owner in owners
-        for name, value in vars(owner).items()
+        for name, value in getattr(owner, "__dict__", {}).items()
         if isinstance(value, dict | list | set) and name not in ("_rounds", "_routes")
     }
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from elastic_driver.cli.main import main
-from elastic_driver.driver import job
+from elastic_driver.driver import agent_side
 from elastic_driver.launch.fleet.reception import Terms
 
 
@@ -20,5 +20,5 @@ def forking_terms(**terms: Any) -> Terms:
 
 
 if __name__ == "__main__":
-    job.Terms = forking_terms  # type: ignore[misc, assignment]
+    agent_side.Terms = forking_terms  # type: ignore[misc, assignment]
     sys.exit(main())

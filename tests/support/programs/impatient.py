@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from elastic_driver.cli import main as cli
 from elastic_driver.core.state import Policy
-from elastic_driver.driver import loop as driver
+from elastic_driver.driver import build
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import OnChange
 
-_patient = driver.policy_of
+_patient = build.policy_of
 
 
 def _impatient(settings: Settings, on_change: OnChange) -> Policy:
     return replace(_patient(settings, on_change), pause_range_s=(0.01, 0.1))
 
 
-driver.policy_of = _impatient
+build.policy_of = _impatient
 
 if __name__ == "__main__":
     sys.exit(cli.main())
