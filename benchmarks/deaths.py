@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from elastic_driver.driver.agents import Ways
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door
-from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.rendezvous.credentials import JobKey

@@ -36,9 +36,10 @@ from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
-from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.launcher import Stream

@@ -22,8 +22,11 @@ from typing import Literal
 
 import psutil
 
+from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.local.launcher import LocalLauncher
+from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
+from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 
@@ -43,6 +46,30 @@ class _Sink:
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink."""
+
+
+class _Listener:
+    """A ProcessListener that waits for the next process."""
+
+    def __init__(self) -> None:
+        self.runs: asyncio.Queue[ProcessTree] = asyncio.Queue()
+
+    def started(self, worker: WorkerId, process: ProcessTree) -> None:
+        """See ProcessListener."""
+        self.runs.put_nowait(process)
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """See ProcessListener."""
+        sys.exit(str(error))
+
+    def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
+        """See ProcessListener."""
+
+    def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
+        """See ProcessListener."""
+
+    def finished(self, worker: WorkerId) -> None:
+        """See ProcessListener."""
 
 
 class _Rendezvous:
@@ -82,9 +109,15 @@ async def measure(starts: int, preload: list[str] | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
         script.write_text(_SCRIPT)
+
+        async def launch() -> Launch:
+            return Launch([sys.executable, str(script)], env)
+
         for warm in (False, True):
-            launcher = LocalLauncher(
+            listener = _Listener()
+            keeper = ProcessKeeper(
                 _Sink(),
+                listener,
                 prefix_timestamp=False,
                 mark=uuid.uuid4().hex,
                 warm=warm,
@@ -96,21 +129,16 @@ async def measure(starts: int, preload: list[str] | None) -> None:
                 for number in range(starts + 1):
                     rendezvous.asked.clear()
                     begin = time.perf_counter()
-                    process = await launcher.start(
-                        WorkerId("localhost", 0, number),
-                        [sys.executable, str(script)],
-                        env,
-                        label="0",
-                        rank_at_launch=0,
-                    )
+                    keeper.start(WorkerId("localhost", 0, number), "0", launch)
+                    process = await listener.runs.get()
                     await asyncio.wait_for(rendezvous.asked.wait(), 60)
                     times.append(time.perf_counter() - begin)
                     process.kill()
                     await process.wait()
                     if warm and number == 0:
-                        await _warm_up(launcher)
+                        await _warm_up(keeper)
             finally:
-                await launcher.close()
+                await keeper.close()
             # The first reads the files from disc, and is never forked.
             rest = times[1:]
             medians.append(statistics.median(rest))
@@ -122,13 +150,13 @@ async def measure(starts: int, preload: list[str] | None) -> None:
     server.close()
 
 
-async def _warm_up(launcher: LocalLauncher) -> None:
-    launcher.warm_up()
+async def _warm_up(keeper: ProcessKeeper) -> None:
+    keeper.warm_up()
     begin = time.perf_counter()
     async with asyncio.timeout(60):
-        while launcher.warm is None or not launcher.warm.is_ready():
+        while keeper.warm is None or not keeper.warm.is_ready():
             await asyncio.sleep(0.01)
-    memory = psutil.Process(launcher.warm.pid).memory_full_info()
+    memory = psutil.Process(keeper.warm.pid).memory_full_info()
     took_s = time.perf_counter() - begin
     print(f"warming up: {took_s:.3f} s, {memory.rss / 2**20:.0f} MiB, of which {memory.uss / 2**20:.0f} MiB its own")
 

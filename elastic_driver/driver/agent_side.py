@@ -22,8 +22,9 @@ from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshD
 from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door
-from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck

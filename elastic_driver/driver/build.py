@@ -52,7 +52,6 @@ from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
-from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
 
 
@@ -114,7 +113,7 @@ def build(
         tasks=tasks,
         listener=worker_events,
     )
-    keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, tasks, chronicle)
+    keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, chronicle)
     stacks = Stacks(lambda: workers.living, host_of=fleet.link_of)
     health = Health(
         stepper,
@@ -255,16 +254,11 @@ def build(
 
 
 def _chief_of(
-    chief: ChiefSide, settings: Settings, stepper: Stepper, clock: JobClock, tasks: Tasks, chronicle: Chronicle
+    chief: ChiefSide, settings: Settings, stepper: Stepper, clock: JobClock, chronicle: Chronicle
 ) -> tuple[ChiefKeeper, ServerList]:
     """The chief's process, and what it is told of its servers."""
     keeper = ChiefKeeper(
-        chief,
-        command=settings.command,
-        grace_s=settings.grace_s,
-        tasks=tasks,
-        stepper=stepper,
-        chronicle=chronicle,
+        chief, command=settings.command, grace_s=settings.grace_s, stepper=stepper, chronicle=chronicle
     )
     servers = ServerList(
         stepper,

@@ -7,8 +7,9 @@ what its end means, is the core's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +21,10 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess
+from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
+from elastic_driver.launch.local.keeper import Launch, ProcessKeeper, ProcessListener
+from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.system.tasks import Tasks
 
 
 class Environment(Protocol):
@@ -34,24 +36,12 @@ class Environment(Protocol):
         """See :class:`elastic_driver.dialects.servers.ServerDialect`."""
 
 
-class Launcher(Protocol):
-    """Starts processes on this machine; see :class:`~elastic_driver.launch.launcher.Launcher`."""
-
-    async def start(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
-    ) -> WorkerProcess:
-        """See there."""
-
-    async def close(self) -> None:
-        """See there."""
-
-
 @dataclass(frozen=True, slots=True)
 class ChiefSide:
     """What a driver with a chief has, beside the rest.
 
     Attributes:
-        launcher: starts it, on this machine.
+        processes: makes the keeper of its process, on this machine, which tells this listener.
         environment: of its process.
         server_command: what the servers run.
         address_of: an address of a host, by name, that all other hosts of the job reach; of this machine for "".
@@ -59,7 +49,7 @@ class ChiefSide:
         ports: first and last port that it may listen on; None for any.
     """
 
-    launcher: Launcher
+    processes: Callable[[ProcessListener], ProcessKeeper]
     environment: Environment
     server_command: Sequence[str]
     address_of: Callable[[str], str]
@@ -67,48 +57,42 @@ class ChiefSide:
 
 
 class ChiefKeeper:
-    """See above. Used on the event loop only.
+    """See above. A ProcessListener. Used on the event loop only.
 
     Args:
         side: what it is started with.
         command: the script.
         grace_s: between SIGTERM and SIGKILL, where nothing else is said; seconds.
-        tasks: run what nobody waits for; an error of theirs ends the job.
         stepper: takes its end, and has the state.
         chronicle: is told of starts and ends.
     """
 
     def __init__(
-        self,
-        side: ChiefSide,
-        *,
-        command: Sequence[str],
-        grace_s: float,
-        tasks: Tasks,
-        stepper: Stepper,
-        chronicle: Chronicle,
+        self, side: ChiefSide, *, command: Sequence[str], grace_s: float, stepper: Stepper, chronicle: Chronicle
     ) -> None:
         self._side = side
         self._command = command
         self._grace_s = grace_s
-        self._tasks = tasks
         self._stepper = stepper
         self._chronicle = chronicle
-        self._process: WorkerProcess | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._stop_within_s: float | None = None  # of one that is being started
+        self._processes = side.processes(self)
+        self._chief: WorkerId | None = None  # from its start until nothing is left of it
+        self._gone = asyncio.Event()
         self._held: socket.socket | None = None  # on the port that its server is to have
         self._job_ends = False
 
     @property
     def pid(self) -> int | None:
         """Of its process; None while none runs."""
-        return None if self._process is None else self._process.pid
+        process = None if self._chief is None else self._processes.process(self._chief)
+        return process.pid if process is not None and process.is_alive else None
 
     def start(self, order: StartChief, job: JobAddress) -> None:
         """Starts it. The last one has ended."""
-        self._stop_within_s = None
-        self._starting = self._tasks.start(self._start(order, job))
+        if not self._job_ends:
+            self._chief = WorkerId(CHIEF, 0, order.number - 1)
+            self._gone.clear()
+            self._processes.start(self._chief, CHIEF, lambda: self._launch(order, job))
 
     def stop(self, order: StopChief) -> None:
         """SIGTERM, grace, SIGKILL; for one that is being started, as soon as its process is there."""
@@ -119,56 +103,33 @@ class ChiefKeeper:
         self._stop(0.0)
 
     async def end(self, limit_s: float) -> None:
-        """Stops it. Blocks until it has ended, or for ``limit_s`` seconds."""
+        """Stops it. Blocks until nothing is left of it, or for ``limit_s`` seconds."""
         self._job_ends = True
-        waits: list[asyncio.Task[None]] = []
-        if self._process is not None:
-            waits.append(self._tasks.start(self._ended(self._process, self._grace_s)))
-        elif self._starting is not None:
-            waits.append(self._starting)
-        if waits:
-            await asyncio.wait(waits, timeout=limit_s)
+        if self._chief is not None:
+            self._stop(self._grace_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), limit_s)
 
     async def close(self) -> None:
         """Kills what is left of it. Blocks until nothing is."""
-        await self._side.launcher.close()
+        await self._processes.close()
         self._let_go()
 
     def _stop(self, grace_s: float) -> None:
-        if self._process is not None:
-            self._tasks.start(self._ended(self._process, grace_s))
-        elif self._starting is not None and not self._starting.done():
-            self._stop_within_s = grace_s
+        if self._chief is not None:
+            self._processes.stop(self._chief, grace_s)
 
-    async def _ended(self, process: WorkerProcess, grace_s: float) -> None:
-        await process.stop(grace_s)
+    async def _launch(self, order: StartChief, job: JobAddress) -> Launch:
+        """What is run as the chief.
 
-    async def _start(self, order: StartChief, job: JobAddress) -> None:
-        worker = WorkerId(CHIEF, 0, order.number - 1)
-        try:
-            if self._job_ends:
-                return
-            host = self._side.address_of("")
-            port = self._hold_port()
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            env: Mapping[str, str] = self._side.environment(
-                order.number, address, order.parameter_servers, order.workers, job=job
-            )
-            process = await self._side.launcher.start(worker, self._command, env, label=CHIEF, rank_at_launch=-1)
-        except LaunchError as error:
-            self._let_go()
-            bad_command = isinstance(error, CommandNotFoundError)
-            how = str(error) if bad_command else f"could not be started: {error}"
-            self._stepper.post(ChiefExited(order.number, None, how, bad_command=bad_command))
-            return
-        self._process = process
-        process.exited.add_done_callback(lambda future: self._exited(order.number, process, future))
-        state = self._stepper.state
-        servers, workers = len(parameter_servers(state)), len(serving_workers(state))
-        self._chronicle.chief_started(order.number, process.pid, servers, workers)
-        grace_s = self._ends_within_s()
-        if grace_s is not None:
-            await self._ended(process, grace_s)
+        Raises:
+            LaunchError: it lacks an address or a port.
+        """
+        host = self._side.address_of("")
+        port = self._hold_port()
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        env = self._side.environment(order.number, address, order.parameter_servers, order.workers, job=job)
+        return Launch(self._command, env)
 
     def _hold_port(self) -> int:
         """A port that nobody else is given until the chief has ended. It can listen there: see launch/agent/ports.py.
@@ -188,24 +149,42 @@ class ChiefKeeper:
         if held is not None:
             held.close()
 
-    def _ends_within_s(self) -> float | None:
-        """The grace of one that was told to end before it was there; None where it was not."""
-        return self._grace_s if self._stop_within_s is None and self._job_ends else self._stop_within_s
+    # --- what becomes of its process (ProcessListener) -------------------------------------------------------------
 
-    def _exited(self, number: int, process: WorkerProcess, future: asyncio.Future[ExitStatus]) -> None:
-        if future.cancelled():
-            return
-        self._process = None
+    def started(self, worker: WorkerId, process: ProcessTree) -> None:
+        """See ProcessListener."""
+        state = self._stepper.state
+        servers, workers = len(parameter_servers(state)), len(serving_workers(state))
+        self._chronicle.chief_started(_number_of(worker), process.pid, servers, workers)
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """See ProcessListener."""
         self._let_go()
-        self._tasks.start(self._wait_for(process))  # what it has started ends after it, and is waited for
-        status = future.result()
+        self.finished(worker)
+        bad_command = isinstance(error, CommandNotFoundError)
+        how = str(error) if bad_command else f"could not be started: {error}"
+        self._stepper.post(ChiefExited(_number_of(worker), None, how, bad_command=bad_command))
+
+    def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
+        """See ProcessListener. It is replaced when it has ended."""
+
+    def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
+        """See ProcessListener."""
+        self._let_go()
         # TensorFlow writes to its end of servers that are gone.
         error, where = last_words(process.last_lines, of_traceback=True) if status.returncode else ("", "")
         how, chief = str(status), self._stepper.state.chief
         expected = self._stepper.is_over or (chief is not None and chief.phase is ChiefPhase.STOPPING)
+        number, starved = _number_of(worker), status.out_of_memory
         self._chronicle.chief_exited(number, process.pid, status.returncode, how, expected=expected)
-        starved = status.out_of_memory
         self._stepper.post(ChiefExited(number, status.returncode, how, error, where, out_of_memory=starved))
 
-    async def _wait_for(self, process: WorkerProcess) -> None:
-        await process.wait()
+    def finished(self, worker: WorkerId) -> None:
+        """See ProcessListener. The next may have been started when its predecessor was dead."""
+        if worker == self._chief:
+            self._chief = None
+            self._gone.set()
+
+
+def _number_of(worker: WorkerId) -> int:
+    return worker.attempt + 1

@@ -36,7 +36,7 @@ from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.launcher import OutputSink
-from elastic_driver.launch.local.launcher import LocalLauncher
+from elastic_driver.launch.local.keeper import ProcessKeeper
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
@@ -259,8 +259,9 @@ def _chief_of(
     hosts = settings.hosts
     fixed_here = not settings.accept_agents and hosts is not None and all(is_local_host(host.name) for host in hosts)
     return ChiefSide(
-        LocalLauncher(
+        lambda listener: ProcessKeeper(
             outputs,
+            listener,
             prefix_timestamp=settings.prefix_timestamp,
             mark=f"{job_id}-{secrets.token_hex(4)}",
             warn=chronicle.warning,

@@ -1,7 +1,7 @@
 """What the driver needs of whoever starts processes: the protocols, and how a process ended.
 
-Owns no process. :mod:`elastic_driver.launch.local.launcher` is the implementation for this machine. This is the seam
-for others: nothing above it sends a signal, looks at a process, counts processors or asks which machine a name means.
+Owns no process. :mod:`elastic_driver.launch.fleet.launcher` has agents start them. This is the seam for others: nothing
+above it sends a signal, looks at a process, counts processors or asks which machine a name means.
 """
 
 from __future__ import annotations

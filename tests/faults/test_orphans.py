@@ -43,7 +43,7 @@ time.sleep(3600)
 DRIVER = r"""
 import asyncio, os, sys, uvloop
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.local.launcher import LocalLauncher
+from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
 
 class Sink:
     def begin(self, worker, pid, rank, label):
@@ -53,20 +53,30 @@ class Sink:
     def end(self, worker):
         pass
 
+class Listener:
+    def __init__(self):
+        self.runs = asyncio.Queue()
+    def started(self, worker, process):
+        self.runs.put_nowait(process)
+    def dying(self, worker, process, status):
+        pass
+    def exited(self, worker, process, status):
+        pass
+    def finished(self, worker):
+        pass
+
 async def main():
     job_id, count, worker = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    launcher = LocalLauncher(Sink(), prefix_timestamp=False, mark=job_id)
+    listener = Listener()
+    keeper = ProcessKeeper(Sink(), listener, prefix_timestamp=False, mark=job_id)
+    async def launch():
+        return Launch([sys.executable, "-S", "-c", worker], os.environ)
     for slot in range(count):
-        process = await launcher.start(
-            WorkerId("localhost", slot, 0),
-            [sys.executable, "-S", "-c", worker],
-            os.environ,
-            label="0",
-            rank_at_launch=0,
-        )
-        print(process.pid, launcher.guard_pid, flush=True)
+        keeper.start(WorkerId("localhost", slot, 0), "0", launch)
+        process = await listener.runs.get()
+        print(process.pid, keeper.guard_pid, flush=True)
     if "close" in sys.argv:
-        await launcher.close()
+        await keeper.close()
         return
     await asyncio.sleep(3600)
 
@@ -76,7 +86,7 @@ uvloop.run(main())
 
 @contextlib.contextmanager
 def driver(count: int, *arguments: str, worker: str = WORKER) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process with a launcher; whatever of its job is left at the end is killed."""
+    """A process with a keeper of workers; whatever of its job is left at the end is killed."""
     job_id = uuid.uuid4().hex
     command = [sys.executable, "-c", DRIVER, job_id, str(count), worker, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:

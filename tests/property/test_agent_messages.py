@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
+from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.local.keeper import Launch
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welcome, said
 from elastic_driver.rendezvous.credentials import JobKey
@@ -44,10 +46,9 @@ from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
-from elastic_driver.system.tasks import Tasks
+from elastic_driver.system.tasks import Tasks, start_task
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeConsole, driver_of
-from tests.support.fakes.fake_process import FakeProcess
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -227,24 +228,78 @@ def test_each_message_of_an_agent(kind: type[Said]) -> None:
     check()
 
 
-class _Launcher:
-    """In place of a LocalLauncher: every second start fails."""
+class _Process:
+    """In place of a ProcessTree."""
 
-    def __init__(self) -> None:
-        self.started: list[FakeProcess] = []
+    pid = 1
+    is_ending = False
+    last_lines = ()
 
-    async def start(self, worker: WorkerId, *_: Any, **__: Any) -> FakeProcess:
-        await asyncio.sleep(0)
-        if worker.slot % 2:
-            raise LaunchError("it cannot be started")
-        process = FakeProcess(worker, 1)
-        process.finished = process.exited  # type: ignore[attr-defined]
-        self.started.append(process)
-        return process
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.is_alive = True
+        self.kill = end
 
-    def kill(self) -> None:
-        for process in self.started:
-            process.kill()
+    def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
+        self.kill()
+        return not exits
+
+
+class _Keeper:
+    """In place of a ProcessKeeper: every second start fails, and whoever is stopped ends at once."""
+
+    def __init__(self, listener: HostWorkers) -> None:
+        self._listener = listener
+        self._workers: dict[WorkerId, _Process | None] = {}
+
+    def start(self, worker: WorkerId, label: str, launch: Callable[[], Coroutine[Any, Any, Launch]]) -> None:
+        async def start() -> None:
+            await launch()
+            if worker.slot % 2:
+                del self._workers[worker]
+                self._listener.not_started(worker, LaunchError("it cannot be started"))
+            else:
+                process = self._workers[worker] = _Process(lambda: self._end(worker))
+                self._listener.started(worker, process)  # type: ignore[arg-type]
+
+        self._workers[worker] = None
+        start_task(start())
+
+    def _end(self, worker: WorkerId) -> None:
+        process = self._workers.get(worker)
+        if process is not None and process.is_alive:
+            process.is_alive = False
+            asyncio.get_running_loop().call_soon(self._listener.exited, worker, process, ExitStatus(-9))
+            asyncio.get_running_loop().call_later(0.015, self._finished, worker)
+
+    def _finished(self, worker: WorkerId) -> None:
+        del self._workers[worker]
+        self._listener.finished(worker)
+
+    def process(self, worker: WorkerId) -> _Process | None:
+        return self._workers.get(worker)
+
+    def runs(self, worker: WorkerId) -> bool:
+        process = self._workers.get(worker)
+        return worker in self._workers and (process is None or process.is_alive)
+
+    def stop(self, worker: WorkerId, grace_s: float, *, sever: bool, number: int) -> None:
+        self._end(worker)
+
+    def kill(self, worker: WorkerId) -> None:
+        self._end(worker)
+
+    def kill_all(self) -> None:
+        for worker in self._workers:
+            self._end(worker)
+
+    def label(self, worker: WorkerId, label: str) -> None:
+        """Nothing."""
+
+    def pass_on(self, number: int) -> None:
+        """Nothing."""
+
+    async def prepare(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Nothing."""
 
     def warm_up(self) -> None:
         """Nothing."""
@@ -281,7 +336,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
             tasks=tasks,
             environ=dict,
         )
-        workers._launcher = _Launcher()  # type: ignore[assignment]
+        workers._keeper = _Keeper(workers)  # type: ignore[assignment]
         rounds = HostRounds(told.append, workers, is_heard=lambda: True)
         server = RendezvousServer(rounds, routes=ROUNDS_ROUTES, key=JobKey.new(), own=rounds.routes, upstream=rounds)  # type: ignore[arg-type]
         rounds.serve(server)

@@ -1,12 +1,12 @@
-"""The workers of one host: what the driver orders of them is done, and what becomes of them is told.
+"""The workers of one host: carries out what the driver orders of them, and reports what becomes of them.
 
-Owns each worker's process, from the order to start it until nothing is left of it, the key that it proves itself with
-here, and how much output may be on its way. Decides nothing. Knows nothing of rounds and connections.
+Owns what an agent adds to a worker's process (:mod:`elastic_driver.launch.local.keeper`): the key that the worker
+proves itself with here, its vitals page, its error file, its standard input, and how much output may be on its way.
+Decides nothing. Knows nothing of rounds and connections.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -21,7 +21,8 @@ from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.launch.local.input import WorkerInput
-from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
+from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes.spawn import Given
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
@@ -60,32 +61,40 @@ from elastic_driver.system.tasks import Tasks
 CREDIT_BYTES = 64 << 10
 
 
-@dataclass(slots=True)
-class _Starting:
-    """A worker whose process is not there yet.
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A worker, from the order to start it until nothing is left of it.
+
+    A process of its that is replaced by another, for another place, is nothing to the driver.
 
     Attributes:
-        label: as it stands now.
-        runs: whether the driver was told that its process is there.
-        stop_within_s: it is to be stopped as soon as it is there, with this grace; None for not.
-        sever: whether its connections are shut then.
-        number: the signal that it gets then.
-        is_again: whether the driver takes it for started already.
+        order: to start it, with what has changed since.
+        key: that it proves itself with.
+        started: whether the driver was told that it runs.
+        replaced: whether its process is ended to be replaced by another.
+        death: of that process, which the driver was not told.
+        error_file: where it leaves its last error; "" before it is started.
+        page: where it says how it is; None where no descriptor is to be had.
+        input: its standard input, where that comes from the driver.
     """
 
-    label: str
-    runs: bool = False
-    is_again: bool = False
-    stop_within_s: float | None = None
-    sever: bool = False
-    number: signal.Signals = signal.SIGTERM
+    order: Start
+    key: bytes
+    started: bool = False
+    replaced: bool = False
+    death: Exited | None = None
+    error_file: str = ""
+    page: VitalsPage | None = None
+    input: WorkerInput | None = None
 
-    def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> None:
-        self.sever = self.sever or sever
-        if self.stop_within_s is None:
-            self.number = number
-        if self.stop_within_s is None or grace_s < self.stop_within_s:
-            self.stop_within_s = grace_s
+    def close(self) -> None:
+        """Closes what its process had. Harmless when repeated."""
+        page, self.page = self.page, None
+        if page is not None:
+            page.close()
+        given, self.input = self.input, None
+        if given is not None:
+            given.close()
 
 
 class NodeScreen(Protocol):
@@ -96,7 +105,7 @@ class NodeScreen(Protocol):
 
 
 class HostWorkers:
-    """See above. An OutputSink of its launcher's; gives its server the keys. Used on the event loop only.
+    """See above. Its keeper's OutputSink and ProcessListener; gives its server the keys. Used on the event loop only.
 
     Args:
         welcome: what the driver has told this agent.
@@ -139,7 +148,8 @@ class HostWorkers:
         self._tasks = tasks
         self._own = {ENV_RENDEZVOUS: url, ENV_OWNER: name_of_this_process()}
         self._bad_folder = "" if own_folder else _enter(welcome)
-        self._launcher = LocalLauncher(
+        self._keeper = ProcessKeeper(
+            self,
             self,
             prefix_timestamp=welcome.prefix_timestamp,
             mark=mark,
@@ -149,15 +159,8 @@ class HostWorkers:
             preload=welcome.preload,
             on_warm=lambda pid, took_s: send(Warmed(pid, took_s)),
         )
-        self._keys: dict[WorkerId, bytes] = {}
-        self._starting: dict[WorkerId, _Starting] = {}
-        self._processes: dict[WorkerId, LocalWorker] = {}
+        self._workers: dict[WorkerId, _Worker] = {}
         self._error_files = ErrorFiles()
-        self._error_file_of: dict[WorkerId, str] = {}
-        self._pages: dict[WorkerId, VitalsPage] = {}  # none where no descriptor is to be had
-        self._orders: dict[WorkerId, Start] = {}
-        self._inputs: dict[WorkerId, WorkerInput] = {}
-        self._again: set[WorkerId] = set()  # who is ended to be started once more, and the driver need not know
         self._paused = False
         self.ends_by: signal.Signals | None = None
 
@@ -165,36 +168,41 @@ class HostWorkers:
 
     def of(self, identity: Identity) -> bytes | None:
         """The key of a worker of this host; None for all others."""
-        return None if identity.worker is None else self._keys.get(identity.worker)
+        one = None if identity.worker is None else self._workers.get(identity.worker)
+        return None if one is None else one.key
 
     def runs(self, worker: WorkerId) -> bool:
         """Whether the worker's process is there, or about to be."""
-        process = self._processes.get(worker)
-        return worker in self._starting if process is None else not process.exited.done()
+        return self._keeper.runs(worker)
+
+    def _process(self, worker: WorkerId) -> ProcessTree | None:
+        """Its process, while that lives."""
+        process = self._keeper.process(worker)
+        return process if process is not None and process.is_alive else None
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
         """A worker has told which of its threads live as long as it does."""
-        process = self._processes.get(worker)
+        process = self._process(worker)
         if process is not None:
             process.watch_threads(pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
         """Of its process; None when none runs."""
-        process = self._processes.get(worker)
-        return None if process is None or process.exited.done() else process.pid
+        process = self._process(worker)
+        return None if process is None else process.pid
 
     def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
         """See WatchedWorkers."""
         return [
-            (worker, process.pid, self._pages.get(worker))
-            for worker, process in self._processes.items()
-            if not process.exited.done()
+            (worker, process.pid, one.page)
+            for worker, one in self._workers.items()
+            if (process := self._process(worker)) is not None
         ]
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
         """Shuts its connections to and from these addresses and ports."""
-        process = self._processes.get(worker)
-        if process is not None and not process.exited.done():
+        process = self._process(worker)
+        if process is not None:
             await process.sever(endpoints)
 
     def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
@@ -204,10 +212,11 @@ class HostWorkers:
             worker: which.
             env: what is otherwise than in the order to start it.
         """
-        process, order = self._processes.get(worker), self._orders.get(worker)
-        if process is not None and order is not None and not process.exited.done() and not process.is_ending:
-            self._orders[worker] = replace(order, env={**order.env, **env})
-            self._again.add(worker)
+        process = self._process(worker)
+        if process is not None and not process.is_ending:
+            one = self._workers[worker]
+            one.order = replace(one.order, env={**one.order.env, **env})
+            one.replaced = True
             process.kill()
 
     # --- what the driver orders ------------------------------------------------------------------------------------
@@ -221,8 +230,8 @@ class HostWorkers:
         match message:
             case Start(key):
                 self._begin(worker_named(key), message)
-            case Stop(key, grace_s, sever, number):
-                self._stop(worker_named(key), grace_s, sever=sever, number=_signal_of(number))
+            case Stop(key):
+                self._stop(worker_named(key), message)
             case PassOn(number):
                 self.pass_on(_signal_of(number))
             case Kill(key):
@@ -233,17 +242,17 @@ class HostWorkers:
                 for key, label in labels.items():
                     self._label(worker_named(key), label)
             case Input(key, end):
-                if one := self._inputs.get(worker_named(key)):
-                    one.write(message.blob)
+                if given := self._input(worker_named(key)):
+                    given.write(message.blob)
                     if end:
-                        one.end()
+                        given.end()
                 else:
                     self._send(InputTaken(key, len(message.blob)))
             case Resize(key, rows, columns):
-                if one := self._inputs.get(worker_named(key)):
-                    one.resize(rows, columns)
+                if given := self._input(worker_named(key)):
+                    given.resize(rows, columns)
             case WarmUp():
-                self._launcher.warm_up()
+                self._keeper.warm_up()
             case Prepare():
                 self._tasks.start(self._prepare(message))
             case _:
@@ -252,34 +261,33 @@ class HostWorkers:
 
     def pass_on(self, number: signal.Signals) -> None:
         """Sends this signal to the process of each worker that runs; see Launcher."""
-        self._launcher.pass_on(number)
+        self._keeper.pass_on(number)
 
     def kill(self) -> None:
         """SIGKILL to all, and to those that are being started as soon as they are there."""
-        for starting in self._starting.values():
-            starting.stop(0.0)
-        self._again.clear()
-        self._launcher.kill()
+        for worker in self._workers:
+            self._keep(worker)
+        self._keeper.kill_all()
 
     async def close(self) -> None:
         """Kills what still runs. Blocks until nothing is left, and the driver was told of everything."""
         self.resume()  # what is left in pipes comes now
-        self._again.clear()
-        await self._launcher.close()
-        await asyncio.sleep(0)
+        for worker in self._workers:
+            self._keep(worker)
+        await self._keeper.close()
         self._error_files.remove()
 
     def pause(self) -> None:
         """The driver does not take what was sent: workers' output is not read for now."""
         if not self._paused:
             self._paused = True
-            self._launcher.pause_output()
+            self._keeper.pause_output()
 
     def resume(self) -> None:
         """It does again."""
         if self._paused:
             self._paused = False
-            self._launcher.resume_output()
+            self._keeper.resume_output()
 
     def warn(self, text: str) -> None:
         """Something that the user should look at."""
@@ -288,13 +296,7 @@ class HostWorkers:
     # --- what workers write (OutputSink) ---------------------------------------------------------------------------
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """See OutputSink."""
-        starting = self._starting.get(worker)
-        if starting is not None:
-            starting.runs = True
-            if starting.is_again:
-                return
-        self._send(Started(worker.key, pid))
+        """See OutputSink: Started says it."""
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         """See OutputSink."""
@@ -305,142 +307,151 @@ class HostWorkers:
     def end(self, worker: WorkerId) -> None:
         """See OutputSink: Finished says it."""
 
-    # --- processes -------------------------------------------------------------------------------------------------
+    # --- orders ----------------------------------------------------------------------------------------------------
 
     def _begin(self, worker: WorkerId, order: Start) -> None:
-        if worker in self._starting or worker in self._processes:
-            return
-        self._keys[worker] = secrets.token_bytes(KEY_BYTES)
-        self._starting[worker] = _Starting(order.label)
-        self._orders[worker] = order
-        self._tasks.start(self._start(worker, order))
+        if worker not in self._workers:
+            self._workers[worker] = _Worker(order, secrets.token_bytes(KEY_BYTES))
+            self._start(worker)
+
+    def _start(self, worker: WorkerId) -> None:
+        self._keeper.start(worker, self._workers[worker].order.label, lambda: self._launch(worker))
+
+    async def _launch(self, worker: WorkerId) -> Launch:
+        """What is run as this worker.
+
+        Raises:
+            LaunchError: it lacks something here.
+        """
+        one = self._workers[worker]
+        one.error_file = self._error_files.new()
+        env = {**self._environ(one.order.env), **self._own, ENV_KEY: one.key.hex()}
+        env[ENV_ERROR_FILE] = one.error_file
+        env[ENV_VITALS] = self._new_page(one)
+        if self._bad_folder:
+            raise CommandNotFoundError(self._bad_folder)
+        env |= await self._more_of(worker, one.order.command, env)
+        return Launch(
+            one.order.command,
+            env,
+            one.order.rank,
+            given=self._given(worker, one),
+            shown=(lambda data: self._send(Shown(worker.key, data))) if one.order.stdin == "terminal" else None,
+        )
 
     async def _prepare(self, order: Prepare) -> None:
         if not self._bad_folder:
-            await self._launcher.prepare(order.command, {**self._environ(order.env), **self._own})
+            await self._keeper.prepare(order.command, {**self._environ(order.env), **self._own})
         self._send(Prepared())
 
-    async def _start(self, worker: WorkerId, order: Start) -> None:
-        error_file = self._error_file_of[worker] = self._error_files.new()
-        env = {**self._environ(order.env), **self._own, ENV_KEY: self._keys[worker].hex()}
-        env[ENV_ERROR_FILE] = error_file
-        env[ENV_VITALS] = self._new_page(worker)
-        starting = self._starting[worker]
-        try:
-            if self._bad_folder:
-                raise CommandNotFoundError(self._bad_folder)
-            env |= await self._more_of(worker, order.command, env)
-            process = await self._launcher.start(
-                worker,
-                order.command,
-                env,
-                label=order.label,
-                rank_at_launch=order.rank,
-                given=self._given(worker, order),
-                shown=(lambda data: self._send(Shown(worker.key, data))) if order.stdin == "terminal" else None,
-            )
-        except LaunchError as error:
-            if starting.runs or starting.is_again:  # for a moment
-                self._send(Exited(worker.key, -signal.SIGKILL, []))
-                self._send(Finished(worker.key))
-            else:
-                self._send(NotStarted(worker.key, str(error), isinstance(error, CommandNotFoundError)))
-            self._keys.pop(worker, None)
-            self._orders.pop(worker, None)
-            self._error_file_of.pop(worker, None)
-            self._close_page(worker)
-            self._close_input(worker)
-            self._on_gone(worker)
-            return
-        finally:
-            del self._starting[worker]
-            if worker in self._inputs:
-                self._inputs[worker].started()
-        self._processes[worker] = process
-        process.label = starting.label
-        process.dying.add_done_callback(lambda future: self._dying(process, future))
-        process.exited.add_done_callback(lambda _: self._exited(process))
-        process.finished.add_done_callback(lambda _: self._finished(process))
-        if starting.stop_within_s is not None:
-            self._stop(worker, starting.stop_within_s, sever=starting.sever, number=starting.number)
-
-    def _stop(
-        self, worker: WorkerId, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM
-    ) -> None:
+    def _stop(self, worker: WorkerId, order: Stop) -> None:
+        number = _signal_of(order.signal)
         if self.ends_by is not None and number == signal.SIGTERM:
             number = self.ends_by
-        process, starting = self._processes.get(worker), self._starting.get(worker)
-        self._again.discard(worker)
-        if process is not None:
-            self._tasks.start(_stopped(process, grace_s, sever=sever, number=number))
-        elif starting is not None:
-            starting.stop(grace_s, sever=sever, number=number)
+        self._keep(worker)
+        self._keeper.stop(worker, order.grace_s, sever=order.sever, number=number)
 
     def _kill(self, worker: WorkerId, order: Kill) -> None:
-        process = self._processes.get(worker)
-        self._again.discard(worker)
-        if process is None:
-            self._stop(worker, 0.0)
-        elif order.exits or order.stacks_s > 0:
-            self._tasks.start(self._kill_hung(process, order))
-        else:
-            process.kill()
-
-    async def _kill_hung(self, process: LocalWorker, order: Kill) -> None:
-        killed = await process.kill_hung(stacks_s=order.stacks_s, exits=order.exits)
-        if not killed and not process.exited.done():
-            self._send(Spared(process.worker.key))
+        self._keep(worker)
+        process = self._keeper.process(worker)
+        if process is None or not (order.exits or order.stacks_s > 0):
+            self._keeper.kill(worker)
+        elif not process.kill_hung(stacks_s=order.stacks_s, exits=order.exits) and process.is_alive:
+            self._send(Spared(worker.key))
 
     def _label(self, worker: WorkerId, label: str) -> None:
-        one = self._processes.get(worker) or self._starting.get(worker)
-        if one is not None:
-            one.label = label
+        if one := self._workers.get(worker):
+            one.order = replace(one.order, label=label)
+            self._keeper.label(worker, label)
 
-    def _dying(self, process: LocalWorker, future: asyncio.Future[ExitStatus | str]) -> None:
-        if future.cancelled() or process.exited.done() or process.worker in self._again:
-            return
-        status = future.result()
-        returncode, note = (None, "") if isinstance(status, str) else (status.returncode, status.note)
-        lines, error = list(process.last_lines), self._error_of(process.worker)
-        self._send(Dying(process.worker.key, returncode, str(status), lines, error, note))
+    def _keep(self, worker: WorkerId) -> None:
+        """Its process is not replaced any more: its end is the worker's."""
+        if one := self._workers.get(worker):
+            one.replaced = False
+            death, one.death = one.death, None
+            if death is not None:
+                self._report_death(worker, death)
 
-    def _exited(self, process: LocalWorker) -> None:
-        if process.worker in self._again:
-            return
-        status = process.exited.result()
-        error = "" if status.ok else self._error_of(process.worker)
-        self._send(Exited(process.worker.key, status.returncode, list(process.last_lines), error, status.note))
-        self._on_gone(process.worker)
+    def _input(self, worker: WorkerId) -> WorkerInput | None:
+        one = self._workers.get(worker)
+        return None if one is None else one.input
 
-    def _finished(self, process: LocalWorker) -> None:
-        worker = process.worker
-        del self._processes[worker]
-        self._close_page(worker)
-        self._close_input(worker)
-        if worker in self._again:
-            self._again.discard(worker)
-            order = self._orders[worker]
-            self._starting[worker] = _Starting(process.label, is_again=True)
-            self._tasks.start(self._start(worker, order))
-            return
-        self._keys.pop(worker, None)
-        self._orders.pop(worker, None)
+    # --- what becomes of them (ProcessListener) --------------------------------------------------------------------
+
+    def started(self, worker: WorkerId, process: ProcessTree) -> None:
+        """See ProcessListener."""
+        one = self._workers[worker]
+        if one.input is not None:
+            one.input.started()
+        if not one.started:
+            one.started = True
+            self._send(Started(worker.key, process.pid))
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """See ProcessListener. To the driver the end of one that has taken another's place is that of both."""
+        one = self._workers[worker]
+        if one.started:
+            self._report_death(worker, Exited(worker.key, -signal.SIGKILL, []))
+            self._forget(worker)
+            self._send(Finished(worker.key))
+        else:
+            self._forget(worker)
+            self._send(NotStarted(worker.key, str(error), isinstance(error, CommandNotFoundError)))
+            self._on_gone(worker)
+
+    def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
+        """See ProcessListener."""
+        one = self._workers[worker]
+        if not one.replaced:
+            returncode, note = (None, "") if isinstance(status, str) else (status.returncode, status.note)
+            error = read_error_file(one.error_file)
+            self._send(Dying(worker.key, returncode, str(status), list(process.last_lines), error, note))
+
+    def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
+        """See ProcessListener."""
+        one = self._workers[worker]
+        error = "" if status.ok else read_error_file(one.error_file)
+        death = Exited(worker.key, status.returncode, list(process.last_lines), error, status.note)
+        if one.replaced:
+            one.death = death
+        else:
+            self._report_death(worker, death)
+
+    def finished(self, worker: WorkerId) -> None:
+        """See ProcessListener."""
+        one = self._workers[worker]
         with contextlib.suppress(OSError):
-            os.unlink(self._error_file_of.pop(process.worker, ""))
-        self._send(Finished(process.worker.key))
+            os.unlink(one.error_file)
+        if one.replaced:
+            one.replaced, one.death = False, None
+            one.close()
+            self._start(worker)
+        else:
+            self._forget(worker)
+            self._send(Finished(worker.key))
 
-    def _given(self, worker: WorkerId, order: Start) -> Given | None:
+    def _report_death(self, worker: WorkerId, death: Exited) -> None:
+        self._send(death)
+        self._on_gone(worker)
+
+    def _forget(self, worker: WorkerId) -> None:
+        self._workers.pop(worker).close()
+
+    # --- what a worker is given ------------------------------------------------------------------------------------
+
+    def _given(self, worker: WorkerId, one: _Worker) -> Given | None:
         """Its standard input, opened.
 
         Raises:
             LaunchError: there is no terminal, or no descriptor, to be had.
         """
+        order = one.order
         if order.stdin == "inherit":
             return None if self._stdin is None else Given(self._stdin)
         if not order.stdin:
             return None
         try:
-            one = self._inputs[worker] = WorkerInput(
+            one.input = WorkerInput(
                 order.stdin,
                 taken=lambda size: self._send(InputTaken(worker.key, size)),
                 interrupted=lambda: self._send(Interrupted(worker.key)),
@@ -450,33 +461,14 @@ class HostWorkers:
             )
         except OSError as error:
             raise LaunchError(f"cannot start worker {worker}: no {order.stdin} for it: {error.strerror}") from error
-        return one.given
+        return one.input.given
 
-    def _close_input(self, worker: WorkerId) -> None:
-        one = self._inputs.pop(worker, None)
-        if one is not None:
-            one.close()
-
-    def _new_page(self, worker: WorkerId) -> str:
+    def _new_page(self, one: _Worker) -> str:
         """Where the worker says how it is; "" where no file is to be had: it is looked at from outside only."""
-        self._close_page(worker)
-        try:
-            page = self._pages[worker] = VitalsPage()
-        except OSError:
-            return ""
-        return page.path
-
-    def _close_page(self, worker: WorkerId) -> None:
-        page = self._pages.pop(worker, None)
-        if page is not None:
-            page.close()
-
-    def _error_of(self, worker: WorkerId) -> str:
-        return read_error_file(self._error_file_of.get(worker, ""))
-
-
-async def _stopped(process: LocalWorker, grace_s: float, *, sever: bool, number: signal.Signals) -> None:
-    await process.stop(grace_s, sever=sever, number=number)
+        with contextlib.suppress(OSError):
+            one.page = VitalsPage()
+            return one.page.path
+        return ""
 
 
 def _signal_of(number: int) -> signal.Signals:

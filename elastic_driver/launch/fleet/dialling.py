@@ -1,7 +1,7 @@
 """Keeping agents on the hosts that are wanted: dials, tries again with back-off, and says once why it does not work.
 
-Owns the tries for one host (:class:`Calls`). What a host that has an agent means is the fleet's. An unready host is no
-failed one: it may be booting, or its name not be known yet, so it is tried for as long as it is wanted.
+Owns the tries for each host. What a host that has an agent means is the fleet's. An unready host is no failed one: it
+may be booting, or its name not be known yet, so it is tried for as long as it is wanted. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.launch.dial.dialler import DialFailure, Dialled, Dialler
+from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.door import Door, Ticket
+from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.launcher import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.system.tasks import Tasks
@@ -24,56 +27,229 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _PERMANENT_PAUSE_S = 30.0
 # An agent that was started dials in within a second; a machine that is being booted takes its time.
 _DIAL_IN_S = 60.0
+# Hosts that are dialled at a time. A host that is silent holds a place for ssh's time limit.
+_SIDE_BY_SIDE = 64
 
 
-class CallListener(Protocol):
-    """Is told how it goes. Called on the event loop."""
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How agents come to the driver.
+
+    Attributes:
+        urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
+        agent_timeout_s, fingerprint, job: see Bootstrap.
+        host_timeout_s: see AgentLink.
+        owner: the driver's process, as Bootstrap has it.
+        host, node_rank: of the driver's own machine in a job of nodes: its name, and see Bootstrap.
+    """
+
+    urls: Callable[[str], Awaitable[tuple[str, ...]]]
+    agent_timeout_s: float
+    host_timeout_s: float
+    fingerprint: str
+    job: str
+    owner: str
+    host: str = ""
+    node_rank: int = -1
+
+
+class DiallingListener(Protocol):
+    """Is told how dialling goes. Called on the event loop; hosts have their canonical names."""
+
+    def host_unready(self, host: str, failure: DialFailure) -> None:
+        """There is no agent on this host yet; told once for each reason."""
+
+    def none_can_be_dialled(self, reasons: str) -> None:
+        """On no host that is wanted another try can help."""
+
+    def command_ended(self, host: str) -> None:
+        """The command that had started the host's agent has ended, after the agent had come."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user has to know."""
+
+
+class Dialling:
+    """Keeps an agent on each host that is wanted. Its hosts have their canonical names.
+
+    Args:
+        door: issues tickets.
+        reach: what agents are told of the driver.
+        names: says which host is this machine.
+        local, remote: start agents on this machine, and on others; None where those come by themselves.
+        changes: counts each news of a host that has no agent yet.
+        tasks: run the tries; an error of theirs ends the job.
+        listener: is told how it goes.
+
+    Attributes:
+        side_by_side: held over each try.
+    """
+
+    def __init__(
+        self,
+        *,
+        door: Door,
+        reach: Reach,
+        names: HostNames,
+        local: Dialler,
+        remote: Dialler | None,
+        changes: Changes,
+        tasks: Tasks,
+        listener: DiallingListener,
+    ) -> None:
+        self.door = door
+        self._reach = reach
+        self._names = names
+        self._local, self._remote = local, remote
+        self._changes = changes
+        self.tasks = tasks
+        self._listener = listener
+        self._hosts: dict[str, _DialledHost] = {}
+        self._former: set[_DialledHost] = set()  # that are not wanted any more, until their commands have ended
+        self._told: dict[str, DialFailure] = {}
+        self._hopeless: set[str] = set()  # of the hosts, where another try cannot help
+        self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
+        self.side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
+        self._warned_of_tickets = False
+
+    def __contains__(self, host: str) -> bool:
+        """Whether an agent is wanted on this host."""
+        return host in self._hosts
+
+    def begin(self, host: str, *, has_agent: bool) -> None:
+        """An agent is wanted on this host from now on; dials it if it has none."""
+        dialler = self._local if self._names.is_local(host) else self._remote
+        dialled = self._hosts[host] = _DialledHost(host, dialler, self)
+        revoked = self._revoked.get(host)
+        if revoked is not None:
+            dialled.bar(revoked)
+            self.unready(host, revoked)
+        elif not has_agent:
+            dialled.begin()
+
+    def not_in(self, wanted: Container[str]) -> list[str]:
+        """The hosts that are not among those wanted now."""
+        return [host for host in self._hosts if host not in wanted]
+
+    def end(self, host: str, *, when: Callable[[], bool] | None = None) -> None:
+        """Dials this host no more, and ends the command that has started its agent, as soon as that holds."""
+        dialled = self._hosts.pop(host)
+        self._hopeless.discard(host)
+        self._told.pop(host, None)
+        self._former.add(dialled)
+        self.tasks.start(self._end(dialled, when))
+
+    async def _end(self, dialled: _DialledHost, when: Callable[[], bool] | None) -> None:
+        while when is not None and not when():
+            await self._changes.wait(self._changes.count)
+        await dialled.close()
+        self._former.discard(dialled)
+
+    def came(self, host: str) -> None:
+        """The host has an agent, dialled or come by itself."""
+        self._told.pop(host, None)
+        self._hopeless.discard(host)
+        if host in self._hosts:
+            self._hosts[host].came()
+
+    def gone(self, host: str) -> None:
+        """It has none any more: dials again."""
+        if host in self._hosts:
+            self._hosts[host].gone()
+
+    def turned_away(self, host: str, why: str) -> None:
+        """The agent that was started there cannot be taken."""
+        if host in self._hosts:
+            self._hosts[host].turned_away(why)
+
+    def bar(self, host: str, failure: DialFailure) -> None:
+        """Keeps this host out for as long as the job lasts."""
+        self._revoked[host] = failure
+        if host in self._hosts:
+            self._hosts[host].bar(failure)
+
+    def is_first_try(self, host: str) -> bool:
+        """Whether an agent may come there in a moment: no try has failed yet."""
+        dialled = self._hosts.get(host)
+        return dialled is not None and dialled.dials and not dialled.tries
+
+    def remarks(self, present: Container[str]) -> list[str]:
+        """Which hosts have no agent, and why. Those that are present have one."""
+        return [
+            f"host {name} is not ready: {one.failure.reason} (tried {one.tries} time{'s' if one.tries > 1 else ''})"
+            if one.failure is not None
+            else f"host {name} is not ready: its agent has not come yet"
+            if one.dials
+            else f"host {name} has not joined yet (elasticrun join)"
+            for name, one in self._hosts.items()
+            if one.failure is not None or name not in present
+        ]
+
+    async def close(self) -> None:
+        """Dials no more, and ends the commands that have started agents. Blocks until they have ended."""
+        await asyncio.gather(*(dialled.close() for dialled in (*self._hosts.values(), *self._former)))
+
+    # --- what comes of the tries -----------------------------------------------------------------------------------
 
     def unready(self, host: str, failure: DialFailure) -> None:
-        """There is no agent on this host yet: each try that fails."""
+        """A try has failed."""
+        if host not in self._hosts:
+            return  # it is wanted no more
+        if self._told.get(host) != failure:
+            self._told[host] = failure
+            self._listener.host_unready(host, failure)
+        self._changes.report()
+        (self._hopeless.add if failure.permanent else self._hopeless.discard)(host)
+        if len(self._hopeless) == len(self._hosts):
+            reasons = (f"{name}: {one.failure.reason}" for name, one in self._hosts.items() if one.failure)
+            self._listener.none_can_be_dialled("; ".join(reasons))
 
     def shows_ticket(self, host: str) -> None:
-        """From now on tickets for this host stand on a command line: nothing arrives on standard input there."""
+        """Tickets stand on a command line there. It is the same for most hosts of a job, and said once."""
+        if not self._warned_of_tickets:
+            self._warned_of_tickets = True
+            self._listener.warn(
+                f"host {host}: the rsh agent forwards no standard input, so its agent has a ticket on its command "
+                "line, and every user of the job's machines is trusted (docs/clusters.md, --launcher-bootstrap)"
+            )
 
     def ended(self, host: str) -> None:
-        """The command that had started the host's agent has ended, after it had come."""
+        """The command that had started an agent has ended."""
+        self._listener.command_ended(host)
+
+    async def bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
+        """What an agent of this host is given with its ticket."""
+        local = self._names.is_local(host)
+        return Bootstrap(
+            urls=await self._reach.urls("" if local else host),
+            identity=str(ticket.identity),
+            key=ticket.key.hex(),
+            host=host,
+            agent_timeout_s=self._reach.agent_timeout_s,
+            fingerprint="" if local else self._reach.fingerprint,
+            owner=self._reach.owner if local else "",
+            job=self._reach.job,
+            node_rank=self._reach.node_rank if local else -1,
+        )
 
 
-class Calls:
+class _DialledHost:
     """Keeps an agent on one host, from :meth:`begin` to :meth:`close`.
 
     Args:
         host: its name in the job; for the driver's own machine the name that was seen first.
         dialler: starts agents there; None where they come by themselves.
-        door: issues tickets.
-        bootstrap: what the agent is given with a ticket.
-        listener: is told how it goes.
-        tasks: run it; an error of theirs ends the job.
-        side_by_side: held over each try: logging in takes the driver's processors some time, too.
+        dialling: whose host it is, and is told how its tries go.
 
     Attributes:
         failure: of the last try; None before, and while there is an agent.
         tries: that have failed since there was an agent last.
     """
 
-    def __init__(
-        self,
-        host: str,
-        dialler: Dialler | None,
-        *,
-        door: Door,
-        bootstrap: Callable[[str, Ticket], Awaitable[Bootstrap]],
-        listener: CallListener,
-        tasks: Tasks,
-        side_by_side: asyncio.Semaphore,
-    ) -> None:
+    def __init__(self, host: str, dialler: Dialler | None, dialling: Dialling) -> None:
         self._host = host
         self._dialler = dialler
-        self._door = door
-        self._bootstrap = bootstrap
-        self._listener = listener
-        self._tasks = tasks
-        self._side_by_side = side_by_side
+        self._dialling = dialling
         self._task: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
         self._gone = asyncio.Event()
@@ -93,7 +269,7 @@ class Calls:
         """Dials from now on."""
         if self._dialler is None:
             return
-        self._task = self._tasks.start(self._keep(self._dialler))
+        self._task = self._dialling.tasks.start(self._keep(self._dialler))
 
     def came(self) -> None:
         """The host has an agent, dialled or come by itself."""
@@ -119,7 +295,7 @@ class Calls:
         """Dials no more, for good, and ends the command that has started an agent: none that comes can be trusted."""
         self._barred = self.failure = failure
         self.tries = max(1, self.tries)
-        self._tasks.start(self.close())
+        self._dialling.tasks.start(self.close())
 
     async def close(self) -> None:
         """Dials no more, and ends the command that has started the agent."""
@@ -133,7 +309,7 @@ class Calls:
         pause_s = _FIRST_PAUSE_S
         while True:
             failure = None
-            async with self._side_by_side:
+            async with self._dialling.side_by_side:  # logging in takes the driver's processors some time, too
                 if not self._came.is_set():  # nor has one come by itself meanwhile
                     failure = await self._dial(dialler)
             if failure is None or self._came.is_set():
@@ -142,7 +318,7 @@ class Calls:
                 continue
             self.failure = failure
             self.tries += 1
-            self._listener.unready(self._host, failure)
+            self._dialling.unready(self._host, failure)
             await asyncio.sleep(_PERMANENT_PAUSE_S if failure.permanent else pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -154,19 +330,19 @@ class Calls:
         self._turned_away = ""
         self._soon.clear()
         shown = dialler.shows_bootstrap(self._host)
-        ticket = self._door.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
+        ticket = self._dialling.door.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
         try:
             failure = await self._dial_with(dialler, ticket)
         finally:
-            self._door.withdraw(ticket)
+            self._dialling.door.withdraw(ticket)
         if failure is not None and not shown and dialler.shows_bootstrap(self._host):
-            self._listener.shows_ticket(self._host)
+            self._dialling.shows_ticket(self._host)
             return await self._dial(dialler)
         return failure
 
     async def _dial_with(self, dialler: Dialler, ticket: Ticket) -> DialFailure | None:
         try:
-            bootstrap = await self._bootstrap(self._host, ticket)
+            bootstrap = await self._dialling.bootstrap(self._host, ticket)
             dialled = self._dialled = await dialler.dial(self._host, bootstrap)
         except (LaunchError, SettingsError) as error:
             return DialFailure(str(error), permanent=isinstance(error, CommandNotFoundError))
@@ -193,7 +369,7 @@ class Calls:
 
     def _ended(self, failed: asyncio.Future[DialFailure]) -> None:
         if not failed.cancelled() and self._came.is_set():
-            self._listener.ended(self._host)
+            self._dialling.ended(self._host)
 
 
 def _resolve(host: str) -> frozenset[str]:

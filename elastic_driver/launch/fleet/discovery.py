@@ -82,7 +82,7 @@ class FleetDiscovery:
             if self._asking.done():
                 asking, self._asking = self._asking, None
                 asking.result()
-        self._seen = self._fleet.changes
+        self._seen = self._fleet.changes.count
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -142,7 +142,7 @@ class FleetDiscovery:
 
     async def _wait(self, task: asyncio.Task[None]) -> None:
         """Blocks until it is done, or the fleet has changed."""
-        changed = asyncio.create_task(self._fleet.wait_change(self._seen))
+        changed = asyncio.create_task(self._fleet.changes.wait(self._seen))
         try:
             await asyncio.wait((task, changed), return_when=asyncio.FIRST_COMPLETED)
         finally:

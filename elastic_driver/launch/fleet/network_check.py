@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from elastic_driver.errors import LaunchError
+from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.link_figures import (
     Figures,
@@ -89,11 +90,8 @@ class Hosts(Protocol):
     """What the check needs of the fleet."""
 
     @property
-    def changes(self) -> int:
-        """How often something has changed there."""
-
-    async def wait_change(self, seen: int) -> None:
-        """Blocks until there are more changes than that."""
+    def changes(self) -> Changes:
+        """Of the hosts."""
 
     def present(self) -> Sequence[AgentLink]:
         """The agents of all hosts, in the lister's order, without those that are about to end."""
@@ -287,7 +285,7 @@ class NetworkCheck:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GATHER_S):
                 while self._hosts.awaits_others():
-                    await self._hosts.wait_change(self._hosts.changes)
+                    await self._hosts.changes.wait(self._hosts.changes.count)
 
     async def _check(self) -> None:
         began = time.perf_counter()

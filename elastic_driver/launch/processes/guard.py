@@ -3,7 +3,7 @@
 A process belongs to a worker when it is the worker's process, in its session, a descendant, or carries the job's marks
 in its environment (a daemon that left both session and parent still does).
 
-The launcher starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at
+The keeper starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at
 once: it imports the standard library and psutil, and nothing of this package. Its standard input is a pipe whose other
 end only the driver holds. The end of that pipe therefore means that the driver is dead, and also that no half-started
 worker is left: until exec a child holds the pipe as well (see spawn.py), and after exec it carries the marks.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 if __name__ == "__main__":
-    # -S leaves site-packages out; the launcher says where psutil lies.
+    # -S leaves site-packages out; the keeper says where psutil lies.
     sys.path.append(sys.argv[2])
 
 import psutil

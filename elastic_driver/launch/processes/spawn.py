@@ -1,6 +1,6 @@
 """The start of one process: its pipes, its session, and what the errors of exec mean to the user.
 
-Blocks, so the launcher calls it in a thread. Either a process runs afterwards, or nothing is left behind.
+Blocks, so the keeper calls it in a thread. Either a process runs afterwards, or nothing is left behind.
 """
 
 from __future__ import annotations

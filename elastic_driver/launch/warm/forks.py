@@ -1,11 +1,11 @@
-"""Workers that are forked from a warmed process: the launcher's end.
+"""Workers that are forked from a warmed process: the keeper's end.
 
 Keeps one process that has imported the heavy modules of the workers' command (:mod:`~elastic_driver.launch.warm.hook`
 is what runs in it), and asks it for workers. It is a help and no more: whatever goes wrong with it, the worker is
 started afresh, and a line says why when that is so from now on.
 
 Each process made there is this process's own child, so that it is watched, signalled and reaped like any other. Until
-its launcher knows of it, it is in the warmed process's group; killing and reaping that group leaves nothing behind.
+its keeper knows of it, it is in the warmed process's group; killing and reaping that group leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import pytest
 
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.input import WorkerInput
-from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
-from tests.support.processes.launching import PATIENCE_S, WORKER, Job, job, run
+from elastic_driver.launch.local.process_tree import ProcessTree
+from tests.support.processes.launching import PATIENCE_S, Job, job, run
 
 pytestmark = pytest.mark.integration
 
@@ -57,10 +57,8 @@ class Given:
                 await self._changed.wait()
 
 
-async def start(one: Job, given: Given, command: Sequence[str], env: Mapping[str, str] = os.environ) -> LocalWorker:
-    process = await one.launcher.start(
-        WORKER, command, dict(env), label="0", rank_at_launch=0, given=given.input.given, shown=given.show
-    )
+async def start(one: Job, given: Given, command: Sequence[str], env: Mapping[str, str] = os.environ) -> ProcessTree:
+    process = await one.start(command, env=env, given=given.input.given, shown=given.show)
     given.input.started()
     return process
 
@@ -93,15 +91,7 @@ def test_a_forked_worker_on_a_terminal(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with job() as one:
-            one.launcher = LocalLauncher(
-                one.outputs,
-                prefix_timestamp=False,
-                mark=one.job_id,
-                warn=one.warnings.append,
-                warm=True,
-                preload=["json"],
-                warm_first=True,
-            )
+            one.keeper = one.new_keeper(warm=True, preload=["json"], warm_first=True)
             given = Given("terminal", stderr_too=True)
             process = await start(one, given, [sys.executable, str(script)])
             assert type(process._popen).__name__ == "ForkedProcess", one.warnings

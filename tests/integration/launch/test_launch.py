@@ -18,8 +18,8 @@ import pytest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
-from elastic_driver.launch.local import launcher as local
+from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
+from elastic_driver.launch.local import keeper, process_tree
 from elastic_driver.launch.processes import guard
 from elastic_driver.launch.processes.death import heeds_signal
 from elastic_driver.rendezvous import environment
@@ -52,14 +52,7 @@ def test_the_guard_looks_for_the_names_that_workers_carry() -> None:
 def test_output_and_exit_code(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
-            launcher: Launcher = one.launcher
-            process: WorkerProcess = await launcher.start(
-                WORKER,
-                [sys.executable, "-c", "import sys; print('out'); sys.stderr.write('a\\nb'); sys.exit(3)"],
-                dict(os.environ),
-                label="5",
-                rank_at_launch=0,
-            )
+            process = await one.python("import sys; print('out'); sys.stderr.write('a\\nb'); sys.exit(3)", label="5")
             assert await process.exited == ExitStatus(3)
             assert list(process.last_lines) == ["a", "b"]
             assert await process.wait() == ExitStatus(3)
@@ -101,7 +94,7 @@ def test_who_blocks_a_signal_for_a_moment_does_not_wait_for_it(
                 return answer
 
             with monkeypatch.context() as patch:
-                patch.setattr(local, "heeds_signal", look)
+                patch.setattr(process_tree, "heeds_signal", look)
                 patch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
                 process.pass_on(signal.SIGUSR1, looks=3)
                 await asyncio.wait_for(looked.wait(), PATIENCE_S)
@@ -160,7 +153,7 @@ def test_the_label_follows_the_rank_and_the_timestamp_leads() -> None:
         async with job(prefix_timestamp=True) as one:
             process = await one.python("print('one', flush=True); import time; time.sleep(60)", label="0")
             await one.sink.has("one")
-            process.label = "7"
+            one.keeper.label(WORKER, "7")
             await process.stop(10)
             again = await one.python("print('two')", label="12")
             await again.wait()
@@ -182,7 +175,7 @@ def test_a_relabelled_worker_speaks_under_its_new_rank(tmp_path: Path) -> None:
                 "import sys; print('old', flush=True); open(sys.argv[1]).read(); print('new')", str(fifo)
             )
             await one.sink.has("old")
-            process.label = "3"
+            one.keeper.label(WORKER, "3")
             fifo.write_text("")
             await process.wait()
             assert one.sink.lines() == ["[0]<stdout>:old", "[3]<stdout>:new"]
@@ -217,7 +210,7 @@ os.write(1, b"no newline")
 def test_last_words_are_there_with_the_death_though_output_is_not_read(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
-            one.launcher.pause_output()
+            one.keeper.pause_output()
             process = await one.python("raise SystemExit('a bug')")
             assert await process.exited == ExitStatus(1)
             assert list(process.last_lines) == ["a bug"]
@@ -496,46 +489,42 @@ def test_fifty_starts_and_ends_leave_no_descriptor_thread_or_child(loop: str) ->
                 await process.stop(5)
             assert len(os.listdir("/proc/self/fd")) == descriptors
             assert psutil.Process().num_threads() <= threads + 1
-            assert one.children() == [one.launcher.guard_pid]
+            assert one.children() == [one.keeper.guard_pid]
 
     run(loop, main)
-
-
-def test_a_start_that_nobody_waits_for_any_more_is_undone() -> None:
-    async def main() -> None:
-        async with job() as one:
-            await (await one.start(["true"])).wait()
-            start = asyncio.create_task(one.start(["sleep", "60"]))
-            await asyncio.sleep(0)
-            start.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await start
-
-    run("asyncio", main)
 
 
 def test_no_start_after_close() -> None:
     async def main() -> None:
         async with job() as one:
-            await one.launcher.close()
-            await one.launcher.close()
+            await one.keeper.close()
+            await one.keeper.close()
             with pytest.raises(LaunchError, match="the job is ending"):
                 await one.start(["true"])
 
     run("asyncio", main)
 
 
-def test_close_during_starts_leaves_nothing() -> None:
+@pytest.mark.parametrize("turns", range(5))
+def test_close_during_starts_leaves_nothing(turns: int) -> None:
     async def main() -> None:
         async with job() as one:
             starts = [
                 asyncio.create_task(one.start(["sleep", "60"], worker=WorkerId("localhost", slot, 0)))
                 for slot in range(8)
             ]
-            await asyncio.sleep(0)
-            await one.launcher.close()
-            workers = await asyncio.gather(*starts)
-            assert {str(await worker.wait()) for worker in workers} == {"killed by SIGKILL"}
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await one.keeper.close()
+            for slot, outcome in enumerate(await asyncio.gather(*starts, return_exceptions=True)):
+                told = one.starts.of(WorkerId("localhost", slot, 0))
+                if isinstance(outcome, LaunchError):
+                    assert "the job is ending" in str(outcome)
+                    assert told == ["not started"]
+                else:
+                    assert not isinstance(outcome, BaseException)
+                    assert str(await outcome.wait()) == "killed by SIGKILL"
+                    assert told == ["started", "exited", "finished"]
 
     run("uvloop", main)
 
@@ -549,7 +538,7 @@ def test_close_during_starts_leaves_nothing() -> None:
         (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
     ],
 )
-@pytest.mark.parametrize("where", ["spawn", "WorkerOutput", "LocalWorker", "GuardLink"])
+@pytest.mark.parametrize("where", ["spawn", "WorkerOutput", "ProcessTree", "GuardLink"])
 def test_a_machine_without_room_for_a_worker_is_its_hosts_failure(
     monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, what: str
 ) -> None:
@@ -559,7 +548,7 @@ def test_a_machine_without_room_for_a_worker_is_its_hosts_failure(
     async def main() -> None:
         async with job() as one:
             with monkeypatch.context() as patched:
-                patched.setattr(local, where, fail)
+                patched.setattr(keeper, where, fail)
                 with pytest.raises(LaunchError, match=rf"^cannot start worker localhost\[0\]: {what}"):
                     await one.start(["sleep", "60"])
             process = await one.start(["true"])  # there is room again
@@ -573,10 +562,14 @@ def test_a_bug_in_a_start_is_no_hosts_failure(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("a bug")
 
     async def main() -> None:
+        failed = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.set_result(context["exception"]))
         async with job() as one:
-            monkeypatch.setattr(local, "spawn", fail)
-            with pytest.raises(RuntimeError, match="a bug"):
-                await one.start(["true"])
+            monkeypatch.setattr(keeper, "spawn", fail)
+            start = asyncio.create_task(one.start(["true"]))
+            assert str(await asyncio.wait_for(failed, PATIENCE_S)) == "a bug"
+            assert not one.keeper.runs(WORKER)
+            start.cancel()
 
     run("uvloop", main)
 
@@ -594,7 +587,7 @@ def test_an_error_in_a_task_of_the_launcher_reaches_the_loop(
         async with job() as one:
             process = await one.start(["sleep", "60"])
             with monkeypatch.context() as patched:
-                patched.setattr(local.LocalWorker, which, fail)
+                patched.setattr(process_tree.ProcessTree, which, fail)
                 os.kill(process.pid, signal.SIGKILL)
                 await process.exited
                 assert isinstance(await asyncio.wait_for(told, PATIENCE_S), ZeroDivisionError)

@@ -15,8 +15,8 @@ import pytest
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.launch.local import launcher
-from elastic_driver.launch.local.launcher import LocalWorker
+from elastic_driver.launch.local import process_tree
+from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes import death, guard
 from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
 
@@ -61,7 +61,7 @@ def loop(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def family(one: Job, *arguments: str, worker: WorkerId = WORKER) -> tuple[LocalWorker, list[psutil.Process]]:
+async def family(one: Job, *arguments: str, worker: WorkerId = WORKER) -> tuple[ProcessTree, list[psutil.Process]]:
     """A worker and its living descendants, once all are up."""
     process = await one.python(FAMILY, *arguments, worker=worker)
     names = ["plain", "grouped", "daemon", "orphan", "worker", *(["nameless"] if "nameless" in arguments else [])]
@@ -200,14 +200,14 @@ def test_children_of_a_worker_that_ends_by_itself_go_too(loop: str, code: int) -
     run(loop, main)
 
 
-def test_the_launchers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
+def test_the_keepers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn")
             stopping = asyncio.create_task(process.stop(NEVER_S))
             await process.exited
             assert len(alive(children)) == 4
-            one.launcher.kill()
+            one.keeper.kill_all()
             await stopping
             assert alive(children) == []
 
@@ -215,7 +215,7 @@ def test_the_launchers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
 
 
 def test_close_leaves_a_dead_workers_children_time_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LEFTOVER_GRACE_S", NEVER_S)  # which nobody needs who is quick
+    monkeypatch.setattr(process_tree, "LEFTOVER_GRACE_S", NEVER_S)  # which nobody needs who is quick
     # As multiprocessing's resource tracker: deaf to SIGTERM, ends after its parent and removes what that one left.
     source = r"""
 import os, signal, sys, time
@@ -237,7 +237,7 @@ time.sleep(3600)
             await one.sink.has("up")
             os.kill(process.pid, signal.SIGKILL)
             await process.exited
-            await one.launcher.close()
+            await one.keeper.close()
             assert one.sink.lines()[-1] == "[0]<stdout>:cleaned"
 
     run("asyncio", main)
@@ -300,7 +300,7 @@ def test_many_stops_at_once_share_their_scans(loop: str, monkeypatch: pytest.Mon
         scans.append(arguments)
         return guard.find_processes(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("elastic_driver.launch.local.launcher.find_processes", counting)
+    monkeypatch.setattr("elastic_driver.launch.local.process_tree.find_processes", counting)
 
     async def main() -> None:
         async with job() as one:
@@ -338,11 +338,11 @@ def test_descriptors_that_run_out_do_not_hide_a_tree() -> None:
                 raise OSError(24, "Too many open files")
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("elastic_driver.launch.local.launcher.find_processes", blind)
+                patch.setattr("elastic_driver.launch.local.process_tree.find_processes", blind)
                 assert await process.stop(NEVER_S) == ExitStatus(-signal.SIGTERM)
             assert one.warnings
             # What could not be found then is found when the launcher closes.
-            await one.launcher.close()
+            await one.keeper.close()
             psutil.wait_procs(children, timeout=PATIENCE_S)
             assert alive(children) == []
 

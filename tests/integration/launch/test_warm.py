@@ -21,7 +21,7 @@ import pytest
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.warm import forks as warm
 from elastic_driver.launch.warm.forks import ForkedProcess
@@ -41,15 +41,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", "PROBE": "
 @contextlib.asynccontextmanager
 async def warm_job(preload: Sequence[str] | None = None, *, warm_first: bool = False) -> AsyncIterator[Job]:
     async with job() as one:
-        one.launcher = LocalLauncher(
-            one.outputs,
-            prefix_timestamp=False,
-            mark=one.job_id,
-            warn=one.warnings.append,
-            warm=True,
-            preload=preload,
-            warm_first=warm_first,
-        )
+        one.keeper = one.new_keeper(warm=True, preload=preload, warm_first=warm_first)
         yield one
 
 
@@ -59,7 +51,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "FORK_S", 150.0)
 
 
-def was_forked(process: LocalWorker) -> bool:
+def was_forked(process: ProcessTree) -> bool:
     return isinstance(process._popen, ForkedProcess)
 
 
@@ -69,12 +61,12 @@ async def until(what: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def warmed(one: Job, command: Sequence[str], env: dict[str, str] = ENV) -> LocalWorker:
+async def warmed(one: Job, command: Sequence[str], env: dict[str, str] = ENV) -> ProcessTree:
     """Starts a first, fresh worker, and waits until the next can be forked."""
     first = await one.start(command, env=env)
-    one.launcher.warm_up()
+    one.keeper.warm_up()
     assert not was_forked(first)
-    await until(lambda: one.warnings or (one.launcher.warm is not None and one.launcher.warm.is_ready()))
+    await until(lambda: one.warnings or (one.keeper.warm is not None and one.keeper.warm.is_ready()))
     return first
 
 
@@ -278,8 +270,8 @@ def test_modules_that_cannot_be_preloaded_are_refused_once(source: str, why: str
                 assert await again.wait() == ExitStatus(0)
             assert len(one.warnings) == 1
             assert why in one.warnings[0]
-            assert one.launcher.warm is not None
-            assert one.launcher.warm.pid is None
+            assert one.keeper.warm is not None
+            assert one.keeper.warm.pid is None
 
     run("asyncio", main)
 
@@ -289,14 +281,14 @@ def test_another_environment_needs_another_warmed_process() -> None:
         async with warm_job(["numpy"]) as one:
             command = [sys.executable, str(PROBE), "exit"]
             await (await warmed(one, command)).wait()
-            assert one.launcher.warm is not None
-            before = one.launcher.warm.pid
+            assert one.keeper.warm is not None
+            before = one.keeper.warm.pid
             env = {**ENV, "PYTHONHASHSEED": "3"}
             changed = await one.start(command, env=env)
             assert not was_forked(changed)
             await changed.wait()
-            await until(one.launcher.warm.is_ready)
-            assert one.launcher.warm.pid != before
+            await until(one.keeper.warm.is_ready)
+            assert one.keeper.warm.pid != before
             again = await one.start(command, env=env)
             assert was_forked(again)
             await again.wait()
@@ -310,7 +302,7 @@ def test_a_killed_warmed_process_is_replaced_and_takes_no_worker_along() -> None
         async with warm_job(["numpy"]) as one:
             command = [sys.executable, str(PROBE), "wait"]
             await warmed(one, command)
-            warm = one.launcher.warm
+            warm = one.keeper.warm
             assert warm is not None
             forked = await one.start(command, env=ENV, worker=WorkerId("localhost", 1, 0))
             assert was_forked(forked)
@@ -338,8 +330,8 @@ def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.Monk
             env = {**ENV, "PYTHONPATH": str(tmp_path)}
             await (await warmed(one, command, env)).wait()
             assert one.warnings == ["workers start afresh: importing stuck has not ended after 0.5 s"]
-            assert one.launcher.warm is not None
-            await until(lambda: one.launcher.warm.pid is None)
+            assert one.keeper.warm is not None
+            await until(lambda: one.keeper.warm.pid is None)
             again = await one.start(command, env=env)
             assert not was_forked(again)
             assert await again.wait() == ExitStatus(0)
@@ -369,7 +361,7 @@ def test_a_command_that_is_not_pythons_is_told_once() -> None:
             for _ in range(2):
                 assert await (await one.start(["true"], env=ENV)).wait() == ExitStatus(0)
             await until(lambda: one.warnings)
-            one.launcher.warm_up()
+            one.keeper.warm_up()
             assert len(one.warnings) == 1
             assert "--preload needs a command like" in one.warnings[0]
 
@@ -415,7 +407,7 @@ def test_a_warmed_process_that_fails_while_it_forks_costs_a_fresh_start(
         async with warm_job(["numpy"]) as one:
             command = [sys.executable, str(PROBE), "exit"]
             await (await warmed(one, command)).wait()
-            warm = one.launcher.warm
+            warm = one.keeper.warm
             assert warm is not None
             assert warm.pid is not None
             os.kill(warm.pid, number)
@@ -437,7 +429,7 @@ def test_kills_at_random_moments_of_forks_lose_no_worker() -> None:
         async with warm_job(["json"]) as one:
             command = [sys.executable, "-m", "this"]
             await (await warmed(one, command)).wait()
-            warm = one.launcher.warm
+            warm = one.keeper.warm
             assert warm is not None
             for delay in (0.0, 0.001, 0.004):
                 await until(warm.is_ready)
@@ -461,7 +453,7 @@ def test_forks_leave_nothing() -> None:
         async with warm_job(["json"]) as one:
             command = [sys.executable, "-m", "keyword"]
             await (await warmed(one, command)).wait()
-            warm = one.launcher.warm
+            warm = one.keeper.warm
             assert warm is not None
             assert warm.pid is not None
 
@@ -478,7 +470,7 @@ def test_forks_leave_nothing() -> None:
                 assert statuses == [ExitStatus(0)] * 4
             assert held() == before
             assert one.warnings == []
-            assert set(one.children()) == {warm.pid, one.launcher.guard_pid}
+            assert set(one.children()) == {warm.pid, one.keeper.guard_pid}
 
     run("uvloop", main)
 
@@ -496,7 +488,7 @@ async def main():
         command = [sys.executable, str(PROBE), "wait"]
         first = await warmed(one, command)
         second = await one.start(command, env=ENV, worker=WorkerId("localhost", 1, 0))
-        print(first.pid, second.pid, one.launcher.warm.pid, one.launcher.guard_pid, flush=True)
+        print(first.pid, second.pid, one.keeper.warm.pid, one.keeper.guard_pid, flush=True)
         await first.exited
 asyncio.run(main())
 """
@@ -639,8 +631,8 @@ def test_a_host_that_cannot_end_its_workers_prepares_for_none(monkeypatch: pytes
 
     async def main() -> None:
         async with warm_job(warm_first=True) as one:
-            await one.launcher.prepare([sys.executable, str(PROBE)], ENV)
-            assert one.launcher.warm is None
+            await one.keeper.prepare([sys.executable, str(PROBE)], ENV)
+            assert one.keeper.warm is None
 
     run("asyncio", main)
 
@@ -651,16 +643,16 @@ def test_a_host_can_import_before_it_has_workers(tmp_path: Path) -> None:
     async def main() -> None:
         command = [sys.executable, str(PROBE)]
         async with warm_job(warm_first=True) as one:
-            await one.launcher.prepare(command, {**ENV, "HOROVOD_RANK": "7"})
-            assert one.launcher.warm is not None
-            assert one.launcher.warm.is_ready()
+            await one.keeper.prepare(command, {**ENV, "HOROVOD_RANK": "7"})
+            assert one.keeper.warm is not None
+            assert one.keeper.warm.is_ready()
             first = await one.start(command, env=ENV)
             assert was_forked(first)
             assert (await first.wait()).ok
         async with warm_job(warm_first=True) as one:
-            await one.launcher.prepare([sys.executable, "-c", "pass"], ENV)
+            await one.keeper.prepare([sys.executable, "-c", "pass"], ENV)
         async with job() as one:  # whose workers are all started afresh
-            await one.launcher.prepare(command, ENV)
+            await one.keeper.prepare(command, ENV)
 
     run("uvloop", main)
 
@@ -673,7 +665,7 @@ def test_a_job_that_ends_meanwhile_does_not_wait_for_the_import(tmp_path: Path) 
         env = {**ENV, "PYTHONPATH": str(tmp_path / "lib")}
         async with warm_job(["slow"], warm_first=True) as one:
             starting = asyncio.create_task(one.start([sys.executable, str(tmp_path / "train.py")], env=env))
-            await until(lambda: one.launcher.warm is not None and one.launcher.warm.pid is not None)
+            await until(lambda: one.keeper.warm is not None and one.keeper.warm.pid is not None)
             await one.close()
             with pytest.raises(LaunchError, match="the job is ending"):
                 await starting

@@ -15,8 +15,9 @@ from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door, Ticket, User
-from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck

@@ -1,4 +1,4 @@
-"""What the tests of the launcher share: a sink that remembers, and a launcher that must leave nothing behind."""
+"""What the tests of workers' processes share: a sink that remembers, and a keeper that must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from typing import Any, Literal
 import psutil
 import uvloop
 
+from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
+from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.guard import find_processes
 
@@ -58,8 +61,51 @@ class Sink:
                 await self._written.wait()
 
 
+class Starts:
+    """Waits for what comes of starts; keeps what else is told of workers. A ProcessListener."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, WorkerId]] = []
+        self._waiting: dict[WorkerId, asyncio.Future[ProcessTree]] = {}
+
+    async def start(self, keeper: ProcessKeeper, worker: WorkerId, label: str, launch: Launch) -> ProcessTree:
+        """Starts a worker. Blocks until its process is there.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+
+        async def launched() -> Launch:
+            return launch
+
+        future = self._waiting[worker] = asyncio.get_running_loop().create_future()
+        keeper.start(worker, label, launched)
+        return await future
+
+    def of(self, worker: WorkerId) -> list[str]:
+        """What was told of a worker; that it is dying may go before its end, or not."""
+        return [what for what, each in self.told if each == worker and what != "dying"]
+
+    def started(self, worker: WorkerId, process: ProcessTree) -> None:
+        self.told.append(("started", worker))
+        self._waiting.pop(worker).set_result(process)
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        self.told.append(("not started", worker))
+        self._waiting.pop(worker).set_exception(error)
+
+    def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
+        self.told.append(("dying", worker))
+
+    def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
+        self.told.append(("exited", worker))
+
+    def finished(self, worker: WorkerId) -> None:
+        self.told.append(("finished", worker))
+
+
 class Job:
-    """A launcher and its sink."""
+    """A keeper of processes and its sink."""
 
     def __init__(self, output_dir: Path | None, *, prefix_timestamp: bool) -> None:
         self.sink = Sink()
@@ -67,11 +113,18 @@ class Job:
         self.earlier = psutil.Process().children()
         self.job_id = uuid.uuid4().hex
         self.outputs = OutputFiles(self.sink, folder=output_dir, width=2, warn=self.warnings.append)
-        self.launcher = LocalLauncher(
+        self.starts = Starts()
+        self.keeper = self.new_keeper(prefix_timestamp=prefix_timestamp)
+
+    def new_keeper(self, *, prefix_timestamp: bool = False, **more: Any) -> ProcessKeeper:
+        """A keeper of this job's processes."""
+        return ProcessKeeper(
             self.outputs,
+            self.starts,
             prefix_timestamp=prefix_timestamp,
             mark=self.job_id,
             warn=self.warnings.append,
+            **more,
         )
 
     async def start(
@@ -82,15 +135,16 @@ class Job:
         env: Mapping[str, str] = os.environ,
         label: str = "0",
         rank: int = 0,
-    ) -> LocalWorker:
-        return await self.launcher.start(worker, command, dict(env), label=label, rank_at_launch=rank)
+        **more: Any,
+    ) -> ProcessTree:
+        return await self.starts.start(self.keeper, worker, label, Launch(command, dict(env), rank, **more))
 
-    async def python(self, source: str, *arguments: str, worker: WorkerId = WORKER, label: str = "0") -> LocalWorker:
+    async def python(self, source: str, *arguments: str, worker: WorkerId = WORKER, label: str = "0") -> ProcessTree:
         """Starts a worker that runs this Python text."""
         return await self.start([sys.executable, "-c", source, *arguments], worker=worker, label=label)
 
     async def close(self) -> None:
-        await self.launcher.close()
+        await self.keeper.close()
         await asyncio.to_thread(self.outputs.close)
 
     def children(self) -> list[int]:
@@ -104,7 +158,7 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def job(output_dir: Path | None = None, *, prefix_timestamp: bool = False) -> AsyncIterator[Job]:
-    """A launcher; afterwards no process, child or descriptor may be left."""
+    """A keeper; afterwards no process, child or descriptor may be left."""
     asyncio.get_running_loop()
     gc.collect()  # what tests before have left must not be closed meanwhile
     before = os.listdir("/proc/self/fd")

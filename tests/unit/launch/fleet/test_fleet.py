@@ -33,12 +33,12 @@ def test_a_wanted_host_is_dialled_and_is_up_when_its_agent_has_come() -> None:
         await rest()
         assert (fleet.remote.hosts(), fleet.local.hosts()) == (["a"], ["here"])
         assert not fleet.fleet.is_up("a")
-        before = fleet.fleet.changes
+        before = fleet.fleet.changes.count
         agent, local = fleet.arrives("a"), fleet.arrives("here")
         assert [fleet.fleet.is_up(name) for name in ("a", "here", "b")] == [True, True, False]
         assert (agent.link.facts.local, local.link.facts.local) == (False, True)
         assert fleet.listener.came == ["a", "here"]
-        assert fleet.fleet.changes > before
+        assert fleet.fleet.changes.count > before
 
     on_fleet(main)
 
@@ -387,9 +387,9 @@ def test_a_listed_host_that_another_machine_has_replaced_is_dialled_again(first:
             await fleet.fleet.want(["a"])
             await rest()
             assert fleet.remote.hosts() == ["a"], addresses
-        seen = fleet.fleet.changes
+        seen = fleet.fleet.changes.count
         fleet.addresses["a"] = ("10.0.0.6",)
-        await fleet.fleet.wait_change(seen)
+        await fleet.fleet.changes.wait(seen)
         await fleet.fleet.want(["a"])
         await rest()
         assert fleet.remote.hosts() == ["a", "a"]
@@ -620,9 +620,9 @@ def test_of_a_host_that_is_not_wanted_any_more_nothing_is_told() -> None:
     async def main(fleet: FakeFleet) -> None:
         await fleet.fleet.want(["a"])
         await rest()
-        fleet.fleet.unready("b", DialFailure("denied", permanent=True))
+        fleet.fleet._dialling.unready("b", DialFailure("denied", permanent=True))
         await fleet.fleet.want([])
-        fleet.fleet.unready("a", DialFailure("denied", permanent=True))
+        fleet.fleet._dialling.unready("a", DialFailure("denied", permanent=True))
         assert (fleet.listener.unready, fleet.listener.useless) == ([], [])
 
     on_fleet(main)
@@ -652,9 +652,10 @@ def test_agents_that_come_and_go_for_weeks_leave_nothing_behind() -> None:
             await agent.leaves()
         await fleet.fleet.want([])
         await rest()
+        parts = (fleet.fleet._roster, fleet.fleet._dialling, fleet.fleet._names, fleet.fleet._leaving)
         kept = {
             name: len(value)
-            for one in (fleet.fleet, fleet.launcher, fleet.door)
+            for one in (fleet.fleet, *parts, fleet.fleet.changes, fleet.launcher, fleet.door)
             for name, value in vars(one).items()
             if isinstance(value, dict | set | list | tuple) and value
         }

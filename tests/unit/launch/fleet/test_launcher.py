@@ -303,9 +303,9 @@ def test_a_host_without_workers_imports_what_they_import_once() -> None:
         await rest()
         (order,) = fresh.of(Prepare)
         assert (order.command, busy.of(Prepare)) == (["python", "train.py"], [])
-        changes = fleet.fleet.changes
+        changes = fleet.fleet.changes.count
         fresh.say(Prepared())
-        assert fleet.fleet.changes > changes
+        assert fleet.fleet.changes.count > changes
         assert not prepares("b")
         # Another agent of that name knows nothing of it.
         fresh.link.lose("a test")

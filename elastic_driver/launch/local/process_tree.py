@@ -1,7 +1,7 @@
-"""Worker processes on this machine.
+"""A worker's process on this machine, and all that it starts: what it writes, how it ends, and that nothing is left.
 
-Owns each worker's process, pipes and process tree. Decides nothing: when a worker is started or stopped is the driver's
-business.
+Owns the process, its pipes and its tree. Decides nothing: when a worker is started or stopped is said by the keeper's
+owner (:mod:`elastic_driver.launch.local.keeper`).
 
 A dead worker stays a zombie until all it started is gone. Its process id, and with it its session's, can therefore
 not be given to a stranger while the session is being killed.
@@ -15,17 +15,16 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psutil
 
-from elastic_driver.errors import LaunchError, shortage
+from elastic_driver.errors import shortage
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus, OutputSink
+from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.output import WorkerOutput
-from elastic_driver.launch.processes.binding import bind
 from elastic_driver.launch.processes.death import (
     PIDFD_THREAD,
     dying,
@@ -41,12 +40,8 @@ from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.sever import sever
-from elastic_driver.launch.processes.spawn import Given, Spawned, let_children_be_reaped, spawn
-from elastic_driver.launch.warm.forks import WarmStarts
-from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_MARK, ENV_WORKER
+from elastic_driver.launch.processes.spawn import Spawned
 from elastic_driver.system.tasks import start_task
-from elastic_driver.system.tether import Tether
-from elastic_driver.system.threads import started_pool
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +52,6 @@ LEFTOVER_GRACE_S = 1.0
 _OUTPUT_END_S = 1.0
 # A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
 _KILL_S = 5.0
-# Two threads for what blocks: a scan must not hold up the start of a replacement.
-_THREADS = 2
 # When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
 _LOOK_S = 0.001
 _LOOKS = 50
@@ -68,8 +61,13 @@ _BLOCKED_LOOKS = 20
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
-class _JobScanner:
-    """Looks for the job's processes in a thread, once for all who ask at the same time."""
+class JobScanner:
+    """Looks for the job's processes in a thread, once for all who ask at the same time.
+
+    Args:
+        mark: stands in the environment of all of them.
+        pool: has the thread.
+    """
 
     def __init__(self, mark: str, pool: ThreadPoolExecutor) -> None:
         self._mark = mark
@@ -126,28 +124,39 @@ def _abort(pid: int) -> None:
         os.close(descriptor)
 
 
-class LocalWorker:
-    """A worker process on this machine. See :class:`~elastic_driver.launch.launcher.WorkerProcess`.
+class ProcessTree:
+    """A worker's process, from its start until nothing is left of what it has started.
+
+    Args:
+        worker: which.
+        spawned: its process.
+        scanner: finds what it has started.
+        guard: ends all that when this process is dead.
+        oom_kills: says whether the kernel's OOM killer was its end.
+        warn: takes one-line reports of what went wrong.
 
     Attributes:
-        finished: done when it is dead, what it started is gone, and its output is read to the end.
+        exited: done at the moment the process is dead; what it wrote until then has been passed on.
+        dying: done when it is known that the process ends and not well, though it may take seconds until it is dead:
+            with what, or in words when that is not known yet (it dumps its core). Cancelled when it is dead without
+            that.
+        finished: done when it is dead, what it started is gone, and its output is read to the end. A descendant that
+            nobody can find or kill does not hold that for longer than a few seconds.
     """
 
     def __init__(
         self,
         worker: WorkerId,
         spawned: Spawned,
-        scanner: _JobScanner,
+        scanner: JobScanner,
         guard: GuardLink,
         oom_kills: OomKills,
         *,
-        label: str,
         warn: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.worker = worker
         self.pid = spawned.popen.pid
-        self.label = label
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
         self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
         self.finished: asyncio.Future[ExitStatus] = self._loop.create_future()
@@ -190,7 +199,11 @@ class LocalWorker:
         return () if self._output is None else self._output.last_lines
 
     def watch_threads(self, pid: int, thread: int) -> None:
-        """Watches two threads for ``dying``; see the protocol."""
+        """Takes which process called ``init()``, and one of its threads that lives as long as its first one.
+
+        Watches these two threads for ``dying``, unless that is another process than this (the command is a shell, say),
+        it is done already, or the system cannot tell of a thread's end.
+        """
         self._script_pid = pid
         if pid != self.pid or self._unwatch or self.dying.done() or self.exited.done():
             return
@@ -202,13 +215,16 @@ class LocalWorker:
                     watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
-    @property
-    def error_file(self) -> str:
-        """What it has written there is its agent's to read."""
-        return ""
+    def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
+        """Kills the whole tree, and has the process that called ``init()`` print before where its threads are.
 
-    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
-        """Kills it, and has it say before where it hangs; see the protocol."""
+        Args:
+            stacks_s: for how long at most the stacks are waited for; 0 to print none.
+            exits: whether to spare a worker whose script has ended: a shell that runs it may go on after its end.
+
+        Returns:
+            False when it was spared, or is dead already.
+        """
         if self.exited.done() or (exits and not self._runs_script()):
             return False
         if stacks_s > 0:
@@ -257,7 +273,16 @@ class LocalWorker:
         return await asyncio.shield(self.finished)
 
     async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
-        """A signal to the tree, SIGKILL after the grace; see the protocol."""
+        """A signal to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
+
+        Harmless when repeated. A later call with a nearer deadline shortens the grace, and sends no other signal.
+
+        Args:
+            grace_s: how long, seconds.
+            sever: whether its connections are shut too, where the system lets us: who waits for a lost peer in a
+                collective gets an error at once, and can still tidy up.
+            number: the signal.
+        """
         self._end_tree_within(grace_s, number)
         if sever and not self.exited.done():
             with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
@@ -270,12 +295,20 @@ class LocalWorker:
             await self._scanner.sever(self.worker.key, endpoints)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether its process is not dead."""
+        return not self.exited.done()
+
+    @property
     def is_ending(self) -> bool:
         """Whether it is being stopped, or killed."""
         return self._kill_at < math.inf
 
     def pass_on(self, number: signal.Signals, looks: int = _BLOCKED_LOOKS) -> None:
-        """Sends a signal to its process; see the protocol of launchers.
+        """Sends a signal to its process, and not to what that has started.
+
+        Of those that would end the process where nothing handles them (all but SIGQUIT, which is meant so), only if it
+        does: its script may not have come so far yet.
 
         Args:
             number: the signal.
@@ -406,309 +439,3 @@ class LocalWorker:
         self._scanner.remove(self.worker.key)
         self._guard.gone(self.pid)
         self.finished.set_result(status)
-
-
-class LocalLauncher:
-    """Starts workers on this machine. Create and use it on the event loop's thread.
-
-    Args:
-        sink: takes the workers' output.
-        prefix_timestamp: whether the prefix of each line begins with the time.
-        mark: stands in the environment of all that it starts.
-        warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
-        warm: whether workers may be forked from a warmed process, once warm_up() was called.
-        preload: the modules that it imports; None to choose them by the script.
-        warm_first: whether that is not waited for: the first workers are forked, too.
-        on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
-    """
-
-    def __init__(
-        self,
-        sink: OutputSink,
-        *,
-        prefix_timestamp: bool,
-        mark: str,
-        warn: Callable[[str], None] = _log.warning,
-        warm: bool = False,
-        preload: Sequence[str] | None = None,
-        warm_first: bool = False,
-        on_warm: Callable[[int, float], None] | None = None,
-    ) -> None:
-        self._sink = sink
-        self._prefix_timestamp = prefix_timestamp
-        self._mark = mark
-        self._complained = False
-        self._warn = warn
-        self._pool = started_pool(_THREADS, "elastic-driver-launch")
-        self._scanner = _JobScanner(mark, self._pool)
-        self._guard: GuardLink | None = None
-        self._oom_kills = OomKills()
-        self._tether: Tether | None = None
-        self._may_warm = warm
-        self._preload = preload
-        self._warm_first = warm_first
-        self._on_warm = on_warm
-        self._warm: WarmStarts | None = None
-        self._workers: set[LocalWorker] = set()
-        self._starting: set[asyncio.Task[LocalWorker]] = set()
-        self._closing: asyncio.Task[None] | None = None
-        self._output_paused = False
-
-    @property
-    def guard_pid(self) -> int | None:
-        """The process id of the guard; None when there is none."""
-        return None if self._guard is None else self._guard.pid
-
-    @staticmethod
-    def cores(hostname: str) -> int:
-        """The processors that this process may use: all hosts are this machine."""
-        return len(os.sched_getaffinity(0))
-
-    @staticmethod
-    def addresses(hostnames: Sequence[str]) -> Mapping[str, str]:
-        """All hosts are this machine."""
-        return dict.fromkeys(hostnames, "127.0.0.1")
-
-    async def start(
-        self,
-        worker: WorkerId,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        label: str,
-        rank_at_launch: int,
-        given: Given | None = None,
-        shown: Callable[[bytes], None] | None = None,
-    ) -> LocalWorker:
-        """Starts a worker; see the protocol.
-
-        Args:
-            worker, command, env, label, rank_at_launch: see the protocol.
-            given: its standard input; None for none.
-            shown: takes what it writes to its terminal, if it has one, as it is.
-
-        Raises:
-            CommandNotFoundError: the command cannot be run.
-            LaunchError: the process could not be started.
-        """
-        if self._closing is not None:
-            raise LaunchError(f"cannot start worker {worker}: the job is ending")
-        try:
-            return await self._begin(worker, command, env, label, rank_at_launch, given, shown)
-        except (OSError, MemoryError, RuntimeError) as error:
-            # Another host may have room. What no shortage explains is a bug, and not the host's.
-            reason = shortage(error) or (isinstance(error, OSError) and (error.strerror or str(error)))
-            if not reason:
-                raise
-            raise LaunchError(f"cannot start worker {worker}: {reason}") from error
-
-    async def _begin(
-        self,
-        worker: WorkerId,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        label: str,
-        rank_at_launch: int,
-        given: Given | None,
-        shown: Callable[[bytes], None] | None,
-    ) -> LocalWorker:
-        if not self._workers and not self._starting:
-            self._oom_kills.forget()
-        guard, tether = self._set_up()
-        starting = asyncio.get_running_loop().create_task(
-            self._start(guard, tether, worker, command, env, label, rank_at_launch, given, shown)
-        )
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # Nobody takes the process any more, but it may exist.
-            starting.add_done_callback(_kill_unwanted)
-            raise
-
-    def _set_up(self) -> tuple[GuardLink, Tether]:
-        """What ends processes when this one is dead; and where workers are forked, if they may be."""
-        if self._guard is None:
-            let_children_be_reaped()
-            self._guard = GuardLink(self._mark, self._warn)
-        self._guard.ensure()
-        if self._tether is None:
-            self._tether = Tether()
-        if self._may_warm and self._warm is None:
-            self._warm = WarmStarts(
-                self._preload,
-                pool=self._pool,
-                guard=self._guard,
-                tether=self._tether,
-                warn=self._warn,
-                on_ready=self._on_warm,
-            )
-        return self._guard, self._tether
-
-    async def prepare(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Imports what workers of this command and environment import, so that the first can be forked.
-
-        Blocks until it is done, or known that they will be started afresh.
-        """
-        if self._closing is not None or not self._may_warm:
-            return
-        try:
-            self._set_up()
-        except LaunchError:
-            return  # whoever is started here says so
-        except (OSError, MemoryError, RuntimeError) as error:
-            if not shortage(error):
-                raise
-            return
-        assert self._warm is not None
-        await self._warm.wait_first(command, {**env, ENV_MARK: self._mark})
-
-    @property
-    def warm(self) -> WarmStarts | None:
-        """Where workers are forked; None before the first worker, and when they all start afresh."""
-        return self._warm
-
-    def warm_up(self) -> None:
-        """Has later workers forked from a warmed process. Not before the first ones run: it would slow them down."""
-        if self._warm is not None and self._closing is None:
-            self._warm.warm_up()
-
-    def pause_output(self) -> None:
-        """Reads no worker's output for now: who writes much blocks. What a dead worker has left is read at its end."""
-        self._output_paused = True
-        for process in self._workers:
-            process.pause_output()
-
-    def resume_output(self) -> None:
-        """Reads on."""
-        self._output_paused = False
-        for process in self._workers:
-            process.resume_output()
-
-    def pass_on(self, number: signal.Signals) -> None:
-        """Sends this signal to the process of each worker that runs; see the protocol."""
-        for process in tuple(self._workers):
-            process.pass_on(number)
-
-    def kill(self) -> None:
-        """SIGKILL to all workers and to what dead ones have left behind."""
-        for process in tuple(self._workers):
-            process.kill()
-
-    async def close(self) -> None:
-        """Kills what is left of the job, ends the guard. Harmless when repeated."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        if self._warm is not None:
-            self._warm.wait_no_more()
-        if self._starting:
-            await asyncio.wait(tuple(self._starting))
-        if self._warm is not None:
-            await self._warm.close()
-        for process in tuple(self._workers):
-            process.close()
-        await asyncio.gather(*(process.wait() for process in self._workers))
-        if self._guard is not None:
-            # What carries the job's mark and no worker's: a discovery script that hangs.
-            try:
-                found = await self._scanner.find_all()
-            except (OSError, MemoryError) as error:
-                self._warn(f"cannot look for what is left of the job: {shortage(error) or error}")
-            else:
-                for processes in found.values():
-                    for leftover in processes:
-                        send_signal(leftover, signal.SIGKILL)
-            await self._guard.close()
-        if self._tether is not None:
-            self._tether.close()
-        self._pool.shutdown(wait=False)
-
-    async def _start(
-        self,
-        guard: GuardLink,
-        tether: Tether,
-        worker: WorkerId,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        label: str,
-        rank_at_launch: int,
-        given: Given | None,
-        shown: Callable[[bytes], None] | None,
-    ) -> LocalWorker:
-        marked = {**env, ENV_MARK: self._mark, ENV_WORKER: worker.key}
-        loop = asyncio.get_running_loop()
-        if self._warm_first and self._warm is not None:
-            await self._warm.wait_first(command, marked)
-            if self._closing is not None:
-                raise LaunchError(f"cannot start worker {worker}: the job is ending")
-        spawned, complaint = await loop.run_in_executor(
-            self._pool, self._spawn, worker, tuple(command), marked, tether, given
-        )
-        if complaint and not self._complained:
-            self._complained = True
-            self._warn(complaint)
-        try:
-            process = LocalWorker(worker, spawned, self._scanner, guard, self._oom_kills, label=label, warn=self._warn)
-        except BaseException:
-            spawned.undo()
-            raise
-        self._workers.add(process)
-        process.finished.add_done_callback(lambda _: self._finished(process))
-        try:
-            self._sink.begin(worker, process.pid, rank_at_launch, label)
-            process.forward(
-                WorkerOutput(
-                    spawned.pipes,
-                    worker,
-                    self._sink,
-                    label=lambda: process.label,
-                    prefix_timestamp=self._prefix_timestamp,
-                    warn=self._warn,
-                    paused=self._output_paused,
-                    shown=shown,
-                )
-            )
-        except BaseException:
-            process.kill()
-            for descriptor in spawned.pipes.values():
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
-            raise
-        return process
-
-    def _spawn(
-        self,
-        worker: WorkerId,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        tether: Tether,
-        given: Given | None,
-    ) -> tuple[Spawned, str]:
-        """Starts a process. Returns it, and why it is not as it should be; "" when it is."""
-        forked = self._warm.fork(command, env, given) if self._warm is not None else None
-        if forked is None:
-            # A forked worker does this itself: the warmed process's command is that of all.
-            own = env.get(ENV_LOCAL_RANK)
-            words = command if own is None else [word.replace("${local_rank}", own) for word in command]
-            spawned = spawn(worker, words, env, tether, given)
-        else:
-            spawned = forked
-        try:
-            # Now, that is before it has threads: each is bound as the one that starts it.
-            bind(spawned.popen.pid, env)
-        except LaunchError as error:
-            return spawned, f"{error}; they run unbound"
-        return spawned, ""
-
-    def _finished(self, process: LocalWorker) -> None:
-        self._workers.discard(process)
-        self._sink.end(process.worker)
-
-
-def _kill_unwanted(starting: asyncio.Task[LocalWorker]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().kill()

@@ -1,0 +1,35 @@
+"""Counting the changes of something, and waiting for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Changes:
+    """Counts changes, and wakes those that wait for one. Used on the event loop only.
+
+    Attributes:
+        count: how many there have been.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def report(self) -> None:
+        """Something has changed."""
+        self.count += 1
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self, seen: int) -> None:
+        """Blocks until there are more changes than that."""
+        if self.count == seen:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)

@@ -1,0 +1,144 @@
+"""The roster: the agents that are not lost, and which host each of them has.
+
+Owns which agent a name means, and whether another may have that name. What follows from an agent that comes or is lost
+is the fleet's (:mod:`elastic_driver.launch.fleet.fleet`). Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from elastic_driver.hosts import Host
+from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.names import HostNames
+from elastic_driver.launch.fleet.reception import RefusedError
+
+
+class Roster:
+    """See above.
+
+    Args:
+        names: of hosts.
+        reserved: a name that no node gets, since the driver's own host has it; "" for none.
+
+    Attributes:
+        agents: all that are not lost, by their own ids.
+        hosts: those that are a host's agent, by the canonical name of the host.
+        joined: those of these that have joined, by name.
+    """
+
+    def __init__(self, names: HostNames, reserved: str) -> None:
+        self._names = names
+        self._reserved = reserved
+        self.agents: dict[str, AgentLink] = {}
+        self.hosts: dict[str, AgentLink] = {}
+        self.joined: dict[str, AgentLink] = {}
+        self._waiting: dict[str, AgentLink] = {}  # newcomers under the name of a host that may yet come back
+        self._ending: set[str] = set()  # agents that were told to end
+
+    def link_of(self, hostname: str) -> AgentLink | None:
+        """The agent of a host; None when there is none now."""
+        return self.hosts.get(self._names.canonical(hostname))
+
+    def is_hosts_agent(self, link: AgentLink) -> bool:
+        """Whether it is its host's agent, and does not wait to become that."""
+        return self.link_of(link.facts.host) is link
+
+    def node_rank(self, hostname: str) -> float:
+        """The place among the nodes that this host was told; infinite for none."""
+        link = self.link_of(hostname)
+        return math.inf if link is None or link.facts.hello.node_rank < 0 else link.facts.hello.node_rank
+
+    def host(self, link: AgentLink) -> Host:
+        """A host that has joined, as it describes itself."""
+        return Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))
+
+    def is_ending(self, link: AgentLink) -> bool:
+        """Whether it was told to end."""
+        return link.agent in self._ending
+
+    def ends(self, link: AgentLink) -> bool:
+        """Notes that it is told to end. Returns whether it was not told before."""
+        if self.is_ending(link):
+            return False
+        self._ending.add(link.agent)
+        return True
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    def check_id(self, facts: AgentFacts) -> None:
+        """Refuses a second agent with one id. One that has not heard its welcome says hello once more, as a new one.
+
+        Raises:
+            RefusedError: the job has an agent with this id.
+        """
+        older = self.agents.get(facts.hello.agent)
+        if older is not None:
+            if older.seen or older.connected:
+                raise RefusedError("the job has an agent of this number already")
+            older.lose("its agent has not heard that it was taken in, and begins anew")
+
+    def check_name(self, facts: AgentFacts) -> None:
+        """Refuses an agent whose host has one. Whoever joins may wait for the end of one that has no connection.
+
+        Raises:
+            RefusedError: the name is another agent's.
+        """
+        for older in self._holders(facts.host):
+            if not facts.joined or self._is_present(older):
+                raise RefusedError(
+                    f"the job has a host {facts.host} already, with an agent of its own: give another name with --host"
+                )
+
+    def free_name(self, name: str) -> str:
+        """For a node, which has nobody who could give it another: the first of its names that is nobody else's.
+
+        Several may be on one machine, or have a machine's name in common.
+        """
+        names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
+        # The driver's own host has its name before its agent has come, too.
+        return next(
+            each for each in names if each != self._reserved and not any(map(self._is_present, self._holders(each)))
+        )
+
+    def _holders(self, name: str) -> list[AgentLink]:
+        """The agents that have a name, or wait for it."""
+        return [link for link in (self.link_of(name), self._waiting.get(name)) if link is not None]
+
+    def _is_present(self, link: AgentLink) -> bool:
+        return link.connected and not self.is_ending(link)
+
+    # --- agents ----------------------------------------------------------------------------------------------------
+
+    def add(self, link: AgentLink) -> None:
+        """A new agent is about to have its connection."""
+        self.agents[link.agent] = link
+
+    def settle(self, link: AgentLink) -> bool:
+        """Makes it the agent of its host. Returns whether it is, or waits until the one before is lost."""
+        facts = link.facts
+        name = self._names.canonical(facts.host)
+        if facts.joined:
+            if name in self.hosts:
+                self._waiting[facts.host] = link
+                return False
+            self.joined[facts.host] = link
+        self.hosts[name] = link
+        return True
+
+    def remove(self, link: AgentLink) -> None:
+        """Forgets an agent that is lost, or has ended."""
+        self.agents.pop(link.agent, None)
+        self._ending.discard(link.agent)
+        host = link.facts.host
+        if self.is_hosts_agent(link):
+            del self.hosts[self._names.canonical(host)]
+            self.joined.pop(host, None)
+        elif self._waiting.get(host) is link:
+            del self._waiting[host]
+
+    def take_waiting(self, host: str) -> AgentLink | None:
+        """The agent that has waited for a name; it waits no more."""
+        newcomer = self._waiting.pop(host, None)
+        return None if newcomer is None or newcomer.is_lost else newcomer
