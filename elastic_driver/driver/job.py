@@ -117,7 +117,7 @@ class Gathering:
 def run_job(
     settings: Settings,
     *,
-    routes: Routes | None = None,
+    routes: Routes = (),
     early: EarlyAgent | None = None,
     gathering: Gathering | None = None,
 ) -> int:
@@ -125,7 +125,7 @@ def run_job(
 
     Args:
         settings: what the user asked for.
-        routes: what workers may ask beside what their dialect has.
+        routes: what workers may ask beside what all workers may.
         early: a process that may become this machine's agent; it is ended where it is not needed.
         gathering: of a job of nodes; None for all others.
 
@@ -137,7 +137,7 @@ def run_job(
             had, a fixed host is not this machine, or the machine lacks what a driver needs.
     """
     try:
-        return _run_job(settings, routes or {}, LocalDialler(early=early), gathering)
+        return _run_job(settings, routes, LocalDialler(early=early), gathering)
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:
@@ -232,7 +232,6 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
                 exported=exported,
                 horovod_shim=settings.horovod_shim,
                 horovod_protocol=settings.horovod_protocol,
-                more_routes=routes,
                 on_change=on_change,
                 torchrun=_torchrun_job(settings, job_id, gathering),
                 tells_as_horovod=settings.is_horovods,
@@ -251,6 +250,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             chief=chief,
             tally=tally,
             output=sink.of,
+            routes=routes,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))

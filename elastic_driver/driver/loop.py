@@ -71,6 +71,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import Hosts
+from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
@@ -79,7 +80,6 @@ from elastic_driver.driver.health import Health
 from elastic_driver.driver.page import Page
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
-from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.driver.stacks import Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
@@ -104,8 +104,10 @@ from elastic_driver.rendezvous.messages import (
     DiscReport,
     Notice,
 )
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Route, RouteRequest
+from elastic_driver.rendezvous.routes import OPERATOR, WORKER, Route, RouteRequest, Routes
+from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
+from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
@@ -214,6 +216,7 @@ class ElasticDriver:
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
         tally: counts what scrapers are told; None for no ``/metrics``.
         output: the last lines of a worker's output, by its key; None for one that is not known.
+        routes: what workers may ask beside what all workers may.
 
     Attributes:
         board: what the workers' agents see of them.
@@ -239,6 +242,7 @@ class ElasticDriver:
         chief: ChiefSide | None = None,
         tally: Tally | None = None,
         output: Callable[[str], Sequence[str] | None] = lambda worker: None,
+        routes: Routes = (),
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -320,16 +324,19 @@ class ElasticDriver:
         key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
         # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
         store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
-        routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
+        table: list[Route] = [
+            *routes,
+            *self.rounds.routes,
+            Route("POST", "store", WORKER, store.answer),
+            Route("GET", "stacks", OPERATOR, self._answer_stacks),
+        ]
         self.stacks = Stacks(
             lambda: self._workers.living,
             host_of=(lambda hostname: None) if agents is None else agents.fleet.link_of,
         )
         self.health.stacks = self._stack_of
-        own = {**DRIVER_ROUTES, "stacks": Route({b"GET": OPERATOR}, self._answer_stacks)}
         if self._servers is not None:
-            routes |= self._servers.routes_of_workers
-            own = {**own, **self._servers.routes_of_chief}
+            table += self._servers.routes
         self._page: Page | None = None
         if settings.page:
             self._page = Page(
@@ -341,17 +348,15 @@ class ElasticDriver:
                 output=output,
                 stacks=self._stacks_text,
             )
-            own = {**own, **self._page.routes}
+            table += self._page.routes
+        if agents is not None:
+            table.append(agent_route(agents.reception.take_over))
         self._server = RendezvousServer(
-            self.rounds,
-            routes={} if agents is not None else routes,
+            [route for route in table if route.roles != WORKER],  # workers ask their agents
             key=key,
+            agent_keys=None if agents is None else agents.door.key_of,
             on_error=self._crash,
             on_full=chronicle.warning,
-            call_later=self._clock.call_later,
-            keys=None if agents is None else agents.door.key_of,
-            on_agent=None if agents is None else agents.reception.take_over,
-            own=own,
             web=None if self._page is None else self._page.web,
         )
         if tally is not None:
@@ -363,19 +368,20 @@ class ElasticDriver:
             else:
                 self._page.site.more[PATH] = metrics.answer
         self._server.web = Probed(self._server.web)
-        self._spokesman: Spokesman | None = None
+        self._store = RoundStore()
+        self._requests: AgentRequests | None = None
         if agents is not None:
             fleet = agents.fleet
-            self._spokesman = Spokesman(
+            self._requests = AgentRequests(
                 self.rounds,
-                self._server.store,
-                routes,
+                self._store,
+                table,
                 tasks=self._tasks,
                 links=fleet.links,
                 host_of=fleet.link_of,
                 stacks=self.stacks,
             )
-            fleet.serve(self, agents.launcher, self._spokesman)
+            fleet.serve(self, agents.launcher, self._requests)
         self._job = JobAddress("", key, job_id, name_of_this_process())
         self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus]] = {}  # until they are told
         self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
@@ -435,10 +441,10 @@ class ElasticDriver:
             )
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:
-                await self._agents.ways.begin(self._server, port)
+                await self._agents.ways.begin(self._server.listeners, port)
             if self._page is not None:
                 way_out.callback(self._page.close)
-                await self._page.listen(self._server, self._job.url, self._settings.page_address)
+                await self._page.listen(self._server.listeners, self._job.url, self._settings.page_address)
             self._chronicle.started(self._job.url, self._job.job_id)
             if self._page is not None and sys.stderr is not None and sys.stderr.isatty() and not self._settings.quiet:
                 self._show_link(self._page.link())
@@ -747,9 +753,9 @@ class ElasticDriver:
         if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
-        self._server.begin_round(command.round_id)
-        if self._spokesman is not None:
-            self._spokesman.begin_round(command.round_id)
+        self._store.begin_round(command.round_id)
+        if self._requests is not None:
+            self._requests.begin_round(command.round_id)
         for one in command.placed:
             self._workers.label(one.worker, str(one.slot.rank))
         self.rounds.publish(command, self._launcher.addresses(sorted({one.worker.hostname for one in command.placed})))
@@ -770,8 +776,8 @@ class ElasticDriver:
             self._chronicle.warning(f"{flag} does nothing here: the workers run Horovod's own library")
 
     def _notify(self, notice: Notice) -> None:
-        if self._spokesman is not None:
-            self._spokesman.notify(notice)
+        if self._requests is not None:
+            self._requests.notify(notice)
 
     def _no_more(self) -> None:
         """The job is over: nobody is started, or taken for hung."""

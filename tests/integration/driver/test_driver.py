@@ -18,7 +18,7 @@ from elastic_driver.driver import loop as driver_module
 from elastic_driver.driver import rounds as rounds_module
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host
-from elastic_driver.rendezvous.messages import DrainHostRequest, JobOver, LeaveRequest, RoundAssignment, WatchRequest
+from elastic_driver.rendezvous.messages import DrainHostRequest, JobOver, LeaveRequest, RoundAssignment
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__
@@ -349,7 +349,7 @@ def test_workers_that_were_not_heard_meanwhile_are_not_frozen(tmp_path: Path) ->
 
         def heartbeat() -> None:
             for worker in workers:
-                job.driver.rounds.watch(WatchRequest(worker, 1, 99))
+                job.driver.rounds.heard(worker, 0, waiting=False, leaving=False, exiting=False)
 
         for _ in range(4):
             heartbeat()

@@ -51,7 +51,7 @@ def peer(service: Service) -> Iterator[Peer]:
 
 
 def connections(service: Service) -> int:
-    return int(service.call(lambda: len(service.server._connections)))
+    return int(service.call(lambda: len(service.guests)))
 
 
 # --- strangers -------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_who_proves_nothing(
     assert answer.status in ((401, 400) if "\x00" in authorization else (401,))  # a zero byte is no HTTP
     assert answer.error == NOBODY or answer.status == 400
     assert peer.is_closed()
-    assert service.call(lambda: (service.server.parked, service.server.store.count(1, "s"))) == (0, 0)
+    assert service.call(lambda: (service.parked, service.keys.store.count(1, "s"))) == (0, 0)
     assert (service.handler.next_rounds, service.handler.drained) == ([], [])
 
 
@@ -104,7 +104,7 @@ def test_each_request_needs_a_proof(service: Service, peer: Peer, authorization:
     answer = peer.read()
     assert (answer.status, answer.error) == (401, "the proof is missing or wrong")
     assert peer.is_closed()
-    assert service.call(lambda: service.server.store.count(1, "s")) == 0
+    assert service.call(lambda: service.keys.store.count(1, "s")) == 0
 
 
 def test_an_authorization_in_a_trailer_is_none(service: Service, peer: Peer) -> None:
@@ -113,7 +113,7 @@ def test_an_authorization_in_a_trailer_is_none(service: Service, peer: Peer) -> 
         f"1\r\nx\r\n0\r\nAuthorization: {READER}\r\n\r\n".encode()
     )
     assert peer.read().status == 401
-    assert service.call(lambda: service.server.store.count(1, "s")) == 0
+    assert service.call(lambda: service.keys.store.count(1, "s")) == 0
 
 
 def test_two_authorizations(peer: Peer) -> None:
@@ -153,7 +153,7 @@ def test_a_chunked_body_that_is_too_large(service: Service, peer: Peer, size: in
     chunk, chunked = f"{size:x}\r\n{'x' * size}\r\n".encode(), ("Transfer-Encoding: chunked",)
     peer.send(peer.request("PUT", KEY, covered=b"x", headers=chunked) + chunk * (1001 // size + 1))
     assert peer.read().status == 413
-    assert service.call(lambda: service.server.store.count(1, "s")) == 0
+    assert service.call(lambda: service.keys.store.count(1, "s")) == 0
 
 
 @pytest.mark.parametrize("tail", [b"0" * 1000, b"1;" + b"e" * 1000], ids=["size", "extension"])
@@ -191,7 +191,7 @@ def test_a_header_without_end(service: Service, peer: Peer, start: bytes) -> Non
         while sent < 64 << 20 and connections(service):
             peer.send(b"x" * 65536)
             sent += 65536
-            if service.call(lambda: all(one._deaf for one in service.server._connections)):
+            if service.call(lambda: all(one._deaf for one in service.guests)):
                 break
     assert sent < 2 << 20
     assert peer.read().status == 431
@@ -222,7 +222,7 @@ def test_a_half_sent_second_request_is_cut_too() -> None:
 def test_a_request_that_trickles_in_is_cut() -> None:
     with serving(limits=QUICK) as service, Peer(service) as peer:
         with contextlib.suppress(ConnectionError):
-            while service.call(lambda: not any(one._deaf for one in service.server._connections)):
+            while service.call(lambda: not any(one._deaf for one in service.guests)):
                 peer.send(b"\r\n")
                 time.sleep(0.002)
         assert peer.read().status == 408
@@ -252,7 +252,7 @@ def test_parked_requests_are_not_cut() -> None:
 def test_who_is_refused_and_neither_reads_nor_goes_is_cut() -> None:
     with serving(limits=QUICK) as service, Peer(service) as peer:
         peer.send(b"rubbish\r\n\r\n")
-        service.until(lambda: not service.server._connections, "the connection is gone")
+        service.until(lambda: not service.guests, "the connection is gone")
         assert peer.read().status == 400
 
 
@@ -267,7 +267,7 @@ def test_who_asks_and_never_reads_is_cut() -> None:
                 peer.send(peer.request("GET", KEY))
                 if not connections(service):
                     break
-        service.until(lambda: not service.server._connections, "the connection is gone")
+        service.until(lambda: not service.guests, "the connection is gone")
 
 
 def test_a_slow_reader_gets_a_large_answer_whole() -> None:
@@ -284,8 +284,8 @@ def test_who_pipelines_too_much_behind_a_parked_request_is_cut(service: Service,
     service.until_parked(1)
     with contextlib.suppress(ConnectionError):
         peer.send(b"".join(peer.request("GET", KEY) for _ in range(100)))
-    service.until(lambda: not service.server._connections, "the connection is gone")
-    assert service.call(lambda: service.server.parked) == 0
+    service.until(lambda: not service.guests, "the connection is gone")
+    assert service.call(lambda: service.parked) == 0
 
 
 def test_rubbish_behind_a_parked_request_cuts_it(service: Service, peer: Peer) -> None:
@@ -294,7 +294,7 @@ def test_rubbish_behind_a_parked_request_cuts_it(service: Service, peer: Peer) -
     service.until_parked(1)
     peer.send(b"rubbish\r\n\r\n")
     assert peer.is_closed()
-    assert service.call(lambda: service.server.parked) == 0
+    assert service.call(lambda: service.parked) == 0
 
 
 # --- numbers ---------------------------------------------------------------------------------------
@@ -322,12 +322,12 @@ def test_thousands_of_idle_strangers_do_not_shut_workers_out() -> None:
                 assert worker.ask("PUT", "/v1/rounds/1/kv/other/k", b"v").status == 204
                 with Peer(service) as newcomer:
                     assert newcomer.ask("GET", "/v1/status").status == 200
-        service.until(lambda: len(service.server._connections) <= 1010, "no more strangers than are allowed")
+        service.until(lambda: len(service.guests) <= 1010, "no more strangers than are allowed")
         worker.ask("PUT", KEY, b"value")
         assert parked.read().body == b"value"
         for one in rubbish:
             one.close()
-        service.until(lambda: len(service.server._connections) == 2, "the strangers are gone")
+        service.until(lambda: len(service.guests) == 2, "the strangers are gone")
         assert descriptors() == before
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == hard
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft
@@ -336,14 +336,12 @@ def test_thousands_of_idle_strangers_do_not_shut_workers_out() -> None:
 def test_who_has_said_hello_is_given_time_to_prove_himself() -> None:
     """In a burst of workers some say hello long before they come to their first request."""
     with serving(limits=ServerLimits(strangers=2, stranger_s=0.3)) as service, Peer(service) as idle:
-        service.until(lambda: len(service.server._connections) == 1, "the first is there")
+        service.until(lambda: len(service.guests) == 1, "the first is there")
         with Peer(service) as slow, Peer(service) as another:
-            service.until(
-                lambda: len(service.server._connections) == 2, "the oldest, who has not even said hello, is cut"
-            )
+            service.until(lambda: len(service.guests) == 2, "the oldest, who has not even said hello, is cut")
             assert idle.is_closed()
             slow.meet()
-            order = service.call(lambda: [one._session is not None for one in service.server._strangers])
+            order = service.call(lambda: [one._session is not None for one in service.server.guests._strangers])
             assert order == [False, True], "who says hello is the youngest again"
             assert slow.ask("GET", "/v1/status").status == 200
             assert another.ask("GET", "/v1/status").status == 200
@@ -363,7 +361,7 @@ def test_more_connections_than_there_is_room_for() -> None:
             answer = late.read()
             assert (answer.status, answer.error) == (503, "the driver has 4 connections already; try again")
         workers[0].close()
-        service.until(lambda: len(service.server._connections) == 3, "there is room again")
+        service.until(lambda: len(service.guests) == 3, "there is room again")
         with Peer(service) as late:
             assert late.ask("GET", "/v1/status").status == 200
         for one in (*workers, *strangers):
@@ -411,8 +409,8 @@ def test_random_rubbish(service: Service, seed: int) -> None:
                     pass
     with Peer(service) as peer:
         assert peer.ask("GET", "/v1/status").status == 200
-    service.until(lambda: not service.server._connections, "all are gone")
-    assert (service.server.parked, service.errors, service.noise) == (0, [], [])
+    service.until(lambda: not service.guests, "all are gone")
+    assert (service.parked, service.errors, service.noise) == (0, [], [])
 
 
 def test_rubbish_in_json(service: Service, peer: Peer) -> None:

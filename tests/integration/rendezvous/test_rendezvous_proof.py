@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -30,7 +29,8 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import REPLY_HEADER, Session, digest_of
-from elastic_driver.rendezvous.routes import table_of
+from elastic_driver.rendezvous.routes import Route
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
@@ -44,6 +44,7 @@ from tests.support.fakes.rendezvous_service import (
     READY,
     WORKER,
     Calls,
+    Handler,
     Peer,
     Service,
     credential,
@@ -72,7 +73,7 @@ def peer(service: Service) -> Iterator[Peer]:
 
 
 def keys(service: Service) -> int:
-    return int(service.call(lambda: service.server.store.count(1, "s")))
+    return int(service.call(lambda: service.keys.store.count(1, "s")))
 
 
 # --- what was said once ----------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_a_captured_request_is_worth_nothing_again(service: Service, peer: Peer)
     with Peer(service) as stranger:
         stranger.send(captured)
         assert (stranger.read().status, stranger.is_closed()) == (401, True)
-    assert service.call(lambda: service.server.store.get(1, "s", "k")) == b"new"
+    assert service.call(lambda: service.keys.store.get(1, "s", "k")) == b"new"
 
 
 def test_requests_cannot_be_left_out_or_change_places(service: Service, peer: Peer) -> None:
@@ -143,12 +144,7 @@ def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service
 
 # --- who may do what -------------------------------------------------------------------------------
 
-TABLE = table_of(OUR_ROUTES)
-TARGETS = {
-    "key": "rounds/1/kv/s/k",
-    "exchange": "rounds/1/exchange/s?key=0&count=1",
-    "hello": "hello",
-}
+ROUTES = (*Handler().routes, *KeyRoutes().routes)
 BODIES = {
     "next-round": READY.to_json(),
     "watch": WATCH.to_json(),
@@ -159,27 +155,26 @@ BODIES = {
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize(
-    ("route", "method"), [(name, method) for name, route in TABLE.items() for method in route.methods]
-)
-def test_the_table_of_permissions(service: Service, role: Role, route: str, method: bytes) -> None:
-    target, body = f"/v1/{TARGETS.get(route, route)}", b"" if method == b"GET" else BODIES.get(route, b"value")
-    if route in ("next-round", "watch"):
-        target += "?wait_s=0.001"
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_each_role_may_what_the_routes_say(service: Service, role: Role, route: Route) -> None:
+    method = route.method
+    target, body = f"/v1/{route.path.replace('*', '1')}", b"" if method == "GET" else BODIES.get(route.path, b"value")
+    if method == "POST":
+        target += "?key=0&count=1&wait_s=0.001"
     if role is Role.READER:
         with Peer(service) as reader:
-            reader.send(request(method.decode(), target, b"", READER))
+            reader.send(request(method, target, b"", READER))
             status = reader.read().status
     else:
         number = {Role.TICKET: "ab", Role.AGENT: "ab", Role.CHIEF: "1"}.get(role, "")
         with Peer(service, Identity(role, WORKER if role is Role.WORKER else None, number)) as peer:
-            status = peer.ask(method.decode(), target, body).status
-    allowed = role in TABLE[route].methods[method]
+            status = peer.ask(method, target, body).status
+    allowed = role in route.roles
     assert (status == 403) is not allowed
     assert status in (403, 200, 204, 404, 101)  # 404: the key is not there; 101: agents speak on in frames
     done = (*service.handler.next_rounds, *service.handler.watches, *service.handler.reports)
     assert allowed or not (done or service.handler.left or service.handler.drained or keys(service))
-    assert service.handler.ends == (allowed and route == "end")
+    assert service.handler.ends == (allowed and route.path == "end")
 
 
 @pytest.mark.parametrize("route", ["next-round", "watch", "running", "leave"])
@@ -219,7 +214,7 @@ def test_no_room_is_told_once_with_what_to_do() -> None:
         for _ in range(3):
             with Peer(service) as late:
                 assert late.read().status == 503
-            service.until(lambda: len(service.server._connections) == 2, "who was refused has gone")
+            service.until(lambda: len(service.guests) == 2, "who was refused has gone")
         for one in peers:
             one.close()
     assert len(service.full) == 1

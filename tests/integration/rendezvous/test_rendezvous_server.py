@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest, parse_next_round_reply
@@ -77,11 +76,11 @@ def test_a_put_releases_all_who_wait(service: Service, peer: Peer) -> None:
         one.send(one.request("GET", "/v1/rounds/1/kv/s/k?wait_s=3600"))
     service.until_parked(5)
     peer.ask("PUT", "/v1/rounds/1/kv/other/k", b"no")
-    assert service.call(lambda: service.server.parked) == 5
+    assert service.call(lambda: service.parked) == 5
     peer.ask("PUT", "/v1/rounds/1/kv/s/k", b"yes")
     answers = [one.read() for one in waiting]
     assert {(answer.status, answer.body) for answer in answers} == {(200, b"yes")}
-    assert service.call(lambda: service.server.parked) == 0
+    assert service.call(lambda: service.parked) == 0
     for one in waiting:
         one.close()
 
@@ -89,7 +88,7 @@ def test_a_put_releases_all_who_wait(service: Service, peer: Peer) -> None:
 def test_a_wait_ends_in_its_time(service: Service, peer: Peer) -> None:
     answer = peer.ask("GET", "/v1/rounds/1/kv/s/k?wait_s=0.02")
     assert (answer.status, answer.error) == (404, "scope 's' has no key 'k'")
-    assert service.call(lambda: service.server.parked) == 0
+    assert service.call(lambda: service.parked) == 0
     assert peer.ask("GET", "/v1/status").status == 200  # the connection goes on
 
 
@@ -130,7 +129,7 @@ def test_exchanges_with_other_counts_are_released_each_at_its_own(service: Servi
         service.until_parked(2)
         peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"1")
         assert len(unpack_entries(two.read().body)) == 2
-        assert service.call(lambda: service.server.parked) == 1
+        assert service.call(lambda: service.parked) == 1
         peer.ask("PUT", "/v1/rounds/1/kv/s/2", b"2")
         assert len(unpack_entries(three.read().body)) == 3
 
@@ -175,7 +174,7 @@ def test_a_server_that_stood_still_reads_what_has_come_before_it_says_that_it_is
     ],
 )
 def test_another_round_is_refused(service: Service, peer: Peer, method: str, path: str, round_id: int) -> None:
-    service.call(lambda: service.server.begin_round(2))
+    service.call(lambda: service.keys.begin_round(2))
     answer = peer.ask(method, f"/v1/rounds/{round_id}/{path}")
     assert answer.status == 409
     assert json.loads(answer.body) == {
@@ -192,7 +191,7 @@ def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, pe
     for one, target in zip(waiting, targets, strict=True):
         one.send(one.request("POST" if "exchange" in target else "GET", f"/v1/rounds/1/{target}"))
     service.until_parked(2)
-    service.call(lambda: service.server.begin_round(7))
+    service.call(lambda: service.keys.begin_round(7))
     for one in waiting:
         assert json.loads(one.read().body)["current_round_id"] == 7
         assert one.ask("GET", "/v1/rounds/7/kv/s/k").status == 404  # keys are dropped, the connection goes on
@@ -417,7 +416,7 @@ def test_upgrade_is_answered_in_http_1_and_closed(peer: Peer) -> None:
 
 def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
     async def second() -> None:
-        await RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY).start("127.0.0.1", service.port)
+        await RendezvousServer(Handler().routes, key=KEY).start("127.0.0.1", service.port)
 
     with pytest.raises(SettingsError) as caught:
         service.wait(second())
@@ -430,7 +429,7 @@ def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
 def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
+        server = RendezvousServer(Handler().routes, key=KEY)
         with pytest.raises(SettingsError, match="cannot listen on"):
             await server.start(host, port)
         await server.close()
@@ -442,10 +441,10 @@ def test_a_range_of_ports() -> None:
     async def main() -> None:
         low = 21310  # below the ports that the system hands out to others
         taken = socket.create_server(("127.0.0.1", low + 2))
-        server, second, third = (RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY) for _ in range(3))
+        server, second, third = (RendezvousServer(Handler().routes, key=KEY) for _ in range(3))
         assert await server.start("127.0.0.1", range(low + 2, low - 1, -1)) == low + 1
         taken_too = socket.create_server(("127.0.0.2", low + 1))
-        assert await server.listen_too("127.0.0.2", ports=range(low + 2, low - 1, -1)) in (low, low + 2)
+        assert await server.listeners.listen_too("127.0.0.2", ports=range(low + 2, low - 1, -1)) in (low, low + 2)
         assert await second.start("127.0.0.1", range(low + 2, low - 1, -1)) == low
         with pytest.raises(SettingsError, match=r"ports 21310 to 21312 are all in use \(--port-range\)"):
             await third.start("127.0.0.1", range(low + 2, low - 1, -1))
@@ -459,7 +458,7 @@ def test_a_range_of_ports() -> None:
 
 def test_ipv6() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
+        server = RendezvousServer(Handler().routes, key=KEY)
         port = await server.start("::1", 0)
         reader, writer = await asyncio.open_connection("::1", port)
         writer.write(request("GET", "/v1/status", b"", READER))
@@ -502,13 +501,13 @@ def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
 
 def test_close_before_start_and_twice() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
+        server = RendezvousServer(Handler().routes, key=KEY)
         await server.close()
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
+        server = RendezvousServer(Handler().routes, key=KEY)
         port = await server.start("127.0.0.1", 0)
         await server.close()
         await server.close()
-        again = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
+        again = RendezvousServer(Handler().routes, key=KEY)
         assert await again.start("127.0.0.1", port) == port
         await again.close()
 

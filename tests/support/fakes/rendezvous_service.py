@@ -1,4 +1,4 @@
-"""A rendezvous server in a thread of its own, a handler that tests steer, and a peer that speaks raw bytes."""
+"""A rendezvous server in a thread of its own, answers that tests steer, and a peer that speaks raw bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Self
 
 import uvloop
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.certificate import Certificate, server_context
@@ -34,7 +33,12 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, Routes
+from elastic_driver.rendezvous.routes import ALL, Route, Routes, read, read_own, routes_of_rounds
+from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
+from elastic_driver.rendezvous.routes import WORKER as WORKERS
+from elastic_driver.rendezvous.server.connection import Guest
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
+from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
@@ -64,6 +68,18 @@ class Handler:
         self.urls: list[str] = []
         self.current_round = 1
         self.error: Exception | None = None
+
+    @property
+    def routes(self) -> Routes:
+        """All that a driver, or an agent, has."""
+        return (
+            *routes_of_rounds(self),
+            Route("POST", "leave", WORKERS, read_own(LeaveRequest.from_json, self.leave)),
+            Route("POST", "drain", OPERATORS, read(DrainHostRequest.from_json, self.drain)),
+            Route("POST", "end", OPERATORS, lambda _: self.end()),
+            Route("GET", "status", ALL, lambda _: self.status()),
+            agent_route(lambda identity, session: Hangup()),
+        )
 
     def next_round(self, request: NextRoundRequest) -> asyncio.Future[NextRoundReply]:
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
@@ -117,20 +133,18 @@ class Service:
         port: int = 0,
         loop: str = "uvloop",
         call_later: CallLater | None = None,
-        routes: Routes = OUR_ROUTES,
+        routes: Routes = (),
         certificate: Certificate | None = None,
         web: Web | None = None,
-        own: Routes = DRIVER_ROUTES,
     ) -> None:
         self.web = web
-        self.own = own
         self.handler = Handler()
         self.errors: list[BaseException] = []
         self.full: list[str] = []
         self.noise: list[dict[str, Any]] = []
         self.limits = limits
-        self.call_later = call_later
-        self.routes = routes
+        self.keys = KeyRoutes(call_later=call_later)
+        self.routes = (*self.handler.routes, *self.keys.routes, *routes)
         self.loop = uvloop.new_event_loop() if loop == "uvloop" else asyncio.new_event_loop()
         self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
@@ -139,26 +153,32 @@ class Service:
         self.certificate = certificate
         tls = None if certificate is None else server_context(certificate)
         self.port: int = self.wait(self.server.start("127.0.0.1", port, ssl=tls))
-        self.call(lambda: self.server.begin_round(1))
+        self.call(lambda: self.keys.begin_round(1))
 
     def _make(self) -> RendezvousServer:
         return RendezvousServer(
-            self.handler,
-            routes=self.routes,
+            self.routes,
             key=KEY,
+            agent_keys=KEY.of,
             limits=self.limits,
             on_error=self.errors.append,
             on_full=self.full.append,
-            call_later=self.call_later,
-            keys=KEY.of,
-            on_agent=lambda identity, session: Hangup(),
             web=self.web,
-            own=self.own,
         )
 
     @property
     def url(self) -> str:
         return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+
+    @property
+    def guests(self) -> set[Guest]:
+        """Who is connected."""
+        return self.server.guests._all
+
+    @property
+    def parked(self) -> int:
+        """How many requests are."""
+        return self.keys.parked + len(self.server._pending)
 
     def wait(self, coroutine: Any) -> Any:
         """Runs a coroutine in the server's loop."""
@@ -180,7 +200,7 @@ class Service:
             time.sleep(0.002)
 
     def until_parked(self, number: int) -> None:
-        self.until(lambda: self.server.parked == number, f"{number} parked requests")
+        self.until(lambda: self.parked == number, f"{number} parked requests")
 
     def client(
         self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
@@ -192,9 +212,8 @@ class Service:
         """Ends as a process does that is killed: no goodbye to anybody."""
 
         def cut() -> None:
-            for server in self.server._servers:
-                server.close()
-            for connection in tuple(self.server._connections):
+            self.server.listeners.close()
+            for connection in tuple(self.guests):
                 connection.abort()
 
         self.call(cut)
@@ -203,7 +222,7 @@ class Service:
     def stop(self) -> None:
         """Closes the server and its loop; nothing of either may be left."""
         self.wait(self.server.close())
-        assert self.call(lambda: (self.server.parked, len(self.server._connections))) == (0, 0)
+        assert self.call(lambda: (self.parked, len(self.guests))) == (0, 0)
         left = self.call(lambda: [t for t in asyncio.all_tasks() if t is not asyncio.current_task()])
         assert left == []
         self.loop.call_soon_threadsafe(self.loop.stop)

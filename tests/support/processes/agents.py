@@ -30,6 +30,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Started,
 )
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import RendezvousServer
 
 PATIENCE_S = 150.0
@@ -75,11 +76,7 @@ class FakeDriver:
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
-            None,  # type: ignore[arg-type]
-            routes={},
-            key=JobKey.new(),
-            keys=self.door.key_of,
-            on_agent=self.reception.take_over,
+            [agent_route(self.reception.take_over)], key=JobKey.new(), agent_keys=self.door.key_of
         )
         self.port = await server.start("127.0.0.1", self.port)
 
