@@ -164,8 +164,12 @@ class RouteTable:
             parts: of the path under /v1, with nothing quoted in them.
         """
         for path in self._paths.get(parts[0], ()):
-            if len(parts) == len(path.parts) and all(parts[index] == word for index, word in path.words):
-                return path.methods, tuple([parts[index] for index in path.stars])
+            if len(parts) == len(path.parts):
+                for index, word in path.words:
+                    if parts[index] != word:
+                        break
+                else:
+                    return path.methods, tuple([parts[index] for index in path.stars])
         return self._any.methods, tuple(parts)
 
 

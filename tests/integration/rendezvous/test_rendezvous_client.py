@@ -23,7 +23,7 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.messages import JobOver, Notice, RunningReport, WatchRequest
+from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest
 from elastic_driver.rendezvous.proof import REPLY_HEADER
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
@@ -77,15 +77,6 @@ def test_key_value(client: RendezvousClient) -> None:
     assert client.get(1, "a/b", "k y") == b"\0\xff"
     client.put(1, "a/b", "ü", b"")
     assert client.get(1, "a/b", "ü") == b""
-
-
-def test_waiting_for_keys(service: Service, client: RendezvousClient, calls: Calls) -> None:
-    calls.start(lambda: client.get(1, "s", "0", wait_s=PATIENCE_S))
-    service.until_parked(1)
-    client.put(1, "s", "1", b"1")
-    client.put(1, "s", "0", b"0")
-    assert calls.join() == [b"0"]
-    assert client.get(1, "s", "2", wait_s=0.01) is None
 
 
 def test_exchange(client: RendezvousClient, calls: Calls) -> None:
@@ -147,13 +138,6 @@ def test_next_round_asks_on_until_there_is_one(calls: Calls) -> None:
         service.until(lambda: decide(service), "a poll to answer")
         assert calls.join() == [ASSIGNMENT]
         client.close()
-
-
-def test_next_round_at_the_end_of_the_job(service: Service, client: RendezvousClient, calls: Calls) -> None:
-    calls.start(lambda: client.next_round(READY))
-    service.until_parked(1)
-    service.call(lambda: service.handler.next_rounds[0].set_result(JobOver("done")))
-    assert calls.join() == [JobOver("done")]
 
 
 def test_watch(service: Service, client: RendezvousClient, calls: Calls) -> None:
