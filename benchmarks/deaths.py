@@ -34,8 +34,8 @@ from elastic_driver.launch.fleet.fleet import Fleet, Reach
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks

@@ -86,7 +86,10 @@ class AgentRequests:
     ) -> None:
         self._rounds = rounds
         self._store = store
-        self._table = RouteTable(route for route in routes if Role.WORKER in route.roles)
+        theirs = [route for route in routes if Role.WORKER in route.roles]
+        # An agent does not say with which method it was asked.
+        assert len({route.path for route in theirs}) == len(theirs)
+        self._table = RouteTable(theirs)
         self._tasks = tasks
         self._links = links
         self._host_of = host_of
@@ -224,7 +227,7 @@ class AgentRequests:
         routes, words = self._table.find([what, *path])
         if not routes:
             return unknown("/".join((what, *path)))
-        (route,) = routes.values()  # an agent does not say with which method it was asked
+        (route,) = routes.values()
         answer = route.answer(RouteRequest(Identity(Role.WORKER, worker), words, {}, body))
         assert not isinstance(answer, Deferred)  # there is no connection, and none of the driver's routes needs one
         return answer

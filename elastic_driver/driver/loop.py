@@ -105,10 +105,10 @@ from elastic_driver.rendezvous.messages import (
     Notice,
 )
 from elastic_driver.rendezvous.routes import OPERATOR, WORKER, Route, RouteRequest, Routes
-from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.server.store_route import StoreRoute
+from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle

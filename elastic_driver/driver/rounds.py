@@ -126,7 +126,7 @@ class Rounds:
 
     @property
     def routes(self) -> Routes:
-        """What is asked at the driver itself. Of workers' rounds the agents tell (:mod:`.agent_requests`)."""
+        """What is asked of the driver itself. Agents report their workers' rounds (:mod:`.agent_requests`)."""
         return (
             Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
             Route("POST", "publish", WORKER, self._may_publish),
@@ -355,7 +355,7 @@ class Rounds:
         self._reply(worker, Removed(reason))
 
     def notify(self, notice: Notice) -> None:
-        """Sets the notice that is told to those who watch."""
+        """Sets the notice, and passes it on to those who watch."""
         self._notice = notice
         self._on_notice(notice)
 

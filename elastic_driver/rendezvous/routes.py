@@ -231,7 +231,7 @@ def read_own(
     return check
 
 
-class RoundsOfWorkers(Protocol):
+class WorkerRounds(Protocol):
     """What workers ask of the server that they know, whoever that is."""
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
@@ -244,7 +244,7 @@ class RoundsOfWorkers(Protocol):
         """A member trains."""
 
 
-def routes_of_rounds(rounds: RoundsOfWorkers) -> Routes:
+def routes_of_rounds(rounds: WorkerRounds) -> Routes:
     """What takes a worker into a round, and through it."""
     return (
         Route("POST", "next-round", WORKER, read_own(NextRoundRequest.from_json, rounds.next_round), is_polled=True),

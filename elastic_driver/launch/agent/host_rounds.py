@@ -47,7 +47,7 @@ from elastic_driver.words import NoticeKind
 
 _HEARD_S = 0.5
 # Statuses that the server can answer with; an answer of another one is none.
-_STATUSES = (200, 204, 400, 403, 404, 408, 409, 410, 413, 500, 503)
+_STATUSES = (200, 204, 400, 403, 404, 408, 409, 410, 413, 429, 500, 503)
 
 
 class Processes(Protocol):
@@ -123,7 +123,7 @@ class HostRounds:
 
     @property
     def routes(self) -> Routes:
-        """What workers ask: of their rounds this, of all else the driver, through this."""
+        """What workers ask: this answers for their rounds, and passes everything else on to the driver."""
         return (
             *routes_of_rounds(self),
             *(Route(method, ANY_PATH, WORKER, self._ask_driver) for method in ("GET", "POST")),

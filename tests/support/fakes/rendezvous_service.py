@@ -38,8 +38,8 @@ from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.server.connection import Guest
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
-from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
+from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
 from elastic_driver.words import Backend, ReadyCause

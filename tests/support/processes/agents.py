@@ -30,8 +30,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Started,
 )
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.server.parked import agent_route
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.upgrade import agent_route
 
 PATIENCE_S = 150.0
 JOIN_KEY = b"the key of whoever has the token"

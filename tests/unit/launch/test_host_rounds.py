@@ -383,8 +383,11 @@ def test_what_it_does_not_answer_itself_the_driver_is_asked() -> None:
         host.rounds.take(Answer(9, 200, b"to nobody"))
         assert await answers[1] == (200, b"{}")
         assert await answers[0] == (500, b"")
-        answers[2].cancel()
+        host.rounds.take(Answer(3, 429, b""))
+        assert await answers[2] == (429, b""), "it is to be sent again"
+        again = asyncio.ensure_future(ask(host.rounds.routes, a, "POST", "leave", b"body"))  # type: ignore[arg-type]
+        again.cancel()
         await asyncio.sleep(0)
-        host.rounds.take(Answer(3, 200, b"too late"))
+        host.rounds.take(Answer(4, 200, b"too late"))
 
     on(test)
