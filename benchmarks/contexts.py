@@ -29,11 +29,11 @@ import numpy as np
 import torch.distributed as dist
 import uvloop
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.worker.engine import native_loader
 
@@ -56,16 +56,13 @@ def groups_of(rank: int, size: int) -> list[tuple[str, list[int], int]]:
 def serve(pipe: Connection) -> None:
     """The rendezvous server in a process of its own; a message begins a round."""
 
-    class Nobody:
-        def __getattr__(self, name: str) -> Any:
-            raise NotImplementedError(name)
-
     async def main() -> None:
-        server = RendezvousServer(Nobody(), routes=OUR_ROUTES, key=KEY)
+        keys = KeyRoutes()
+        server = RendezvousServer(keys.routes, key=KEY)
         pipe.send(await server.start("127.0.0.1", 0))
         loop = asyncio.get_running_loop()
         while (round_id := await loop.run_in_executor(None, pipe.recv)) is not None:
-            server.begin_round(round_id)
+            keys.begin_round(round_id)
             pipe.send("begun")
         await server.close()
 

@@ -36,6 +36,7 @@ from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
@@ -73,8 +74,8 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     launcher = AgentLauncher(fleet, nobody, on_warm=nobody.warmed, warn=print)
     reception = Reception(door, Terms("deaths", 0.0, "/", 0o22, False, None, False, 15.0), fleet)
     fleet.serve(nobody, launcher, nobody)
-    server = RendezvousServer(nobody, routes={}, key=JobKey.new(), keys=door.key_of, on_agent=reception.take_over)
-    await ways.begin(server, await server.start("127.0.0.1", 0))
+    server = RendezvousServer([agent_route(reception.take_over)], key=JobKey.new(), agent_keys=door.key_of)
+    await ways.begin(server.listeners, await server.start("127.0.0.1", 0))
     took: list[float] = []
     try:
         await fleet.want([host])

@@ -26,12 +26,11 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.proof import HELLO, PROOF, Session, digest_of
@@ -49,30 +48,16 @@ VALUE = b"v" * 200
 # --- the servers -----------------------------------------------------------------------------------
 
 
-class Idle:
-    """The rendezvous server's handler; none of its requests is made here."""
-
-    def next_round(self, request: object) -> Awaitable[Any]:
-        raise NotImplementedError
-
-    def watch(self, request: object) -> Awaitable[Any]:
-        raise NotImplementedError
-
-    def running(self, report: object) -> None:
-        raise NotImplementedError
-
-    def status(self) -> dict[str, object]:
-        return {}
-
-
 def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """The project's server."""
+    from elastic_driver.rendezvous.server.key_routes import KeyRoutes
     from elastic_driver.rendezvous.server.server import RendezvousServer
 
     async def main() -> None:
-        server = RendezvousServer(Idle(), routes=OUR_ROUTES, key=KEY)
+        keys = KeyRoutes()
+        server = RendezvousServer(keys.routes, key=KEY)
         announce(await server.start("127.0.0.1", 0))
-        server.begin_round(1)
+        keys.begin_round(1)
         await asyncio.Event().wait()
 
     with asyncio.Runner(loop_factory=make_loop) as runner:

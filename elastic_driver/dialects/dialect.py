@@ -11,7 +11,6 @@ from typing import Protocol
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
 
 
@@ -80,10 +79,6 @@ class Dialect(Protocol):
     @property
     def on_change(self) -> OnChange:
         """What a change of the membership means for its workers."""
-
-    @property
-    def routes(self) -> Routes:
-        """What its workers may ask the driver's server, beside the driver's own routes."""
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """The whole environment of one worker's process.

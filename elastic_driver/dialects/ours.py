@@ -1,7 +1,6 @@
 """The dialect of this library's own workers: they meet and reset inside their running processes.
 
-Owns their environment (the driver's own, less what would mislead, plus the worker's place), and which routes of the
-driver's server they use. What is said there is in :mod:`elastic_driver.rendezvous.messages`.
+Owns their environment: the driver's own, less what would mislead, plus the worker's place.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from elastic_driver.rendezvous.environment import (
     ENV_WORKER,
     NCCL,
 )
-from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.words import OnChange
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
@@ -36,17 +34,6 @@ _NOT_INHERITED = re.compile(
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
-
-# All of them answered by the server itself; the driver adds the route of torch Stores. What a worker posts has to name
-# that worker.
-OUR_ROUTES: Routes = {
-    "next-round": Route({b"POST": WORKER}),
-    "watch": Route({b"POST": WORKER}),
-    "running": Route({b"POST": WORKER}),
-    "leave": Route({b"POST": WORKER}),
-    "exchange": Route({b"POST": WORKER}),
-    "key": Route({b"GET": WORKER, b"PUT": WORKER}),
-}
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
@@ -61,7 +48,6 @@ class OurDialect:
         environ: the driver's environment.
         exported: variables that the driver and its flags set.
         horovod_shim, horovod_protocol: see Settings.
-        more_routes: what its workers may ask beside OUR_ROUTES.
         on_change: what they are at first.
         torchrun: what workers are told as torchrun tells it; None for its defaults.
         tells_as_horovod: whether they are told as Horovod tells it, too.
@@ -74,7 +60,6 @@ class OurDialect:
         exported: Mapping[str, str],
         horovod_shim: str = NEVER,
         horovod_protocol: str = OFF,
-        more_routes: Routes | None = None,
         on_change: OnChange = OnChange.IN_PLACE,
         torchrun: TorchrunJob | None = None,
         tells_as_horovod: bool = True,
@@ -87,17 +72,11 @@ class OurDialect:
         self._torchrun = torchrun
         self._tells_as_horovod = tells_as_horovod
         self._shared: set[str] = set()  # hosts that have had several workers at once
-        self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
     @property
     def on_change(self) -> OnChange:
         """They ask for the next round, or are restarted until they do."""
         return self._on_change
-
-    @property
-    def routes(self) -> Routes:
-        """What it takes to meet in a round, and to leave it."""
-        return self._routes
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """See Dialect. Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; the truth is

@@ -1,7 +1,6 @@
 """The dialect of servers: a chief beside the driver gives them work, and they are TensorFlow's own.
 
-Owns their environment, the chief's, and which routes of the driver's server they use: a server says once where it
-answers. The program that they run is :mod:`elastic_driver.task_server`.
+Owns their environment and the chief's. The program that they run is :mod:`elastic_driver.task_server`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from elastic_driver.rendezvous.environment import (
     ENV_TASK,
     ENV_WORKER,
 )
-from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
 
 ENV_TF_CONFIG = "TF_CONFIG"
@@ -64,11 +62,6 @@ class ServerDialect:
     def on_change(self) -> OnChange:
         """Each serves for itself."""
         return OnChange.NO_ROUNDS
-
-    @property
-    def routes(self) -> Routes:
-        """None of its own: where a server answers is asked by :mod:`elastic_driver.driver.servers`."""
-        return {}
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """See Dialect."""

@@ -14,6 +14,7 @@ from elastic_driver.core.events import Command
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import Hosts
+from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
@@ -27,7 +28,6 @@ from elastic_driver.driver.page import Page
 from elastic_driver.driver.policy import policy_of, starts_again
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
-from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.driver.stacks import StackReports, Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
@@ -40,9 +40,11 @@ from elastic_driver.driver.workers import Workers
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader_header
 from elastic_driver.rendezvous.messages import DiscReport
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, WORKER, Route, Routes
+from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.server.store_route import StoreRoute
+from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
@@ -67,6 +69,7 @@ def build(
     clock: JobClock | None = None,
     chief: ChiefSide | None = None,
     output: Callable[[str], Sequence[str] | None] = lambda worker: None,
+    routes: Routes = (),
 ) -> ElasticDriver:
     """Makes the driver of one job. It does nothing before it is run.
 
@@ -81,6 +84,7 @@ def build(
         clock: the job's time.
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
         output: the last lines of a worker's output, by its key; None for one that is not known.
+        routes: what workers may ask beside what all workers may.
     """
     clock = clock or JobClock()
     fleet, launcher, tasks = agents.fleet, agents.launcher, agents.tasks
@@ -188,35 +192,31 @@ def build(
             stacks=reports.text,
             more={PATH: metrics.answer},
         )
-    own = {**DRIVER_ROUTES, **reports.routes}
-    of_workers = {**dialect.routes, **rounds.routes, **_store_routes(clock)}
+    table: list[Route] = [*routes, *rounds.routes, *reports.routes, _store_route(clock)]
     if servers is not None:
-        own |= servers.routes_of_chief
-        of_workers |= servers.routes_of_workers
+        table += servers.routes
     if page is not None:
-        own |= page.routes
+        table += page.routes
     server = RendezvousServer(
-        rounds,
-        routes={},
+        # Workers ask their agents.
+        [*(route for route in table if route.roles != WORKER), agent_route(agents.reception.take_over)],
         key=key,
+        agent_keys=agents.door.key_of,
         on_error=crash,
         on_full=chronicle.warning,
-        call_later=clock.call_later,
-        keys=agents.door.key_of,
-        on_agent=agents.reception.take_over,
-        own=own,
         web=Probed(metrics if page is None else page.web),
     )
-    spokesman = Spokesman(
+    store = RoundStore()
+    requests = AgentRequests(
         rounds,
-        server.store,
-        of_workers,
+        store,
+        table,
         tasks=tasks,
         links=fleet.links,
         host_of=fleet.link_of,
         stacks=stacks,
     )
-    fleet.serve(HostEvents(settings, stepper, chronicle=chronicle, on_error=crash), launcher, spokesman)
+    fleet.serve(HostEvents(settings, stepper, chronicle=chronicle, on_error=crash), launcher, requests)
     driver = ElasticDriver(
         settings=settings,
         job=JobAddress("", key, job_id, name_of_this_process()),
@@ -243,7 +243,8 @@ def build(
         servers=servers,
         server=server,
         rounds=rounds,
-        spokesman=spokesman,
+        store=store,
+        requests=requests,
         page=page,
         supervisor=supervisor,
         health=health,
@@ -270,7 +271,7 @@ def _chief_of(
     return keeper, servers
 
 
-def _store_routes(clock: JobClock) -> Routes:
+def _store_route(clock: JobClock) -> Route:
     """Torch Stores of workers: the keys of a whole job, which its rounds do not end."""
     store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=clock.call_later)
-    return {"store": Route({b"POST": WORKER}, store.answer)}
+    return Route("POST", "store", WORKER, store.answer)

@@ -73,7 +73,7 @@ _THREADS = 8
 def run_job(
     settings: Settings,
     *,
-    routes: Routes | None = None,
+    routes: Routes = (),
     early: EarlyAgent | None = None,
     gathering: Gathering | None = None,
 ) -> int:
@@ -81,7 +81,7 @@ def run_job(
 
     Args:
         settings: what the user asked for.
-        routes: what workers may ask beside what their dialect has.
+        routes: what workers may ask beside what all workers may.
         early: a process that may become this machine's agent; it is ended where it is not needed.
         gathering: of a job of nodes; None for all others.
 
@@ -93,7 +93,7 @@ def run_job(
             had, a fixed host is not this machine, or the machine lacks what a driver needs.
     """
     try:
-        return _run_job(settings, routes or {}, LocalDialler(early=early), gathering)
+        return _run_job(settings, routes, LocalDialler(early=early), gathering)
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:
@@ -188,7 +188,6 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
                 exported=exported,
                 horovod_shim=settings.horovod_shim,
                 horovod_protocol=settings.horovod_protocol,
-                more_routes=routes,
                 on_change=on_change,
                 torchrun=_torchrun_job(settings, job_id, gathering),
                 tells_as_horovod=settings.is_horovods,
@@ -204,6 +203,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             clock=clock,
             chief=chief,
             output=sink.of,
+            routes=routes,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))

@@ -35,6 +35,7 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.source import Hosts
+from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
@@ -46,7 +47,6 @@ from elastic_driver.driver.page import Page
 from elastic_driver.driver.policy import starts_again
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
-from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status_line import StatusLine
@@ -59,6 +59,7 @@ from elastic_driver.launch import output_files
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
@@ -93,7 +94,8 @@ class ElasticDriver:
         servers: that it follows; None where there is no chief.
         server: of agents, operators and pages.
         rounds: answer what workers, and those who drain them, ask.
-        spokesman: speaks to them through their agents.
+        store: the keys of the present round.
+        requests: answer what workers ask through their agents.
         page: for browsers; None for none.
         supervisor: finds who is frozen.
         health: finds who hangs, and who is slow.
@@ -118,7 +120,8 @@ class ElasticDriver:
     servers: ServerList | None
     server: RendezvousServer
     rounds: Rounds
-    spokesman: Spokesman
+    store: RoundStore
+    requests: AgentRequests
     page: Page | None
     supervisor: Supervisor
     health: Health
@@ -181,10 +184,10 @@ class ElasticDriver:
             listener=agents.listener,
         )
         self.job = replace(self.job, url=url_of(settings.rendezvous_address, port))
-        await agents.ways.begin(self.server, port)
+        await agents.ways.begin(self.server.listeners, port)
         if self.page is not None:
             way_out.callback(self.page.close)
-            await self.page.listen(self.server, self.job.url, settings.page_address)
+            await self.page.listen(self.server.listeners, self.job.url, settings.page_address)
 
     def _post(self, way_out: contextlib.AsyncExitStack) -> None:
         """Says where the job is: to the user, and in the job's file."""
@@ -259,7 +262,7 @@ class ElasticDriver:
                 self.chronicle.notice(command)
                 notice = Notice(command.version, command.round_id, command.kind, command.reason)
                 self.rounds.notify(notice)
-                self.spokesman.notify(notice)
+                self.requests.notify(notice)
             case ReportResumed():
                 self.chronicle.round_resumed(command)
             case ReportDying() | ReportExit():
@@ -284,8 +287,8 @@ class ElasticDriver:
         if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
-        self.server.begin_round(command.round_id)
-        self.spokesman.begin_round(command.round_id)
+        self.store.begin_round(command.round_id)
+        self.requests.begin_round(command.round_id)
         for one in command.placed:
             self.workers.label(one.worker, str(one.slot.rank))
         hosts = sorted({one.worker.hostname for one in command.placed})
@@ -312,7 +315,7 @@ class ElasticDriver:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
         limit_s = self.settings.grace_s + _END_S
         self.standstills.book(at_once=True)
-        self.spokesman.notify(self.rounds.job_over(end.message))
+        self.requests.notify(self.rounds.job_over(end.message))
         self.agents.fleet.job_over(end.exit_code, end.message, preempted=self.interrupts.preempted)
         if self.chief is not None:  # it uses the others
             await self.chief.end(limit_s)

@@ -74,7 +74,7 @@ def run_node(
     nodes: Nodes,
     *,
     environ: MutableMapping[str, str] = os.environ,
-    routes: Routes | None = None,
+    routes: Routes = (),
 ) -> int:
     """Runs one node on this process's own event loop, talking to its terminal. Blocks until its part is over.
 
@@ -82,7 +82,7 @@ def run_node(
         settings: what the user asked for. Of hosts, their number and how they come nothing counts but the file of the
             join token: that follows from the nodes.
         nodes: what this node was told of the others; there is an endpoint.
-        routes: what workers may ask beside what their dialect has, if this node is the driver's.
+        routes: what workers may ask beside what all workers may, if this node is the driver's.
         environ: this process's environment. The token's variables are taken out of it: workers would inherit them.
 
     Returns:
@@ -135,7 +135,7 @@ class _Wait:
 class _Node:
     """See above."""
 
-    def __init__(self, settings: Settings, nodes: Nodes, token: str, routes: Routes | None) -> None:
+    def __init__(self, settings: Settings, nodes: Nodes, token: str, routes: Routes) -> None:
         self._settings, self._nodes, self._routes = settings, nodes, routes
         self._place = Endpoint.parse(nodes.endpoint)
         self._token = token

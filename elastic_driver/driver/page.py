@@ -100,7 +100,7 @@ class Page:
     @property
     def routes(self) -> Routes:
         """How an operator gets a link."""
-        return {"page": Route({b"POST": OPERATOR}, self._give_link)}
+        return (Route("POST", "page", OPERATOR, self._give_link),)
 
     async def listen(self, server: PageServer, url: str, address: str) -> None:
         """The driver's server listens.

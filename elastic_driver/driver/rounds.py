@@ -1,7 +1,7 @@
-"""The handler of rounds: what workers ask the rendezvous server, and what they are answered.
+"""The rounds of a job: what workers and operators ask the driver, and what they are answered.
 
-Owns who waits for a round or for a notice, and what each was answered last. Knows nothing of HTTP, and of processes
-only their ids; decides nothing: what workers say becomes events of the core, and its commands become their answers.
+Owns who waits for a round, and what each was answered last. Knows nothing of HTTP, and of processes only their ids;
+decides nothing: what workers say becomes events of the core, and its commands become their answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
@@ -37,9 +37,8 @@ from elastic_driver.rendezvous.messages import (
     Removed,
     RoundAssignment,
     RunningReport,
-    WatchRequest,
 )
-from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
+from elastic_driver.rendezvous.routes import ALL, OPERATOR, WORKER, Route, RouteRequest, Routes, read, read_own
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind
 
@@ -71,7 +70,7 @@ class Heartbeats(Protocol):
 
 
 class Rounds:
-    """Answers the workers of one job. Implements the server's RoundHandler; used on the event loop only.
+    """Answers the workers of one job, and who looks after it. Used on the event loop only.
 
     Args:
         stepper: takes the events, and has the state.
@@ -115,12 +114,22 @@ class Rounds:
         self._board = board or Board(clock)
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
-        self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._newest_commit = 0  # of the present round, as far as was heard
 
-    # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
+    @property
+    def routes(self) -> Routes:
+        """What is asked of the driver itself. Agents report their workers' rounds (:mod:`.agent_requests`)."""
+        return (
+            Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
+            Route("POST", "publish", WORKER, self._may_publish),
+            Route("POST", "drain", OPERATOR, read(DrainHostRequest.from_json, self.drain)),
+            Route("POST", "end", OPERATOR, lambda _: self.end()),
+            Route("GET", "status", ALL, lambda _: self.status()),
+        )
+
+    # --- what workers ask ------------------------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
         """A worker is READY: parks it until its round is formed, or answers at once what is known.
@@ -166,34 +175,6 @@ class Rounds:
         # It asks again as often as a member watches.
         self._heartbeats.heard(worker)
         self._stepper.report(event)
-        return future
-
-    def watch(self, request: WatchRequest) -> Awaitable[Notice]:
-        """A member asks for the next notice of its round.
-
-        Raises:
-            StaleRoundError: the round has passed.
-            RendezvousClosedError: the worker is none of this job any more.
-        """
-        if request.round_id != self._notice.round_id:
-            raise StaleRoundError(request.round_id, self._notice.round_id)
-        if record_of(self._stepper.state, request.worker) is None:
-            raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
-        ends = request.leaving or request.exiting
-        self.heard(request.worker, request.progress, waiting=request.waiting, leaving=ends, exiting=request.exiting)
-        if request.disc is not None:
-            self.on_disc(request.disc)
-        future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
-        if ends:
-            future.set_result(self._notice)
-            return future
-        if self._notice.version > request.version:
-            future.set_result(self._notice)
-            return future
-        older = self._watching.get(request.worker)
-        if older is not None and not older.done():
-            older.cancel()
-        self._watching[request.worker] = future
         return future
 
     def heard(self, worker: WorkerId, progress: int, *, waiting: bool, leaving: bool, exiting: bool) -> None:
@@ -251,17 +232,12 @@ class Rounds:
             raise RendezvousClosedError(f"worker {worker} is to end at once")
         self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
 
-    @property
-    def routes(self) -> Routes:
-        """What it answers beside what the server itself knows."""
-        return {"publish": Route({b"POST": WORKER}, self._may_publish)}
-
-    def _may_publish(self, request: RouteRequest) -> tuple[int, bytes]:
+    def _may_publish(self, request: RouteRequest) -> PublishReply:
         wanted = PublishRequest.from_json(request.body)
         self._stepper.catch_up()
         assert request.identity.worker is not None  # the route is the workers'
         why = why_unpublished(self._stepper.state, request.identity.worker, wanted.round_id)
-        return 200, PublishReply(granted=not why, reason=why).to_json()
+        return PublishReply(granted=not why, reason=why)
 
     def drain(self, request: DrainHostRequest) -> DrainReply:
         """A host's workers are to leave at their next commit; or the host may be used again."""
@@ -372,12 +348,8 @@ class Rounds:
         self._reply(worker, Removed(reason))
 
     def notify(self, notice: Notice) -> None:
-        """Answers those who watch, and from now on whoever has not seen this."""
+        """Sets the notice that members of the round have from now on."""
         self._notice = notice
-        watching, self._watching = self._watching, {}
-        for future in watching.values():
-            if not future.done():
-                future.set_result(notice)
 
     def job_over(self, message: str) -> Notice:
         """Answers all who wait that the job has ended. Returns the notice, for those who watch elsewhere."""
@@ -392,7 +364,7 @@ class Rounds:
         """A worker has ended: it waits for nothing any more, and its silence is no news."""
         self._heartbeats.forget(worker)
         self._board.forget(worker)
-        for kept in (self._parked, self._watching, self._placed):
+        for kept in (self._parked, self._placed):
             kept.pop(worker, None)
 
     def _reply(self, worker: WorkerId, reply: NextRoundReply) -> None:

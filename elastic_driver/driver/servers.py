@@ -17,7 +17,7 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError, RendezvousClosedError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, ServingReport
-from elastic_driver.rendezvous.routes import CHIEF, WORKER, Route, RouteRequest, Routes
+from elastic_driver.rendezvous.routes import CHIEF, WORKER, Route, RouteRequest, Routes, read_own
 from elastic_driver.system.job_clock import CallLater
 
 # Below what middleboxes let a connection idle; the chief asks again.
@@ -59,14 +59,12 @@ class ServerList:
         self._waits_since = 0  # the version that it knows
 
     @property
-    def routes_of_workers(self) -> Routes:
-        """What servers ask."""
-        return {"serving": Route({b"POST": WORKER}, self._serving)}
-
-    @property
-    def routes_of_chief(self) -> Routes:
-        """What the chief asks."""
-        return {"servers": Route({b"POST": CHIEF}, self._servers)}
+    def routes(self) -> Routes:
+        """What servers and the chief ask."""
+        return (
+            Route("POST", "serving", WORKER, read_own(ServingReport.from_json, self._serving)),
+            Route("POST", "servers", CHIEF, self._servers),
+        )
 
     def look(self) -> None:
         """To be called after each step: tells the chief when it is another list."""
@@ -81,22 +79,20 @@ class ServerList:
         if waiting is not None and not waiting.done():
             waiting.set_result(self._reply())
 
-    def _serving(self, request: RouteRequest) -> _Answer:
+    def _serving(self, report: ServingReport) -> None:
         """A server answers.
 
         Raises:
-            RendezvousProtocolError: it speaks for another, or was never started.
+            RendezvousProtocolError: it was never started.
             RendezvousClosedError: it is being stopped.
         """
-        report, worker = ServingReport.from_json(request.body), request.identity.worker
-        if worker is None or report.worker != worker:
-            raise RendezvousProtocolError(f"worker {worker} may not speak for worker {report.worker}")
+        worker = report.worker
         self._stepper.catch_up()
         record = self._stepper.state.workers.find(worker)
         if self._stepper.is_over or record is None or record.phase is WorkerPhase.LEAVING:
             raise RendezvousClosedError(f"worker {worker} is to end")
         if record.phase is not WorkerPhase.BOOTING:
-            return 204, b""  # its answer was lost on the way
+            return  # its answer was lost on the way
         try:
             host = self._address_of(worker.hostname)
         except LaunchError as error:
@@ -107,7 +103,6 @@ class ServerList:
             raise RendezvousProtocolError(f"cannot take this report: {why}")
         self._on_answer(worker, record.parameter_server, event.address)
         self._stepper.report(event)
-        return 204, b""
 
     def _who_else_serves(self, event: WorkerServing) -> str:
         """That another has this address; "" when nobody has. The chief would take the two for one."""

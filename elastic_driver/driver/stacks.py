@@ -167,7 +167,7 @@ class StackReports:
     @property
     def routes(self) -> Routes:
         """What operators ask."""
-        return {"stacks": Route({b"GET": OPERATOR}, self._answer)}
+        return (Route("GET", "stacks", OPERATOR, self._answer),)
 
     async def text(self) -> str:
         """All of them, as text. Blocks as :meth:`Stacks.take_all` does."""

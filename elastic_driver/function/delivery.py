@@ -6,7 +6,6 @@ and an outcome by a worker, whose connection is proven both ways; the caller rea
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -43,26 +42,31 @@ class Delivery:
     @property
     def routes(self) -> Routes:
         """``GET call`` gives the number of pieces, ``GET call/N`` one; ``POST outcome/N/TOTAL`` takes one."""
-        return {
-            "call": Route({b"GET": WORKER}, self._give_call),
-            "outcome": Route({b"POST": WORKER}, self._take_outcome),
-        }
+        return (
+            Route("GET", "call", WORKER, self._count_call),
+            Route("GET", "call/*", WORKER, self._give_call),
+            Route("POST", "outcome/*/*", WORKER, self._take_outcome),
+        )
 
     def close(self) -> None:
         """Blocks until what has come is in the folder, or for a minute."""
         self._writer.close(_FLUSH_S)
 
+    @property
+    def _pieces(self) -> int:
+        return -(-len(self._call) // PIECE_BYTES)
+
+    def _count_call(self, request: RouteRequest) -> dict[str, object]:
+        return {"pieces": self._pieces}
+
     def _give_call(self, request: RouteRequest) -> tuple[int, bytes]:
-        total = -(-len(self._call) // PIECE_BYTES)
-        if not request.path:
-            return 200, json.dumps({"pieces": total}).encode()
-        (number,) = _numbers(request.path, 1)
-        if number >= total:
-            raise RendezvousProtocolError(f"cannot give piece {number} of a call of {total}")
+        (number,) = _numbers(request.path)
+        if number >= self._pieces:
+            raise RendezvousProtocolError(f"cannot give piece {number} of a call of {self._pieces}")
         return 200, bytes(self._call[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
 
     def _take_outcome(self, request: RouteRequest) -> tuple[int, bytes]:
-        number, total = _numbers(request.path, 2)
+        number, total = _numbers(request.path)
         worker, piece = request.identity.worker, request.body
         is_last = number == total - 1
         if not number < total <= _MOST_PIECES or len(piece) > PIECE_BYTES or (len(piece) < PIECE_BYTES and not is_last):
@@ -125,7 +129,7 @@ class _Outcome:
             _log.warning("cannot keep what worker %s returned: %s", self._worker, error)
 
 
-def _numbers(path: tuple[str, ...], count: int) -> tuple[int, ...]:
-    if len(path) != count or not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in path):
+def _numbers(path: tuple[str, ...]) -> tuple[int, ...]:
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in path):
         raise RendezvousProtocolError(f"cannot read {'/'.join(path)!r} as the number of a piece")
     return tuple(map(int, path))

@@ -103,15 +103,12 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
 
     jobs = Jobs(clock, tell=lambda job, text: tell(f"job {job}: {text}"), forget=forget)
     server = RendezvousServer(
-        None,  # type: ignore[arg-type] # none of the routes is the handler's
-        routes={},
-        own=_routes(store, jobs),
+        _routes(store, jobs),
         key=_Keys(place.token),
         on_error=failed_with_a_request,
         on_full=tell,
-        call_later=clock.call_later,
+        web=Probed(None),
     )
-    server.web = Probed(None)
     port = await server.start(place.host, place.port)
     keeper = asyncio.ensure_future(clock.keep(lambda lost_s: tell(f"this process stood still for {lost_s:.0f} s")))
     sweeper = asyncio.ensure_future(_sweep(clock, used, forget))
@@ -130,11 +127,11 @@ def _routes(store: StoreRoute, jobs: Jobs) -> Routes:
     def status(_: RouteRequest) -> tuple[int, bytes]:
         return 200, json.dumps(jobs.status()).encode()
 
-    return {
-        "store": Route({b"POST": MEMBER}, store.answer),
-        "nodes": Route({b"POST": MEMBER}, jobs.answer),
-        "jobs": Route({b"GET": MEMBER}, status),
-    }
+    return (
+        Route("POST", "store", MEMBER, store.answer),
+        Route("POST", "nodes", MEMBER, jobs.answer),
+        Route("GET", "jobs", MEMBER, status),
+    )
 
 
 async def _sweep(clock: JobClock, used: dict[str, float], forget: Callable[[str], object]) -> None:

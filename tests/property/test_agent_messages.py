@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
+from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
@@ -28,7 +28,6 @@ from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.keeper import Launch
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welcome, said
-from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.entries import pack_entries
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
@@ -40,7 +39,7 @@ from elastic_driver.rendezvous.messages import (
     Removed,
     RunningReport,
 )
-from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
@@ -338,8 +337,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
         )
         workers._keeper = _Keeper(workers)  # type: ignore[assignment]
         rounds = HostRounds(told.append, workers, is_heard=lambda: True)
-        server = RendezvousServer(rounds, routes=ROUNDS_ROUTES, key=JobKey.new(), own=rounds.routes, upstream=rounds)  # type: ignore[arg-type]
-        rounds.serve(server)
+        rounds.serve(KeyRoutes(upstream=rounds))
         ports = HeldPorts(told.append)
         probes = Probes(told.append, tasks, is_held=ports.holds)
         for message in messages:

@@ -19,7 +19,6 @@ from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import SlotInfo as Place
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
 
 CreateWorker = Callable[[SlotInfo, list[threading.Event]], tuple[int, float]]
@@ -39,11 +38,6 @@ class ThreadDialect:
     def on_change(self) -> OnChange:
         """They say READY again."""
         return OnChange.IN_PLACE
-
-    @property
-    def routes(self) -> Routes:
-        """None: they are no other process."""
-        return {}
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """The place alone."""

@@ -23,7 +23,7 @@ from elastic_driver.errors import RendezvousProtocolError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
 from elastic_driver.launch.agent.horovod.front import HorovodFront
-from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
+from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError, StrangersError
 from elastic_driver.launch.agent.machine import cores
 from elastic_driver.launch.agent.ports import HeldPorts
@@ -46,6 +46,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import Notice
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, place_of_processes
@@ -194,17 +195,12 @@ class Agent:
         self._ports = HeldPorts(self._send)
         self._probes = Probes(self._send, self._tasks, is_held=self._ports.holds)
         self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
+        keys = KeyRoutes(upstream=self._rounds)
+        self._rounds.serve(keys)
         self._server = RendezvousServer(
-            self._rounds,
-            routes=ROUNDS_ROUTES,
-            key=self,
-            own=self._rounds.routes,
-            upstream=self._rounds,
-            on_error=self._failed,
-            on_full=self._warn,
+            (*self._rounds.routes, *keys.routes), key=self, on_error=self._failed, on_full=self._warn
         )
-        self._rounds.serve(self._server)
-        self._horovod = HorovodFront(self._rounds, self._server, self, tasks=self._tasks, warn=self._warn)
+        self._horovod = HorovodFront(self._rounds, keys, self, tasks=self._tasks, warn=self._warn)
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
         self._leaving = False

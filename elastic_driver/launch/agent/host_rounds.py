@@ -1,4 +1,4 @@
-"""The handler of rounds on one host: what its workers ask their agent's server, and what they are answered.
+"""The rounds on one host: what its workers ask their agent's server, and what they are answered.
 
 Owns who waits for a round or for a notice, what each was answered last, and what has been heard of workers since the
 driver was told. Decides nothing: what workers say goes to the driver, and its words become their answers; a level that
@@ -34,10 +34,6 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import (
     DiscReport,
-    DrainHostRequest,
-    DrainReply,
-    EndReply,
-    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -46,24 +42,12 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
     parse_next_round_reply,
 )
-from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
+from elastic_driver.rendezvous.routes import ANY_PATH, WORKER, Route, RouteRequest, Routes, routes_of_rounds
 from elastic_driver.words import NoticeKind
 
 _HEARD_S = 0.5
 # Statuses that the server can answer with; an answer of another one is none.
-_STATUSES = (200, 204, 400, 403, 404, 408, 409, 410, 413, 500, 503)
-
-ROUNDS_ROUTES: Routes = {
-    "next-round": Route({b"POST": WORKER}),
-    "watch": Route({b"POST": WORKER}),
-    "running": Route({b"POST": WORKER}),
-    "exchange": Route({b"POST": WORKER}),
-    "key": Route({b"GET": WORKER, b"PUT": WORKER}),
-}
-"""What the agent answers its workers."""
-
-ASKED = ("leave", "status", "publish", "outcome", "call", "store", "serving")
-"""What it asks the driver for them."""
+_STATUSES = (200, 204, 400, 403, 404, 408, 409, 410, 413, 429, 500, 503)
 
 
 class Processes(Protocol):
@@ -87,7 +71,7 @@ class Store(Protocol):
 
 
 class HostRounds:
-    """See above. Implements the server's RoundHandler and its Upstream; used on the event loop only.
+    """See above. The Upstream of the host's keys, too. Used on the event loop only.
 
     Args:
         send: tells the driver something.
@@ -139,11 +123,13 @@ class HostRounds:
 
     @property
     def routes(self) -> Routes:
-        """What the driver answers, through this."""
-        methods = {b"GET": WORKER, b"POST": WORKER}
-        return {name: Route(methods, self._asker(name)) for name in ASKED}
+        """What workers ask: this answers for their rounds, and passes everything else on to the driver."""
+        return (
+            *routes_of_rounds(self),
+            *(Route(method, ANY_PATH, WORKER, self._ask_driver) for method in ("GET", "POST")),
+        )
 
-    # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
+    # --- what workers ask ------------------------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
         """A worker is READY: parks it until the driver has answered.
@@ -207,38 +193,20 @@ class HostRounds:
         """A member trains."""
         self._send(Running(report.to_json()))
 
-    def leave(self, request: LeaveRequest) -> None:
-        """Never called: a route of the driver's."""
-        raise RendezvousProtocolError("the driver answers that")
-
-    def drain(self, request: DrainHostRequest) -> DrainReply:
-        """Never called: no route of an agent's."""
-        raise RendezvousProtocolError("the driver answers that")
-
-    def end(self) -> EndReply:
-        """Never called: no route of an agent's."""
-        raise RendezvousProtocolError("the driver answers that")
-
-    def status(self) -> dict[str, object]:
-        """Never called: a route of the driver's."""
-        raise RendezvousProtocolError("the driver answers that")
-
     def _check(self, worker: WorkerId) -> None:
         if not self._processes.runs(worker):
             raise RendezvousClosedError(f"worker {worker} is none of this host's living workers")
 
-    def _asker(self, what: str) -> Callable[[RouteRequest], Awaitable[tuple[int, bytes]]]:
-        def ask(request: RouteRequest) -> Awaitable[tuple[int, bytes]]:
-            assert request.identity.worker is not None
-            self._number += 1
-            number = self._number
-            answer: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
-            self._asks[number] = answer
-            answer.add_done_callback(lambda _: self._asks.pop(number, None))
-            self._send(Ask(number, request.identity.worker.key, what, list(request.path), request.body))
-            return answer
-
-        return ask
+    def _ask_driver(self, request: RouteRequest) -> Awaitable[tuple[int, bytes]]:
+        worker, (what, *path) = request.identity.worker, request.path
+        assert worker is not None  # the route is the workers'
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
+        self._asks[number] = answer
+        answer.add_done_callback(lambda _: self._asks.pop(number, None))
+        self._send(Ask(number, worker.key, what, path, request.body))
+        return answer
 
     # --- keys (Upstream) -------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class Staff(Protocol):
         """What an agent says of processes. Returns whether it was that."""
 
 
-class Spokesman(Protocol):
+class Requests(Protocol):
     """Takes what workers say through their agents."""
 
     def came(self, link: AgentLink) -> None:
@@ -150,7 +150,7 @@ class Fleet:
             check.serve(self)
         self._listener: FleetListener
         self._staff: Staff
-        self._spokesman: Spokesman
+        self._requests: Requests
         self.changes = Changes()
         self._names = HostNames(is_local)
         self._roster = Roster(self._names, reach.host)
@@ -171,9 +171,9 @@ class Fleet:
         self._over = Close()  # what agents that are to end are told
         self._all_gone = asyncio.Event()
 
-    def serve(self, listener: FleetListener, staff: Staff, spokesman: Spokesman) -> None:
+    def serve(self, listener: FleetListener, staff: Staff, requests: Requests) -> None:
         """Says who is told of hosts, and takes what agents say. To be called once, before anything else."""
-        self._listener, self._staff, self._spokesman = listener, staff, spokesman
+        self._listener, self._staff, self._requests = listener, staff, requests
 
     # --- for discovery ---------------------------------------------------------------------------------------------
 
@@ -419,7 +419,7 @@ class Fleet:
             self._listener.failed(error)
 
     def _take(self, link: AgentLink, message: Said) -> None:
-        if self._staff.take(link, message) or self._spokesman.take(link, message):
+        if self._staff.take(link, message) or self._requests.take(link, message):
             return
         if self._check is not None and self._check.take(link, message):
             return
@@ -497,7 +497,7 @@ class Fleet:
 
     def _up(self, link: AgentLink) -> None:
         self._staff.came(link)
-        self._spokesman.came(link)
+        self._requests.came(link)
         self._listener.agent_came(link.facts)
         self._heard(link)
         self._dialling.came(self._names.canonical(link.facts.host))
@@ -540,7 +540,7 @@ class Fleet:
         if self._check is not None:
             self._check.lost(link)
         self._staff.lost(link, why)
-        self._spokesman.lost(link)
+        self._requests.lost(link)
         if was_hosts_agent:
             if host not in self._leaving:
                 if not self._closing:

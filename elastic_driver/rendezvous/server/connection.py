@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import json
 import os
 import socket
 import struct
@@ -22,7 +21,6 @@ from typing import NoReturn, Protocol, cast
 
 import httptools
 
-from elastic_driver.errors import StaleRoundError
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import API
 from elastic_driver.rendezvous.proof import (
@@ -35,6 +33,7 @@ from elastic_driver.rendezvous.proof import (
     digest_of,
     is_same,
 )
+from elastic_driver.rendezvous.routes import error_body
 from elastic_driver.rendezvous.server.web import BODY_BYTES, Web, WebAnswer, WebStreaming
 
 _REASONS = {
@@ -148,12 +147,35 @@ class Guest(Protocol):
         """Cuts the connection if it has stalled."""
 
 
+class Register(Protocol):
+    """All who are connected."""
+
+    def arrived(self, guest: Guest) -> None:
+        """A peer connected."""
+
+    def met(self, guest: Guest) -> None:
+        """The peer has said who it is, and is about to prove it."""
+
+    def trusted(self, connection: Connection) -> None:
+        """The peer has proven who it is."""
+
+    def left(self, guest: Guest) -> None:
+        """The connection is closing or gone. May be called more than once."""
+
+    def lost(self, guest: Guest) -> None:
+        """The connection is gone."""
+
+
 class Service(Protocol):
     """What a connection needs of the server."""
 
     limits: ServerLimits
     reader_header: bytes
     web: Web | None
+
+    @property
+    def guests(self) -> Register:
+        """All who are connected."""
 
     def key_of(self, identity: Identity) -> bytes | None:
         """What this peer is to prove itself with; None for nobody that there is."""
@@ -165,29 +187,6 @@ class Service(Protocol):
         self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
     ) -> None:
         """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
-
-    def arrived(self, connection: Guest) -> None:
-        """A peer connected."""
-
-    def met(self, connection: Connection) -> None:
-        """The peer has said who it is, and is about to prove it."""
-
-    def trusted(self, connection: Connection) -> None:
-        """The peer has proven who it is."""
-
-    def left(self, connection: Guest) -> None:
-        """The connection is closing or gone. May be called more than once."""
-
-    def lost(self, connection: Guest) -> None:
-        """The connection is gone."""
-
-
-def error_body(error: Exception | str) -> bytes:
-    """The JSON object that every answer from 400 up has."""
-    data: dict[str, object] = {"error": str(error)}
-    if isinstance(error, StaleRoundError):
-        data |= {"round_id": error.round_id, "current_round_id": error.current_round_id}
-    return json.dumps(data).encode()
 
 
 def _is_ours(sock: socket.socket) -> bool:
@@ -347,7 +346,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         transport.write(_web_head(200, answer.content_type, answer.headers) + b"Connection: close\r\n\r\n")
-        self._service.trusted(self)
+        self._service.guests.trusted(self)
         self._stream = _Stream(self, transport, answer)
         answer.began(self._stream)
 
@@ -385,7 +384,7 @@ class Connection(asyncio.Protocol):
         transport.write(f"{head}{REPLY_HEADER}: {proof}\r\n\r\n".encode())
         self._deaf = True
         self._transport = None
-        self._service.lost(self)
+        self._service.guests.lost(self)
         following = protocol(self._session)
         transport.set_protocol(following)
         following.connection_made(transport)
@@ -406,14 +405,14 @@ class Connection(asyncio.Protocol):
         """Closes the connection after what is written already."""
         self._deaf = True
         self._since = self._loop.time()
-        self._service.left(self)
+        self._service.guests.left(self)
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Cuts the connection."""
         self._deaf = True
-        self._service.left(self)
+        self._service.guests.left(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -460,12 +459,12 @@ class Connection(asyncio.Protocol):
             self._deaf = True
             transport.abort()
             return
-        self._service.arrived(self)
+        self._service.guests.arrived(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
         self._drop_parked()
-        self._service.lost(self)
+        self._service.guests.lost(self)
         if self._stream is not None:
             self._stream.lost()
 
@@ -566,7 +565,7 @@ class Connection(asyncio.Protocol):
             self._proven += 1
             self._counted = True
             if self._proven == 1:
-                self._service.trusted(self)
+                self._service.guests.trusted(self)
         elif scheme == _HELLO:
             self._meet(words)
         elif is_same(self._authorization, self._service.reader_header):
@@ -586,7 +585,7 @@ class Connection(asyncio.Protocol):
         key = self._service.key_of(self.identity)
         if key is None:
             self._stop(401, _NOBODY)
-        self._service.met(self)
+        self._service.guests.met(self)
         server_nonce = os.urandom(NONCE_BYTES).hex()
         self._session = Session(key, name, nonce, server_nonce)
         self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (server_nonce.encode(), self._session.greeting)

@@ -39,7 +39,7 @@ class Handshake:
         self._context = context
         self._task = asyncio.get_running_loop().create_task(self._shake())
         self._task.add_done_callback(self._done)
-        service.arrived(self)
+        service.guests.arrived(self)
 
     async def _shake(self) -> bool:
         """Whether there is a connection now, which has the socket."""
@@ -58,7 +58,7 @@ class Handshake:
     def _done(self, task: asyncio.Task[bool]) -> None:
         if task.cancelled() or not task.result():
             self._sock.close()
-        self._service.lost(self)
+        self._service.guests.lost(self)
 
     @property
     def descriptor(self) -> int:
@@ -80,7 +80,7 @@ class Handshake:
 
     def abort(self) -> None:
         """See Guest."""
-        self._service.left(self)
+        self._service.guests.left(self)
         self._task.cancel()
 
     def check_time(self, now: float) -> None:

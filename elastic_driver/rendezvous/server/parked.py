@@ -1,4 +1,4 @@
-"""Requests that are not answered yet: who waits for which key, for how many keys, for which answer of the driver.
+"""Requests that are not answered at once: who waits for which key, for how many keys, for which answer.
 
 Owns their time limits and the index that finds them when what they wait for is there. Polls nothing.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from elastic_driver.errors import StaleRoundError
-from elastic_driver.rendezvous.server.connection import Connection, error_body
+from elastic_driver.rendezvous.routes import Answer, Deferred, RawAnswer, error_body, written
+from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater, Timer
 
 
-class Waiter:
+class Waiter(Deferred):
     """A parked key-value request.
 
     Attributes:
@@ -27,31 +27,33 @@ class Waiter:
 
     __slots__ = ("_connection", "_timer", "_waiters", "count", "key", "round_id", "scope")
 
-    def __init__(
-        self, connection: Connection, round_id: int, scope: str, *, key: str | None = None, count: int = 0
-    ) -> None:
+    def __init__(self, round_id: int, scope: str, *, key: str | None = None, count: int = 0) -> None:
         self.round_id, self.scope, self.key, self.count = round_id, scope, key, count
-        self._connection = connection
+        self._connection: Connection | None = None
         self._waiters: Waiters | None = None
         self._timer: Timer | None = None
 
-    def park(self, waiters: Waiters, store: RoundStore, wait_s: float, call_later: CallLater) -> None:
+    def wait(self, waiters: Waiters, store: RoundStore, wait_s: float, call_later: CallLater) -> None:
         """Waits; :meth:`answer` or the time ends it."""
         self._waiters = waiters
         waiters.add(self)
-        self._connection.park(self)
-        self._timer = call_later(wait_s, lambda: self.answer_too_late(store))
+        self._timer = call_later(wait_s, lambda: self.answer(*self.too_late(store)))
+
+    def begin(self, connection: Connection) -> None:
+        """See Deferred."""
+        self._connection = connection
+        connection.park(self)
 
     def answer(self, status: int, body: bytes) -> None:
         """Ends the wait with an answer."""
         self.drop()
-        self._connection.answer(self, status, body)
+        if self._connection is not None:
+            self._connection.answer(self, status, body)
 
-    def answer_too_late(self, store: RoundStore) -> None:
-        """Ends the wait with what is missing."""
+    def too_late(self, store: RoundStore) -> RawAnswer:
+        """What is missing, when the time is over."""
         if self.key is not None:
-            self.answer(404, error_body(f"scope {self.scope!r} has no key {self.key!r}"))
-            return
+            return 404, error_body(f"scope {self.scope!r} has no key {self.key!r}")
         present = [key for key, _ in store.entries(self.round_id, self.scope)]
         text = f"{self.count - len(present)} of {self.count} are missing in scope {self.scope!r}"
         if len(present) <= 20:
@@ -59,7 +61,7 @@ class Waiter:
         elif self.count <= 100_000:
             absent = sorted(set(range(self.count)) - {int(key) for key in present if key.isdecimal() and len(key) < 9})
             text += f" (missing: {', '.join(map(str, absent[:20]))}{', …' if len(absent) > 20 else ''})"
-        self.answer(408, error_body(text))
+        return 408, error_body(text)
 
     def drop(self) -> None:
         """Ends the wait without an answer."""
@@ -155,50 +157,52 @@ class Waiters:
         ]
 
 
-class PendingAnswer:
-    """A parked request whose answer the driver's handler will give.
+class PendingAnswer(Deferred):
+    """A parked request whose answer is being awaited.
+
+    Args:
+        future: the answer; cancelled when the time is over or nobody waits any more.
+        pending: all that are awaited.
+        failure: gives status and body for an exception.
+        wait_s: how long it is awaited; None for as long as the peer does.
 
     Attributes:
-        future: the answer; cancelled when the time is over or nobody waits any more.
+        future: see there.
     """
 
-    __slots__ = ("_connection", "_failure", "_pending", "_render", "_timer", "future")
+    __slots__ = ("_connection", "_failure", "_pending", "_timer", "_wait_s", "future")
 
     def __init__(
         self,
-        connection: Connection,
-        future: asyncio.Future[Any],
+        future: asyncio.Future[Answer],
         pending: set[PendingAnswer],
-        failure: Callable[[BaseException], tuple[int, bytes]],
-        render: Callable[[Any], tuple[int, bytes]],
+        failure: Callable[[BaseException], RawAnswer],
+        wait_s: float | None,
     ) -> None:
         self.future = future
-        self._connection = connection
         self._pending = pending
         self._failure = failure
-        self._render = render
+        self._wait_s = wait_s
         self._timer: asyncio.TimerHandle | None = None
+        self._connection: Connection
 
-    def park(self, wait_s: float | None) -> None:
-        """Waits for the answer; 204 when there is none in time. An answer that is there already is sent at once.
-
-        Args:
-            wait_s: None to wait for as long as the peer does.
-        """
-        self._connection.park(self)
+    def begin(self, connection: Connection) -> None:
+        """See Deferred: 204 when there is no answer in time. One that is there already is sent at once."""
+        self._connection = connection
+        connection.park(self)
         if self.future.done():
             self._answer(self.future)
             return
         self._pending.add(self)
-        if wait_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self.future.cancel)
+        if self._wait_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.future.cancel)
         self.future.add_done_callback(self._answer)
 
     def drop(self) -> None:
         """Nobody waits any more."""
         self.future.cancel()
 
-    def _answer(self, future: asyncio.Future[Any]) -> None:
+    def _answer(self, future: asyncio.Future[Answer]) -> None:
         self._pending.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -207,5 +211,4 @@ class PendingAnswer:
         elif (error := future.exception()) is not None:
             self._connection.answer(self, *self._failure(error))
         else:
-            status, body = self._render(future.result())
-            self._connection.answer(self, status, body, is_json=True)
+            self._connection.answer(self, *written(future.result()), is_json=True)

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.server.connection import Connection, Guest
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.worker.launched import door
 from elastic_driver.worker.launched.places import LOOPBACK
-from elastic_driver.worker.launched.rounds import ROUTES, LaunchedRounds
+from elastic_driver.worker.launched.rounds import LaunchedRounds
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -29,34 +29,6 @@ _T = TypeVar("_T")
 # How long the others' goodbyes are waited for when rank 0 ends: they come within milliseconds of their last barrier.
 _GOODBYES_S = 2.0
 _CLOSE_S = 3.0
-
-
-class _Server(RendezvousServer):
-    """Tells when a rank has no connection any more: the kernel closes them when its process ends, however that ends."""
-
-    def __init__(self, rounds: LaunchedRounds, key: JobKey) -> None:
-        super().__init__(rounds, routes=ROUTES, key=key, own={}, on_error=_report)
-        self.rounds = rounds
-        self._of: dict[WorkerId, set[Connection]] = {}
-        rounds.serve(self)
-
-    def trusted(self, connection: Connection) -> None:
-        """See Service."""
-        super().trusted(connection)
-        worker = connection.identity.worker
-        if worker is not None:
-            self._of.setdefault(worker, set()).add(connection)
-
-    def lost(self, connection: Guest) -> None:
-        """See Service."""
-        super().lost(connection)
-        worker = connection.identity.worker if isinstance(connection, Connection) else None
-        theirs = self._of.get(worker) if worker is not None else None
-        if worker is None or not theirs or connection not in theirs:
-            return
-        theirs.discard(connection)
-        if not theirs:
-            self.rounds.gone(worker)
 
 
 class JobHost:
@@ -77,11 +49,17 @@ class JobHost:
         # ended. Requests wake it; close() ends it.
         self._thread = threading.Thread(target=self._loop.run_forever, name="elastic-job", daemon=True)
         self._thread.start()
-        self._server = self._call(self._make())
+        self._rounds, self._server = self._call(self._make())
 
-    async def _make(self) -> _Server:
+    async def _make(self) -> tuple[LaunchedRounds, RendezvousServer]:
         rounds = LaunchedRounds(self._workers, self._slots, start_timeout_s=self._start_timeout_s)
-        return _Server(rounds, self._key)
+        keys = KeyRoutes()
+        rounds.serve(keys)
+        # The kernel closes a rank's connections when its process ends, however that ends.
+        server = RendezvousServer(
+            (*rounds.routes, *keys.routes), key=self._key, on_error=_report, on_worker_gone=rounds.gone
+        )
+        return rounds, server
 
     def open_door(self, name: str) -> door.Welcome:
         """Serves the ranks of this machine, and has those that knock told how.
@@ -134,10 +112,10 @@ class JobHost:
 
     async def _end(self, patience_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._server.rounds.all_gone.wait(), patience_s)
+            await asyncio.wait_for(self._rounds.all_gone.wait(), patience_s)
         for opened in self._doors:
             opened.close()
-        self._server.rounds.close()
+        self._rounds.close()
         await self._server.close()
 
     def abandon(self) -> None:

@@ -11,13 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import (
-    DrainHostRequest,
-    DrainReply,
-    EndReply,
-    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -25,17 +21,8 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
-from elastic_driver.rendezvous.routes import WORKER, Route, Routes
+from elastic_driver.rendezvous.routes import Routes, routes_of_rounds
 from elastic_driver.words import Backend, NoticeKind
-
-ROUTES: Routes = {
-    "next-round": Route({b"POST": WORKER}),
-    "watch": Route({b"POST": WORKER}),
-    "running": Route({b"POST": WORKER}),
-    "exchange": Route({b"POST": WORKER}),
-    "key": Route({b"GET": WORKER, b"PUT": WORKER}),
-}
-"""What ranks may ask."""
 
 _NAMED = 20
 
@@ -48,7 +35,7 @@ class Store(Protocol):
 
 
 class LaunchedRounds:
-    """See above. The server's RoundHandler.
+    """See above.
 
     Args:
         workers: the ranks' names, by rank.
@@ -84,6 +71,11 @@ class LaunchedRounds:
         """Ends its timer."""
         if self._timer is not None:
             self._timer.cancel()
+
+    @property
+    def routes(self) -> Routes:
+        """What ranks ask."""
+        return routes_of_rounds(self)
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
         """A rank asks for a round: it waits until all have.
@@ -159,22 +151,6 @@ class LaunchedRounds:
 
     def running(self, report: RunningReport) -> None:
         """A rank trains: nobody counts that here."""
-
-    def leave(self, request: LeaveRequest) -> None:
-        """Never called: no route."""
-        raise RendezvousProtocolError("the ranks of a launched job stay")
-
-    def drain(self, request: DrainHostRequest) -> DrainReply:
-        """Never called: no route."""
-        raise RendezvousProtocolError("the ranks of a launched job stay")
-
-    def end(self) -> EndReply:
-        """Never called: no route."""
-        raise RendezvousProtocolError("who has started a launched job ends it")
-
-    def status(self) -> dict[str, object]:
-        """Never called: no route."""
-        raise RendezvousProtocolError("a launched job has no status")
 
     def _rank(self, worker: WorkerId) -> int:
         rank = self._rank_of.get(worker)

@@ -12,7 +12,7 @@ import pytest
 from elastic_driver.cli import target as target_module
 from elastic_driver.cli.main import main
 from elastic_driver.rendezvous.job_files import Posting
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, Route, RouteRequest
+from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest
 from tests.support.fakes.rendezvous_service import KEY, serving
 
 pytestmark = [pytest.mark.integration]
@@ -35,8 +35,7 @@ def asked(runtime: Path) -> Iterator[list[RouteRequest]]:
         requests.append(request)
         return 200, json.dumps(ANSWER).encode()
 
-    own = {**DRIVER_ROUTES, "stacks": Route({b"GET": OPERATOR}, answer)}
-    with serving(own=own) as service:
+    with serving(routes=[Route("GET", "stacks", OPERATOR, answer)]) as service:
         posting = Posting.post("1f", service.url, KEY, ["python", "train.py"])
         assert posting is not None
         yield requests

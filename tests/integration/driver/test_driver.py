@@ -19,7 +19,12 @@ from elastic_driver.driver import rounds as rounds_module
 from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.agent_messages import Kill, KillAll, NoticeSet, Stop
-from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Notice, RoundAssignment
+from elastic_driver.rendezvous.messages import (
+    JobOver,
+    NextRoundReply,
+    Notice,
+    RoundAssignment,
+)
 from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__

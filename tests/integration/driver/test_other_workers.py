@@ -12,7 +12,6 @@ import uvloop
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
 from tests.support.fakes.driver_fakes import Job
 
@@ -27,10 +26,6 @@ class OtherDialect:
     def __init__(self, on_change: OnChange) -> None:
         self.on_change = on_change
         self.told: dict[WorkerId, str] = {}
-
-    @property
-    def routes(self) -> Routes:
-        return {}
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         planned = start.planned

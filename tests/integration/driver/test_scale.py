@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.rendezvous.credentials import JobKey
@@ -118,12 +117,8 @@ def test_a_member_dies_while_the_others_connect() -> None:
 
 
 def test_too_few_open_files_are_said_at_the_start() -> None:
-    class Nobody:
-        def __getattr__(self, name: str) -> Any:
-            raise NotImplementedError(name)
-
     async def main() -> None:
-        server = RendezvousServer(Nobody(), routes=OUR_ROUTES, key=JobKey.new())
+        server = RendezvousServer([], key=JobKey.new())
         with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 8000000256 open files"):
             await server.start("127.0.0.1", 0, workers=1_000_000_000, descriptors_each=5)
 
@@ -135,7 +130,7 @@ def test_too_few_open_files_for_as_many_as_there_may_come_to_be_are_told() -> No
     told: list[str] = []
 
     async def main() -> None:
-        server = RendezvousServer(None, routes=OUR_ROUTES, key=JobKey.new(), on_full=told.append)  # type: ignore[arg-type]
+        server = RendezvousServer([], key=JobKey.new(), on_full=told.append)
         await server.start("127.0.0.1", 0, workers=4, at_most=1_000_000_000, descriptors_each=5)
         await server.close()
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -19,6 +18,7 @@ from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.messages import LeaveRequest
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.routes import Route, RouteRequest
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from tests.support.fakes.rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
 
@@ -39,20 +39,19 @@ class Local:
         self._clients: list[RendezvousClient] = []
         self.answer: asyncio.Future[tuple[int, bytes]] | None = None
         self.name = f"elastic-driver-{secrets.token_hex(16)}"
-        routes = {name: route for name, route in OUR_ROUTES.items() if name != "leave"}
-        later = {
-            "leave": Route({b"POST": WORKERS}, self._later),
-            "status": Route({b"GET": WORKERS}, lambda _: (200, b"{}")),
-        }
+        self.keys = KeyRoutes(upstream=self)
+        routes = (
+            *self.keys.routes,
+            Route("POST", "leave", WORKERS, self._later),
+            Route("GET", "status", WORKERS, lambda _: (200, b"{}")),
+        )
 
         def make() -> RendezvousServer:
-            return RendezvousServer(
-                service.handler, routes=routes, key=self, own=later, upstream=self, on_error=service.errors.append
-            )
+            return RendezvousServer(routes, key=self, on_error=service.errors.append)
 
         self.server: RendezvousServer = service.call(make)
         service.wait(self.server.start_local(self.name, workers=4))
-        service.call(lambda: self.server.begin_round(1))
+        service.call(lambda: self.keys.begin_round(1))
 
     def of(self, identity: Identity) -> bytes | None:
         """See Keys: two workers have one."""
@@ -124,8 +123,8 @@ def test_a_key_of_another_host(local: Local, pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(client.get, 1, "s", "theirs", wait_s=3600.0)
     local.until_wanted()
     assert local.wants == [(1, "s", "theirs", 0)]
-    call(local, lambda: local.server.take(2, "s", [("theirs", b"of another round")]))
-    call(local, lambda: local.server.take(1, "s", [("theirs", b"2")]))
+    call(local, lambda: local.keys.take(2, "s", [("theirs", b"of another round")]))
+    call(local, lambda: local.keys.take(1, "s", [("theirs", b"2")]))
     assert waiting.result(PATIENCE_S) == b"2"
     assert len(local.puts) == 1, "what has come from there does not go back"
 
@@ -141,7 +140,7 @@ def test_as_many_keys_as_all_hosts_have(local: Local, pool: ThreadPoolExecutor) 
         if len(local.wants) == 2:
             break
     assert set(local.wants) == {(1, "all", "", 3)}
-    call(local, lambda: local.server.take(1, "all", [("0", b"0"), ("2", b"2")]))
+    call(local, lambda: local.keys.take(1, "all", [("0", b"0"), ("2", b"2")]))
     assert [one.result(PATIENCE_S) for one in calls] == [[b"0", b"1", b"2"]] * 2
 
 
@@ -152,7 +151,7 @@ def test_a_wait_that_ends_here(local: Local, pool: ThreadPoolExecutor) -> None:
     local.wanted.clear()
     waiting = pool.submit(client.get, 1, "s", "k", wait_s=3600.0)
     local.until_wanted()
-    call(local, lambda: local.server.begin_round(2))
+    call(local, lambda: local.keys.begin_round(2))
     with pytest.raises(StaleRoundError):
         waiting.result(PATIENCE_S)
 

@@ -23,7 +23,7 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.messages import JobOver, Notice, RunningReport, WatchRequest
+from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest
 from elastic_driver.rendezvous.proof import REPLY_HEADER
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
@@ -79,15 +79,6 @@ def test_key_value(client: RendezvousClient) -> None:
     assert client.get(1, "a/b", "ü") == b""
 
 
-def test_waiting_for_keys(service: Service, client: RendezvousClient, calls: Calls) -> None:
-    calls.start(lambda: client.get(1, "s", "0", wait_s=PATIENCE_S))
-    service.until_parked(1)
-    client.put(1, "s", "1", b"1")
-    client.put(1, "s", "0", b"0")
-    assert calls.join() == [b"0"]
-    assert client.get(1, "s", "2", wait_s=0.01) is None
-
-
 def test_exchange(client: RendezvousClient, calls: Calls) -> None:
     def exchange(scope: str, rank: int) -> Callable[[], Any]:
         return lambda: client.exchange(1, scope, rank, 12, f"{scope}{rank}".encode(), timeout_s=PATIENCE_S)
@@ -117,7 +108,7 @@ def test_a_round_that_passes_while_a_call_is_blocked(service: Service, client: R
     calls.start(lambda: client.exchange(1, "s", 0, 2, b"", timeout_s=PATIENCE_S))
     calls.start(lambda: client.get(1, "s", "k", wait_s=PATIENCE_S))
     service.until_parked(2)
-    service.call(lambda: service.server.begin_round(4))
+    service.call(lambda: service.keys.begin_round(4))
     for error in calls.join():
         assert isinstance(error, StaleRoundError)
         assert (error.round_id, error.current_round_id) == (1, 4)
@@ -147,13 +138,6 @@ def test_next_round_asks_on_until_there_is_one(calls: Calls) -> None:
         service.until(lambda: decide(service), "a poll to answer")
         assert calls.join() == [ASSIGNMENT]
         client.close()
-
-
-def test_next_round_at_the_end_of_the_job(service: Service, client: RendezvousClient, calls: Calls) -> None:
-    calls.start(lambda: client.next_round(READY))
-    service.until_parked(1)
-    service.call(lambda: service.handler.next_rounds[0].set_result(JobOver("done")))
-    assert calls.join() == [JobOver("done")]
 
 
 def test_watch(service: Service, client: RendezvousClient, calls: Calls) -> None:
@@ -214,11 +198,11 @@ def test_no_proxy_is_asked(service: Service, client: RendezvousClient, monkeypat
 def test_connections_are_kept_and_shared(service: Service, client: RendezvousClient, calls: Calls) -> None:
     for number in range(50):
         client.put(1, "s", str(number), b"")
-    assert service.call(lambda: len(service.server._connections)) == 1
+    assert service.call(lambda: len(service.guests)) == 1
     for _ in range(20):  # one thread after the other: no connection for each
         calls.start(lambda: client.get(1, "s", "0"))
         calls.join()
-    assert service.call(lambda: len(service.server._connections)) == 1
+    assert service.call(lambda: len(service.guests)) == 1
 
 
 def test_a_closed_client_leaves_no_descriptor(service: Service, calls: Calls) -> None:
@@ -231,7 +215,7 @@ def test_a_closed_client_leaves_no_descriptor(service: Service, calls: Calls) ->
     assert client.status()
     client.close()
     assert {type(error) for error in calls.join()} == {RendezvousClosedError}
-    service.until(lambda: not service.server._connections, "all connections are gone")
+    service.until(lambda: not service.guests, "all connections are gone")
     assert descriptors() == before
 
 
@@ -291,7 +275,7 @@ def test_a_call_goes_on_over_a_restart_on_the_same_port(calls: Calls) -> None:
     calls.start(lambda: client.exchange(1, "s", 0, 2, b"new", timeout_s=PATIENCE_S))  # refused, for now
     with serving(port=port) as second:
         second.until_parked(1)
-        second.call(lambda: next(iter(second.server._connections)).abort())
+        second.call(lambda: next(iter(second.guests)).abort())
         second.until_parked(1)  # it came back
         client.put(1, "s", "1", b"one")
         assert calls.join() == [[b"new", b"one"]]
@@ -496,7 +480,7 @@ def test_a_child_that_closes_first_leaves_the_parents_calls(
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert service.call(lambda: service.server.parked) == 1
+    assert service.call(lambda: service.parked) == 1
     client.put(1, "s", "later", b"late")
     assert calls.join() == [b"late"]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -30,11 +29,13 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import REPLY_HEADER, Session, digest_of
-from elastic_driver.rendezvous.routes import table_of
+from elastic_driver.rendezvous.routes import Route
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
 from tests.support.fakes.fake_job import FakeJob, workers_on
+from tests.support.fakes.memory_service import MemoryPeer, MemoryService, serving_in_memory
 from tests.support.fakes.rendezvous_service import (
     IDENTITY,
     KEY,
@@ -44,6 +45,7 @@ from tests.support.fakes.rendezvous_service import (
     READY,
     WORKER,
     Calls,
+    Handler,
     Peer,
     Service,
     credential,
@@ -60,25 +62,31 @@ WATCH = WatchRequest(WORKER, 1, 0)
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def listening() -> Iterator[Service]:
     with serving() as running:
         yield running
 
 
 @pytest.fixture
-def peer(service: Service) -> Iterator[Peer]:
-    with Peer(service) as connected:
+def service() -> Iterator[MemoryService]:
+    with serving_in_memory() as running:
+        yield running
+
+
+@pytest.fixture
+def peer(service: MemoryService) -> Iterator[MemoryPeer]:
+    with MemoryPeer(service) as connected:
         yield connected
 
 
-def keys(service: Service) -> int:
-    return int(service.call(lambda: service.server.store.count(1, "s")))
+def keys(service: MemoryService) -> int:
+    return int(service.call(lambda: service.keys.store.count(1, "s")))
 
 
 # --- what was said once ----------------------------------------------------------------------------
 
 
-def test_a_captured_request_is_worth_nothing_again(service: Service, peer: Peer) -> None:
+def test_a_captured_request_is_worth_nothing_again(service: MemoryService, peer: MemoryPeer) -> None:
     """On its own connection, on a new one, and on one that was begun with the same words."""
     captured = peer.request("PUT", PATH, b"old")
     for data in (captured, peer.request("PUT", PATH, b"new")):
@@ -87,17 +95,17 @@ def test_a_captured_request_is_worth_nothing_again(service: Service, peer: Peer)
     peer.send(captured)
     assert (peer.read().status, peer.is_closed()) == (401, True)
     for nonce in (NONCE, "f" * 32):
-        with Peer(service) as other:
+        with MemoryPeer(service) as other:
             other.meet(nonce)
             other.send(captured)
             assert (other.read().status, other.is_closed()) == (401, True)
-    with Peer(service) as stranger:
+    with MemoryPeer(service) as stranger:
         stranger.send(captured)
         assert (stranger.read().status, stranger.is_closed()) == (401, True)
-    assert service.call(lambda: service.server.store.get(1, "s", "k")) == b"new"
+    assert service.call(lambda: service.keys.store.get(1, "s", "k")) == b"new"
 
 
-def test_requests_cannot_be_left_out_or_change_places(service: Service, peer: Peer) -> None:
+def test_requests_cannot_be_left_out_or_change_places(service: MemoryService, peer: MemoryPeer) -> None:
     first, second = peer.request("PUT", PATH, b"1"), peer.request("PUT", PATH, b"2")
     peer.send(second + first)
     assert (peer.read().status, peer.is_closed()) == (401, True)
@@ -121,7 +129,7 @@ def test_requests_cannot_be_left_out_or_change_places(service: Service, peer: Pe
         (b" " + digest_of(b"value"), b""),
     ],
 )
-def test_a_request_that_is_changed_on_the_way(service: Service, peer: Peer, old: bytes, new: bytes) -> None:
+def test_a_request_that_is_changed_on_the_way(service: MemoryService, peer: MemoryPeer, old: bytes, new: bytes) -> None:
     """The refusal has no proof, so that who has really asked asks again."""
     data = peer.request("PUT", f"{PATH}?a=1", b"value")
     assert data.count(old) == 1
@@ -133,7 +141,7 @@ def test_a_request_that_is_changed_on_the_way(service: Service, peer: Peer, old:
     assert keys(service) == 0
 
 
-def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service, peer: Peer) -> None:
+def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: MemoryService, peer: MemoryPeer) -> None:
     peer.send(peer.request("GET", f"{PATH}?wait_s=3600"))
     service.until_parked(1)
     peer.send(peer.request("PUT", PATH, b"other", covered=b"value"))
@@ -143,12 +151,7 @@ def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service
 
 # --- who may do what -------------------------------------------------------------------------------
 
-TABLE = table_of(OUR_ROUTES)
-TARGETS = {
-    "key": "rounds/1/kv/s/k",
-    "exchange": "rounds/1/exchange/s?key=0&count=1",
-    "hello": "hello",
-}
+ROUTES = (*Handler().routes, *KeyRoutes().routes)
 BODIES = {
     "next-round": READY.to_json(),
     "watch": WATCH.to_json(),
@@ -159,67 +162,70 @@ BODIES = {
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize(
-    ("route", "method"), [(name, method) for name, route in TABLE.items() for method in route.methods]
-)
-def test_the_table_of_permissions(service: Service, role: Role, route: str, method: bytes) -> None:
-    target, body = f"/v1/{TARGETS.get(route, route)}", b"" if method == b"GET" else BODIES.get(route, b"value")
-    if route in ("next-round", "watch"):
-        target += "?wait_s=0.001"
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_each_role_may_what_the_routes_say(service: MemoryService, role: Role, route: Route) -> None:
+    method = route.method
+    target, body = f"/v1/{route.path.replace('*', '1')}", b"" if method == "GET" else BODIES.get(route.path, b"value")
+    if method == "POST":
+        target += "?key=0&count=1&wait_s=0.001"
     if role is Role.READER:
-        with Peer(service) as reader:
-            reader.send(request(method.decode(), target, b"", READER))
+        with MemoryPeer(service) as reader:
+            reader.send(request(method, target, b"", READER))
             status = reader.read().status
     else:
         number = {Role.TICKET: "ab", Role.AGENT: "ab", Role.CHIEF: "1"}.get(role, "")
-        with Peer(service, Identity(role, WORKER if role is Role.WORKER else None, number)) as peer:
-            status = peer.ask(method.decode(), target, body).status
-    allowed = role in TABLE[route].methods[method]
+        with MemoryPeer(service, Identity(role, WORKER if role is Role.WORKER else None, number)) as peer:
+            status = peer.ask(method, target, body).status
+    allowed = role in route.roles
     assert (status == 403) is not allowed
     assert status in (403, 200, 204, 404, 101)  # 404: the key is not there; 101: agents speak on in frames
     done = (*service.handler.next_rounds, *service.handler.watches, *service.handler.reports)
     assert allowed or not (done or service.handler.left or service.handler.drained or keys(service))
-    assert service.handler.ends == (allowed and route == "end")
+    assert service.handler.ends == (allowed and route.path == "end")
 
 
 @pytest.mark.parametrize("route", ["next-round", "watch", "running", "leave"])
-def test_a_worker_speaks_for_itself_only(service: Service, route: str) -> None:
-    with Peer(service, Identity(Role.WORKER, WorkerId("a", 0, 1))) as peer:
+def test_a_worker_speaks_for_itself_only(service: MemoryService, route: str) -> None:
+    with MemoryPeer(service, Identity(Role.WORKER, WorkerId("a", 0, 1))) as peer:
         answer = peer.ask("POST", f"/v1/{route}", BODIES[route])
     assert (answer.status, answer.error) == (403, "worker a[0]#1 may not speak for worker a[0]")
     handler = service.handler
     assert [*handler.next_rounds, *handler.watches, *handler.reports, *handler.left] == []
 
 
-def test_a_page_reads_the_status_with_what_is_in_the_job_s_file(service: Service) -> None:
-    asked = urllib.request.Request(f"{service.url}/v1/status", headers={"Authorization": READER})
+def test_a_page_reads_the_status_with_what_is_in_the_job_s_file(listening: Service) -> None:
+    asked = urllib.request.Request(f"{listening.url}/v1/status", headers={"Authorization": READER})
     with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
         assert json.load(answer)["explain"] == "waiting"
-    drain = urllib.request.Request(f"{service.url}/v1/drain", headers={"Authorization": READER}, method="POST")
+    drain = urllib.request.Request(f"{listening.url}/v1/drain", headers={"Authorization": READER}, method="POST")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(drain, timeout=PATIENCE_S)
 
 
 def test_readers_count_for_strangers() -> None:
     """What travels may have been read by anybody, who must not be able to take the workers' places with it."""
-    with serving(limits=ServerLimits(connections=2)) as service, Peer(service) as reader, Peer(service) as worker:
+    with (
+        serving_in_memory(limits=ServerLimits(connections=2)) as service,
+        MemoryPeer(service) as reader,
+        MemoryPeer(service) as worker,
+    ):
         reader.send(request("GET", "/v1/status", b"", READER))
         assert reader.read().status == 200
         assert worker.ask("GET", "/v1/status").status == 200
-        with Peer(service) as newcomer:
+        with MemoryPeer(service) as newcomer:
             assert newcomer.ask("GET", "/v1/status").status == 200
             assert reader.is_closed()
 
 
 def test_no_room_is_told_once_with_what_to_do() -> None:
-    with serving(limits=ServerLimits(connections=2)) as service:
-        peers = [Peer(service) for _ in range(2)]
+    with serving_in_memory(limits=ServerLimits(connections=2)) as service:
+        peers = [MemoryPeer(service) for _ in range(2)]
         for one in peers:
             assert one.ask("GET", "/v1/status").status == 200
         for _ in range(3):
-            with Peer(service) as late:
+            with MemoryPeer(service) as late:
                 assert late.read().status == 503
-            service.until(lambda: len(service.server._connections) == 2, "who was refused has gone")
+            service.until(lambda: len(service.guests) == 2, "who was refused has gone")
         for one in peers:
             one.close()
     assert len(service.full) == 1
@@ -295,7 +301,7 @@ MADE_UP = {
 
 
 @pytest.mark.parametrize("made_up", MADE_UP)
-def test_nobody_takes_the_place_of_a_driver_that_was_killed(service: Service, calls: Calls, made_up: str) -> None:
+def test_nobody_takes_the_place_of_a_driver_that_was_killed(listening: Service, calls: Calls, made_up: str) -> None:
     """Its workers obey nothing, tell nothing, and go on to ask as long as their patience lasts."""
     killed = Service()
     client = killed.client(patience_s=0.3)
@@ -333,21 +339,21 @@ def calls() -> Iterator[Calls]:
 
 
 @pytest.mark.parametrize("authorization", ["", READER, f"Elastic-Proof {'0' * 32}", f"Elastic-Hello operator {NONCE}"])
-def test_who_passes_a_hello_on_gets_no_further(service: Service, authorization: str) -> None:
+def test_who_passes_a_hello_on_gets_no_further(listening: Service, authorization: str) -> None:
     """He has a proof of the driver to show; without a key he is a relay that can change nothing."""
-    with Peer(service) as relay:
+    with Peer(listening) as relay:
         relay.send(hello(str(IDENTITY), NONCE))
         assert relay.read().status == 200
         relay.send(request("GET", "/v1/status", b"", authorization))
         assert (relay.read().status, relay.is_closed()) == (401, True)
 
 
-def test_a_driver_of_another_job_is_not_obeyed(service: Service) -> None:
-    client = service.client(key=JobKey.new(), patience_s=0.1)
+def test_a_driver_of_another_job_is_not_obeyed(listening: Service) -> None:
+    client = listening.client(key=JobKey.new(), patience_s=0.1)
     with pytest.raises(RendezvousError, match="does not prove to be this job's driver"):
         client.next_round(READY)
     client.close()
-    assert service.handler.next_rounds == []
+    assert listening.handler.next_rounds == []
 
 
 def answers(*tampered: Callable[[Session], bytes]) -> dict[str, Callable[[Session], bytes]]:
@@ -406,12 +412,12 @@ def test_an_answer_that_is_changed_on_the_way_is_asked_for_again(tampered: str) 
 
 
 @pytest.mark.parametrize("error", [StaleRoundError(1, 2), RendezvousClosedError("really")])
-def test_what_the_driver_proves_is_obeyed(service: Service, calls: Calls, error: Exception) -> None:
+def test_what_the_driver_proves_is_obeyed(listening: Service, calls: Calls, error: Exception) -> None:
     """The same answers that are not believed above."""
-    client = service.client()
+    client = listening.client()
     calls.start(lambda: client.watch(WATCH))
-    service.until_parked(1)
-    service.call(lambda: service.handler.watches[0].set_exception(error))
+    listening.until_parked(1)
+    listening.call(lambda: listening.handler.watches[0].set_exception(error))
     assert [type(one) for one in calls.join()] == [type(error)]
     client.close()
 

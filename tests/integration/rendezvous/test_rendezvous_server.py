@@ -1,35 +1,24 @@
-"""The rendezvous server over real sockets: what each request answers, who waits for what, how it ends."""
+"""The rendezvous server: what each request answers, who waits for what. Without sockets; see test_sockets.py."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from elastic_driver.dialects.ours import OUR_ROUTES
-from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.rendezvous.entries import unpack_entries
-from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest, parse_next_round_reply
-from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
-from elastic_driver.system.job_clock import JobClock
+from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest
+from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
+from tests.support.fakes.memory_service import MemoryPeer as Peer
+from tests.support.fakes.memory_service import MemoryService as Service
+from tests.support.fakes.memory_service import serving_in_memory as serving
 from tests.support.fakes.rendezvous_service import (
-    ASSIGNMENT,
-    KEY,
-    READER,
     READY,
     WORKER,
-    Calls,
-    Handler,
-    Peer,
-    Service,
-    descriptors,
     request,
-    serving,
 )
 
 pytestmark = pytest.mark.integration
@@ -38,9 +27,9 @@ NOTICE = Notice(1, 1, NoticeKind.HOSTS_UPDATED, "host b added")
 WATCH = WatchRequest(WORKER, 1, 0)
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    with serving(loop=request.param) as running:
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as running:
         yield running
 
 
@@ -67,46 +56,17 @@ def test_put_get_replace(peer: Peer) -> None:
 
 def test_old_workers_find_the_length_of_a_body(peer: Peer) -> None:
     peer.ask("PUT", "/v1/rounds/1/kv/a/b", b"value")
-    peer.send(peer.request("GET", "/v1/rounds/1/kv/a/b"))
-    assert b"\r\nContent-Length: 5\r\n" in peer.socket.recv(4096)
-
-
-def test_a_put_releases_all_who_wait(service: Service, peer: Peer) -> None:
-    waiting = [Peer(service) for _ in range(5)]
-    for one in waiting:
-        one.send(one.request("GET", "/v1/rounds/1/kv/s/k?wait_s=3600"))
-    service.until_parked(5)
-    peer.ask("PUT", "/v1/rounds/1/kv/other/k", b"no")
-    assert service.call(lambda: service.server.parked) == 5
-    peer.ask("PUT", "/v1/rounds/1/kv/s/k", b"yes")
-    answers = [one.read() for one in waiting]
-    assert {(answer.status, answer.body) for answer in answers} == {(200, b"yes")}
-    assert service.call(lambda: service.server.parked) == 0
-    for one in waiting:
-        one.close()
+    assert peer.ask("GET", "/v1/rounds/1/kv/a/b").headers["Content-Length"] == "5"
 
 
 def test_a_wait_ends_in_its_time(service: Service, peer: Peer) -> None:
     answer = peer.ask("GET", "/v1/rounds/1/kv/s/k?wait_s=0.02")
     assert (answer.status, answer.error) == (404, "scope 's' has no key 'k'")
-    assert service.call(lambda: service.server.parked) == 0
+    assert service.call(lambda: service.parked) == 0
     assert peer.ask("GET", "/v1/status").status == 200  # the connection goes on
 
 
 # --- exchange -----------------------------------------------------------------------------------------------
-
-
-def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
-    peers = [(scope, key, Peer(service)) for key in (2, 0, 1) for scope in ("left", "right")]
-    for scope, key, one in peers:
-        one.send(
-            one.request(
-                "POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=3600", f"{scope}{key}".encode()
-            )
-        )
-    for scope, _, one in peers:
-        assert unpack_entries(one.read().body) == [(str(key), f"{scope}{key}".encode()) for key in range(3)]
-        one.close()
 
 
 def test_an_exchange_can_be_completed_by_puts_and_repeated(service: Service, peer: Peer) -> None:
@@ -130,7 +90,7 @@ def test_exchanges_with_other_counts_are_released_each_at_its_own(service: Servi
         service.until_parked(2)
         peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"1")
         assert len(unpack_entries(two.read().body)) == 2
-        assert service.call(lambda: service.server.parked) == 1
+        assert service.call(lambda: service.parked) == 1
         peer.ask("PUT", "/v1/rounds/1/kv/s/2", b"2")
         assert len(unpack_entries(three.read().body)) == 3
 
@@ -147,24 +107,6 @@ def test_an_exchange_that_is_not_complete_in_time_says_what_is_missing(peer: Pee
 # --- rounds -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_server_that_stood_still_reads_what_has_come_before_it_says_that_it_is_too_late(loop: str) -> None:
-    clock = JobClock(most_s=0.05)
-    with serving(call_later=clock.call_later, loop=loop) as service:
-        calls, client, second = Calls(), service.client(), service.client()
-        calls.start(lambda: client.exchange(1, "s", 0, 2, b"zero", timeout_s=3.0))
-        service.until_parked(1)
-
-        def stand_still() -> None:
-            calls.start(lambda: second.put(1, "s", "1", b"one"))  # over a new connection
-            time.sleep(3.5)  # what the test is about: longer than the wait
-
-        service.call(stand_still)
-        assert calls.join() == [[b"zero", b"one"], None]
-        client.close()
-        second.close()
-
-
 @pytest.mark.parametrize("round_id", [0, 1, 3])
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -175,7 +117,7 @@ def test_a_server_that_stood_still_reads_what_has_come_before_it_says_that_it_is
     ],
 )
 def test_another_round_is_refused(service: Service, peer: Peer, method: str, path: str, round_id: int) -> None:
-    service.call(lambda: service.server.begin_round(2))
+    service.call(lambda: service.keys.begin_round(2))
     answer = peer.ask(method, f"/v1/rounds/{round_id}/{path}")
     assert answer.status == 409
     assert json.loads(answer.body) == {
@@ -192,7 +134,7 @@ def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, pe
     for one, target in zip(waiting, targets, strict=True):
         one.send(one.request("POST" if "exchange" in target else "GET", f"/v1/rounds/1/{target}"))
     service.until_parked(2)
-    service.call(lambda: service.server.begin_round(7))
+    service.call(lambda: service.keys.begin_round(7))
     for one in waiting:
         assert json.loads(one.read().body)["current_round_id"] == 7
         assert one.ask("GET", "/v1/rounds/7/kv/s/k").status == 404  # keys are dropped, the connection goes on
@@ -200,13 +142,6 @@ def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, pe
 
 
 # --- the driver's requests ----------------------------------------------------------------------------------
-
-
-def test_next_round_is_answered_when_the_driver_has_decided(service: Service, peer: Peer) -> None:
-    peer.send(peer.request("POST", "/v1/next-round", READY.to_json()))
-    service.until_parked(1)
-    service.call(lambda: service.handler.next_rounds[0].set_result(ASSIGNMENT))
-    assert parse_next_round_reply(peer.read().body) == ASSIGNMENT
 
 
 def test_a_poll_without_news_is_answered_204_and_cancelled(service: Service, peer: Peer) -> None:
@@ -219,15 +154,6 @@ def test_a_poll_without_news_is_answered_204_and_cancelled(service: Service, pee
 def test_the_poll_time_is_the_servers_at_most() -> None:
     with serving(limits=ServerLimits(poll_s=0.02)) as service, Peer(service) as peer:
         assert peer.ask("POST", "/v1/watch?wait_s=1000", WATCH.to_json()).status == 204
-
-
-def test_watch(service: Service, peer: Peer) -> None:
-    peer.send(peer.request("POST", "/v1/watch", WATCH.to_json()))
-    service.until_parked(1)
-    service.call(lambda: service.handler.watches[0].set_result(NOTICE))
-    assert Notice.from_json(peer.read().body) == NOTICE
-    service.handler.current_round = 2
-    assert json.loads(peer.ask("POST", "/v1/watch", WATCH.to_json()).body)["current_round_id"] == 2
 
 
 @pytest.mark.parametrize(
@@ -260,19 +186,18 @@ def test_a_bug_of_the_handler_is_answered_and_reported(service: Service, peer: P
     assert peer.ask("GET", "/v1/status").status == 200
 
 
-def test_who_goes_while_parked_is_forgotten(service: Service) -> None:
-    for method, target, body in (
-        ("POST", "/v1/next-round", READY.to_json()),
-        ("POST", "/v1/watch", WATCH.to_json()),
-        ("GET", "/v1/rounds/1/kv/s/k?wait_s=3600", b""),
-        ("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=3600", b""),
-    ):
-        with Peer(service) as peer:
-            peer.send(peer.request(method, target, body))
-            service.until_parked(1)
-        service.until_parked(0)
-    assert service.call(lambda: service.handler.next_rounds[0].cancelled()) is True
-    assert service.call(lambda: service.handler.watches[0].cancelled()) is True
+def test_a_worker_is_gone_with_its_last_connection(service: Service) -> None:
+    first, second, stranger = (Peer(service) for _ in range(3))
+    for one in (first, second):
+        assert one.ask("GET", "/v1/status").status == 200
+    for one in (stranger, first):
+        one.close()
+    assert service.gone == []
+    second.close()
+    assert service.gone == [WORKER]
+    with Peer(service) as again:
+        assert again.ask("GET", "/v1/status").status == 200
+    assert service.gone == [WORKER, WORKER]
 
 
 # --- HTTP ---------------------------------------------------------------------------------------------------
@@ -284,30 +209,6 @@ def test_pipelined_requests_are_answered_in_order(service: Service, peer: Peer) 
     peer.send(puts + gets)
     assert {peer.read().status for _ in range(300)} == {204}
     assert [peer.read().body for _ in range(300)] == [str(key).encode() for key in range(300)]
-
-
-def test_requests_behind_a_parked_one_wait_for_it(service: Service, peer: Peer) -> None:
-    """In one packet, in later ones, cut anywhere; what the queue does may release what waits elsewhere."""
-    with Peer(service) as other:
-        other.send(other.request("GET", "/v1/rounds/1/kv/s/second?wait_s=3600"))
-        service.until_parked(1)
-        first = peer.request("GET", "/v1/rounds/1/kv/s/first?wait_s=3600")
-        behind = (
-            peer.request("GET", "/v1/rounds/1/kv/s/third?wait_s=3600")
-            + peer.request("PUT", "/v1/rounds/1/kv/s/second", b"2")
-            + peer.request("GET", "/v1/rounds/1/kv/s/nothing")
-        )
-        peer.send(first + behind[:100])
-        service.until_parked(2)
-        peer.send(behind[100:])
-        with Peer(service) as helper:
-            assert helper.ask("PUT", "/v1/rounds/1/kv/s/first", b"1").status == 204
-            assert peer.read().body == b"1"
-            service.until_parked(2)
-            assert helper.ask("PUT", "/v1/rounds/1/kv/s/third", b"3").status == 204
-        assert peer.read().body == b"3"
-        assert [peer.read().status for _ in range(2)] == [204, 404]
-        assert other.read().body == b"2"
 
 
 def test_a_chain_of_releases_as_long_as_there_are_peers(service: Service, peer: Peer) -> None:
@@ -342,13 +243,6 @@ def test_a_chunked_body(peer: Peer) -> None:
 
 
 EXPECT = ("Expect: 100-continue", "Content-Length: 5")
-
-
-def test_expect_100_continue(peer: Peer) -> None:
-    peer.send(peer.request("PUT", "/v1/rounds/1/kv/s/k", covered=b"value", headers=EXPECT))
-    assert peer.read().status == 100
-    peer.send(b"value")
-    assert peer.read().status == 204
 
 
 def test_100_continue_is_not_said_to_strangers(peer: Peer) -> None:
@@ -407,109 +301,4 @@ def test_a_connection_that_is_not_kept(peer: Peer, version: str, headers: tuple[
     assert peer.is_closed()
 
 
-def test_upgrade_is_answered_in_http_1_and_closed(peer: Peer) -> None:
-    assert peer.ask("GET", "/v1/status", headers=("Connection: Upgrade", "Upgrade: h2c")).status == 200
-    assert peer.is_closed()
-
-
 # --- begin and end ------------------------------------------------------------------------------------------
-
-
-def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
-    async def second() -> None:
-        await RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY).start("127.0.0.1", service.port)
-
-    with pytest.raises(SettingsError) as caught:
-        service.wait(second())
-    assert str(caught.value) == (
-        f"cannot listen on 127.0.0.1 port {service.port} for the rendezvous: "
-        "the port is in use; choose another with --rendezvous-port, or 0 for any"
-    )
-
-
-@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
-def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
-    async def main() -> None:
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
-        with pytest.raises(SettingsError, match="cannot listen on"):
-            await server.start(host, port)
-        await server.close()
-
-    asyncio.run(main())
-
-
-def test_a_range_of_ports() -> None:
-    async def main() -> None:
-        low = 21310  # below the ports that the system hands out to others
-        taken = socket.create_server(("127.0.0.1", low + 2))
-        server, second, third = (RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY) for _ in range(3))
-        assert await server.start("127.0.0.1", range(low + 2, low - 1, -1)) == low + 1
-        taken_too = socket.create_server(("127.0.0.2", low + 1))
-        assert await server.listen_too("127.0.0.2", ports=range(low + 2, low - 1, -1)) in (low, low + 2)
-        assert await second.start("127.0.0.1", range(low + 2, low - 1, -1)) == low
-        with pytest.raises(SettingsError, match=r"ports 21310 to 21312 are all in use \(--port-range\)"):
-            await third.start("127.0.0.1", range(low + 2, low - 1, -1))
-        for each in (server, second, third):
-            await each.close()
-        taken.close()
-        taken_too.close()
-
-    asyncio.run(main())
-
-
-def test_ipv6() -> None:
-    async def main() -> None:
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
-        port = await server.start("::1", 0)
-        reader, writer = await asyncio.open_connection("::1", port)
-        writer.write(request("GET", "/v1/status", b"", READER))
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        writer.close()
-        await writer.wait_closed()
-        await server.close()
-
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 on this machine")
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
-    before = descriptors()
-    service = Service(loop=loop)
-    idle, waiting, asking, half, deaf = (Peer(service) for _ in range(5))
-    waiting.send(waiting.request("GET", "/v1/rounds/1/kv/s/k?wait_s=3600"))
-    asking.send(asking.request("POST", "/v1/watch", WATCH.to_json()))
-    half.send(b"GET /v1/sta")
-    # One who asks for more than the sockets hold, and does not read it.
-    deaf.send(deaf.request("PUT", "/v1/rounds/1/kv/s/big", bytes(16 << 20)))
-    assert deaf.read().status == 204
-    deaf.send(deaf.request("GET", "/v1/rounds/1/kv/s/big"))
-    service.until_parked(2)
-    service.stop()
-    for one in (waiting, asking):
-        answer = one.read()
-        assert (answer.status, answer.error) == (410, "the driver has ended")
-        assert one.is_closed()
-    assert idle.is_closed()
-    assert half.is_closed()
-    for one in (idle, waiting, asking, half, deaf):
-        one.close()
-    assert descriptors() == before
-
-
-def test_close_before_start_and_twice() -> None:
-    async def main() -> None:
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
-        await server.close()
-        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
-        port = await server.start("127.0.0.1", 0)
-        await server.close()
-        await server.close()
-        again = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
-        assert await again.start("127.0.0.1", port) == port
-        await again.close()
-
-    asyncio.run(main())

@@ -155,7 +155,7 @@ def test_who_is_silent_in_its_handshake_is_a_stranger_like_others() -> None:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) for _ in range(60)
         ]
-        service.until(lambda: len(service.server._connections) <= 4, "the oldest are cut")
+        service.until(lambda: len(service.guests) <= 4, "the oldest are cut")
         assert descriptors() - before <= 60 + 4 + 1
         assert silent[0].recv(1) == b""
         client = service.client(OPERATOR)

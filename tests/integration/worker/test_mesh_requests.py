@@ -74,14 +74,14 @@ def test_a_mesh_takes_few_requests_a_worker(backend: Backend) -> None:
     workers, rounds = workers_on(a=2, b=1), 4
     asked: Counter[int] = Counter()
     with FakeJob(backend=backend) as job:
-        route = job._server._route
+        serve = job._server.serve
 
         def count(connection: Any, method: bytes, url: bytes, body: bytes) -> None:
             if found := re.match(rb"/v1/rounds/(\d+)/", url):
                 asked[int(found[1])] += 1
-            route(connection, method, url, body)
+            serve(connection, method, url, body)
 
-        job._server._route = count  # type: ignore[method-assign]
+        job._server.serve = count  # type: ignore[method-assign]
         job.start(workers, "rebuild", str(rounds))
         for round_id in range(1, rounds + 1):
             job.wait_for(lambda round_id=round_id: len(job.rounds) == round_id, f"round {round_id}")

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
@@ -34,6 +33,8 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.routes import ALL, Route, routes_of_rounds
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.words import Backend, NoticeKind
 from tests.support.network.namespaces import NamespaceHost
@@ -107,7 +108,9 @@ class FakeJob:
         self._news: asyncio.Event
         self.key = JobKey.new()
         self._loop = asyncio.new_event_loop()
-        self._server = RendezvousServer(self, routes=OUR_ROUTES, key=self.key)
+        self._keys = KeyRoutes()
+        status = Route("GET", "status", ALL, lambda _: {})
+        self._server = RendezvousServer((*routes_of_rounds(self), *self._keys.routes, status), key=self.key)
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-driver")
 
     def __enter__(self) -> FakeJob:
@@ -148,7 +151,7 @@ class FakeJob:
         self._thread.join()
         self._loop.close()
 
-    # --- RoundHandler (on the loop) --------------------------------------------------------------------------------
+    # --- what workers ask (on the loop) ----------------------------------------------------------------------------
 
     async def next_round(self, request: NextRoundRequest) -> NextRoundReply:
         with self.changed:
@@ -176,9 +179,6 @@ class FakeJob:
             self.reports.append(report)
             self.changed.notify_all()
 
-    def status(self) -> dict[str, object]:
-        return {}
-
     def _wake(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
@@ -195,7 +195,7 @@ class FakeJob:
         self.rounds.append(tuple(order))
         self._plan = ()
         self._notice = Notice(self._notice.version + 1, len(self.rounds), NoticeKind.NONE, "")
-        self._server.begin_round(len(self.rounds))
+        self._keys.begin_round(len(self.rounds))
         for rank, worker in enumerate(order):
             local = [index for index, other in enumerate(order) if other.hostname == worker.hostname]
             local_rank = local.index(rank)

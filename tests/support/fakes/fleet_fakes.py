@@ -295,7 +295,7 @@ class Listener:
 
 
 class Silent:
-    """A Spokesman with nothing to say."""
+    """Requests with nothing to say."""
 
     def came(self, link: AgentLink) -> None:
         """Nothing."""
@@ -330,7 +330,7 @@ class FakeFleet:
 
     Args:
         local_names: mean this machine.
-        spokesman: takes what workers say.
+        requests: takes what workers say.
         no_address: hosts that have no address for the others.
         check: whether the network is checked before a host is used.
         own_host: the name of the driver's own machine in a job of nodes.
@@ -341,7 +341,7 @@ class FakeFleet:
         self,
         *,
         local_names: Sequence[str] = ("here",),
-        spokesman: Any = None,
+        requests: Any = None,
         no_address: Sequence[str] = (),
         check: bool = False,
         own_host: str = "",
@@ -383,7 +383,7 @@ class FakeFleet:
             warn=self.warnings.append,
             abroad=_abroad,
         )
-        self.fleet.serve(self.listener, self.launcher, spokesman or Silent())
+        self.fleet.serve(self.listener, self.launcher, requests or Silent())
 
     def side(self) -> AgentSide:
         """Of a driver."""

@@ -1,4 +1,4 @@
-"""A rendezvous server in a thread of its own, a handler that tests steer, and a peer that speaks raw bytes."""
+"""A rendezvous server in a thread of its own, answers that tests steer, and a peer that speaks raw bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Self
 
 import uvloop
 
-from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.certificate import Certificate, server_context
@@ -34,8 +33,13 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, Routes
+from elastic_driver.rendezvous.routes import ALL, Route, Routes, read, read_own, routes_of_rounds
+from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
+from elastic_driver.rendezvous.routes import WORKER as WORKERS
+from elastic_driver.rendezvous.server.connection import Guest
+from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
+from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
 from elastic_driver.words import Backend, ReadyCause
@@ -64,6 +68,18 @@ class Handler:
         self.urls: list[str] = []
         self.current_round = 1
         self.error: Exception | None = None
+
+    @property
+    def routes(self) -> Routes:
+        """All that a driver, or an agent, has."""
+        return (
+            *routes_of_rounds(self),
+            Route("POST", "leave", WORKERS, read_own(LeaveRequest.from_json, self.leave)),
+            Route("POST", "drain", OPERATORS, read(DrainHostRequest.from_json, self.drain)),
+            Route("POST", "end", OPERATORS, lambda _: self.end()),
+            Route("GET", "status", ALL, lambda _: self.status()),
+            agent_route(lambda identity, session: Hangup()),
+        )
 
     def next_round(self, request: NextRoundRequest) -> asyncio.Future[NextRoundReply]:
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
@@ -107,62 +123,74 @@ class Hangup(asyncio.Protocol):
         transport.close()
 
 
-class Service:
+class BaseService:
     """A running server. Everything of it is touched in its loop only, through :meth:`call`."""
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(
         self,
         *,
         limits: ServerLimits | None = None,
-        port: int = 0,
-        loop: str = "uvloop",
         call_later: CallLater | None = None,
-        routes: Routes = OUR_ROUTES,
-        certificate: Certificate | None = None,
+        routes: Routes = (),
         web: Web | None = None,
-        own: Routes = DRIVER_ROUTES,
     ) -> None:
         self.web = web
-        self.own = own
         self.handler = Handler()
         self.errors: list[BaseException] = []
         self.full: list[str] = []
+        self.gone: list[WorkerId] = []
         self.noise: list[dict[str, Any]] = []
         self.limits = limits
-        self.call_later = call_later
-        self.routes = routes
-        self.loop = uvloop.new_event_loop() if loop == "uvloop" else asyncio.new_event_loop()
-        self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
-        self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
-        self._thread.start()
+        self.keys = KeyRoutes(call_later=call_later)
+        self.routes = (*self.handler.routes, *self.keys.routes, *routes)
+        self._begin()
         self.server: RendezvousServer = self.call(self._make)
-        self.certificate = certificate
-        tls = None if certificate is None else server_context(certificate)
-        self.port: int = self.wait(self.server.start("127.0.0.1", port, ssl=tls))
-        self.call(lambda: self.server.begin_round(1))
+        self._listen()
+        self.call(lambda: self.keys.begin_round(1))
 
-    def _make(self) -> RendezvousServer:
-        return RendezvousServer(
-            self.handler,
-            routes=self.routes,
-            key=KEY,
-            limits=self.limits,
-            on_error=self.errors.append,
-            on_full=self.full.append,
-            call_later=self.call_later,
-            keys=KEY.of,
-            on_agent=lambda identity, session: Hangup(),
-            web=self.web,
-            own=self.own,
-        )
+    def _begin(self) -> None:
+        """Makes the loop."""
+        raise NotImplementedError
 
-    @property
-    def url(self) -> str:
-        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+    def _listen(self) -> None:
+        """Has the server take connections."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Closes the loop."""
+        raise NotImplementedError
 
     def wait(self, coroutine: Any) -> Any:
         """Runs a coroutine in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+        raise NotImplementedError
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Blocks until the condition holds in the server's loop."""
+        raise NotImplementedError
+
+    def _make(self) -> RendezvousServer:
+        return RendezvousServer(
+            self.routes,
+            key=KEY,
+            agent_keys=KEY.of,
+            limits=self.limits,
+            on_error=self.errors.append,
+            on_full=self.full.append,
+            on_worker_gone=self.gone.append,
+            web=self.web,
+        )
+
+    @property
+    def guests(self) -> set[Guest]:
+        """Who is connected."""
+        return self.server.guests._all
+
+    @property
+    def parked(self) -> int:
+        """How many requests are."""
+        return self.keys.parked + len(self.server._pending)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function in the server's loop."""
@@ -172,15 +200,52 @@ class Service:
 
         return self.wait(inside())
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Blocks until the condition holds in the server's loop."""
+    def until_parked(self, number: int) -> None:
+        self.until(lambda: self.parked == number, f"{number} parked requests")
+
+    def stop(self) -> None:
+        """Closes the server and its loop; nothing of either may be left."""
+        self.wait(self.server.close())
+        assert self.call(lambda: (self.parked, len(self.guests))) == (0, 0)
+        left = self.call(lambda: [t for t in asyncio.all_tasks() if t is not asyncio.current_task()])
+        assert left == []
+        self._end()
+        assert self.noise == []
+
+
+class Service(BaseService):
+    """A server that listens, in a thread of its own."""
+
+    def __init__(
+        self, *, port: int = 0, loop: str = "uvloop", certificate: Certificate | None = None, **options: Any
+    ) -> None:
+        self.port = port
+        self.certificate = certificate
+        self._kind = loop
+        super().__init__(**options)
+
+    def _begin(self) -> None:
+        self.loop = uvloop.new_event_loop() if self._kind == "uvloop" else asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
+        self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
+        self._thread.start()
+
+    def _listen(self) -> None:
+        tls = None if self.certificate is None else server_context(self.certificate)
+        self.port = self.wait(self.server.start("127.0.0.1", self.port, ssl=tls))
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+
+    def wait(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not self.call(condition):
             assert time.monotonic() < deadline, f"not in time: {what}"
             time.sleep(0.002)
-
-    def until_parked(self, number: int) -> None:
-        self.until(lambda: self.server.parked == number, f"{number} parked requests")
 
     def client(
         self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
@@ -192,24 +257,17 @@ class Service:
         """Ends as a process does that is killed: no goodbye to anybody."""
 
         def cut() -> None:
-            for server in self.server._servers:
-                server.close()
-            for connection in tuple(self.server._connections):
+            self.server.listeners.close()
+            for connection in tuple(self.guests):
                 connection.abort()
 
         self.call(cut)
         self.stop()
 
-    def stop(self) -> None:
-        """Closes the server and its loop; nothing of either may be left."""
-        self.wait(self.server.close())
-        assert self.call(lambda: (self.server.parked, len(self.server._connections))) == (0, 0)
-        left = self.call(lambda: [t for t in asyncio.all_tasks() if t is not asyncio.current_task()])
-        assert left == []
+    def _end(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
-        assert self.noise == []
 
 
 @contextmanager
@@ -236,12 +294,10 @@ class Answer(NamedTuple):
         return str(json.loads(self.body)["error"])
 
 
-class Peer:
+class BasePeer:
     """A raw connection to the server: a stranger's until it makes its first request."""
 
-    def __init__(self, service: Service, identity: Identity = IDENTITY, *, timeout_s: float = PATIENCE_S) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", service.port), timeout_s)
-        self._file = self.socket.makefile("rb")
+    def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._proofs: Proofs | None = None
         self._read = 0  # answers with a proof
@@ -253,11 +309,18 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
-        self.socket.close()
+        raise NotImplementedError
 
     def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
+        raise NotImplementedError
+
+    def _line(self) -> bytes:
+        """The next line of what the server sends; b"" at its end."""
+        raise NotImplementedError
+
+    def _bytes(self, count: int) -> bytes:
+        """As many bytes; fewer at its end."""
+        raise NotImplementedError
 
     def meet(self, nonce: str = NONCE) -> Proofs:
         """Says hello, and gets what the connection's requests are proven with."""
@@ -280,16 +343,16 @@ class Peer:
 
     def read(self, *, head_only: bool = False) -> Answer:
         """The next answer. Raises EOFError when the server has closed instead."""
-        first = self._file.readline()
+        first = self._line()
         if not first:
             raise EOFError
         headers: dict[str, str] = {}
-        while (line := self._file.readline()) not in (b"\r\n", b""):
+        while (line := self._line()) not in (b"\r\n", b""):
             name, _, value = line.decode().partition(":")
             headers[name] = value.strip()
         status = int(first.split()[1])
         length = 0 if head_only or status in (100, 101) else int(headers["Content-Length"])
-        body = self._file.read(length)
+        body = self._bytes(length)
         if (proof := headers.get(REPLY_HEADER)) is not None:
             assert self._proofs is not None
             self._read += 1
@@ -299,9 +362,31 @@ class Peer:
     def is_closed(self) -> bool:
         """Blocks until the server has closed; False if it sends something instead."""
         try:
-            return self._file.read(1) == b""
+            return self._bytes(1) == b""
         except ConnectionResetError:
             return True
+
+
+class Peer(BasePeer):
+    """One over a socket."""
+
+    def __init__(self, service: Service, identity: Identity = IDENTITY, *, timeout_s: float = PATIENCE_S) -> None:
+        super().__init__(identity)
+        self.socket = socket.create_connection(("127.0.0.1", service.port), timeout_s)
+        self._file = self.socket.makefile("rb")
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def _line(self) -> bytes:
+        return self._file.readline()
+
+    def _bytes(self, count: int) -> bytes:
+        return self._file.read(count)
 
 
 def credential(identity: Identity = IDENTITY, key: JobKey = KEY) -> Credential:

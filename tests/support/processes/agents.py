@@ -31,6 +31,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.upgrade import agent_route
 
 PATIENCE_S = 150.0
 JOIN_KEY = b"the key of whoever has the token"
@@ -75,11 +76,7 @@ class FakeDriver:
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
-            None,  # type: ignore[arg-type]
-            routes={},
-            key=JobKey.new(),
-            keys=self.door.key_of,
-            on_agent=self.reception.take_over,
+            [agent_route(self.reception.take_over)], key=JobKey.new(), agent_keys=self.door.key_of
         )
         self.port = await server.start("127.0.0.1", self.port)
 

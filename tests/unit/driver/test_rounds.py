@@ -1,4 +1,4 @@
-"""The handler of rounds with the real core and nothing else: who is answered what, and when."""
+"""The rounds of a job with the real core and nothing else: who is answered what, and when."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.errors import RendezvousClosedError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError
 from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
     DrainHostRequest,
     DrainReply,
     JobOver,
@@ -46,11 +45,10 @@ from elastic_driver.rendezvous.messages import (
     Removed,
     RoundAssignment,
     RunningReport,
-    WatchRequest,
 )
-from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.asking import ask
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -87,7 +85,7 @@ class World:
     def __init__(self, loop: VirtualLoop, **limits: Any) -> None:
         self.known = Known()
         self.remark = ""
-        self.disc: list[DiscReport] = []
+        self.notices: list[Notice] = []
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
         policy = Policy(**({"num_proc": 2, "min_num_proc": 1} | limits))
@@ -113,6 +111,9 @@ class World:
     def ask(self, worker: WorkerId, after: int = 0, cause: ReadyCause = ReadyCause.START) -> Awaitable[NextRoundReply]:
         return self.rounds.next_round(NextRoundRequest(worker, after, 0, cause, "", (Backend.NATIVE,), 5, 6))
 
+    def hear(self, worker: WorkerId, *, leaving: bool = False, exiting: bool = False) -> None:
+        self.rounds.heard(worker, 0, waiting=True, leaving=leaving, exiting=exiting)
+
     async def train(self, *workers: WorkerId) -> None:
         """The first round runs with these."""
         self.hosts(*(worker.hostname for worker in workers))
@@ -133,7 +134,8 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         processes=world.known,
         heartbeats=world.known,
         clock=loop.time,
-        on_disc=world.disc.append,
+        on_disc=lambda report: None,
+        on_notice=world.notices.append,
         end=lambda: "it ends",
         about=lambda: {"job_id": "1f", "command": ["true"]},
         remark=lambda: world.remark,
@@ -257,62 +259,27 @@ def test_a_member_whose_place_is_gone_is_dismissed_at_the_next_round() -> None:
     play(test)
 
 
-# --- watching ------------------------------------------------------------------------------------------------------
+# --- members -------------------------------------------------------------------------------------------------------
 
 
-def test_watchers_are_told_of_the_next_notice_and_late_ones_at_once() -> None:
+def test_each_notice_goes_to_those_who_watch_elsewhere() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
-        waits = world.rounds.watch(WatchRequest(A, 1, 1))
-        assert is_open(waits)
         world.exits(B, -9)
-        notice = await waits
+        notice = world.notices[-1]
         assert (notice.kind, notice.round_id) == (NoticeKind.ABORT, 1)
-        assert await world.rounds.watch(WatchRequest(A, 1, 1)) == notice
-        assert is_open(world.rounds.watch(WatchRequest(A, 1, notice.version)))
+        assert [one.version for one in world.notices] == sorted({one.version for one in world.notices})
 
     play(test)
 
 
-def test_a_second_watch_takes_the_first_with_it() -> None:
+def test_who_leaves_its_round_is_not_listened_for() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
-        older = world.rounds.watch(WatchRequest(A, 1, 1))
-        newer = world.rounds.watch(WatchRequest(A, 1, 1))
-        world.hosts("a")
-        assert (await newer).kind is NoticeKind.HOSTS_UPDATED
-        with pytest.raises(asyncio.CancelledError):
-            await older
-
-    play(test)
-
-
-def test_watching_a_round_that_has_passed_or_as_nobody() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        with pytest.raises(StaleRoundError):
-            world.rounds.watch(WatchRequest(A, 0, 0))
-        with pytest.raises(RendezvousClosedError):
-            world.rounds.watch(WatchRequest(C, 1, 0))
-
-    play(test)
-
-
-def test_what_a_watch_says_of_the_disc_is_passed_on() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        report = DiscReport("f", "/f", 3, 4, "", drivers=True)
-        world.rounds.watch(WatchRequest(A, 1, 1, disc=report))
-        assert world.disc == [report]
-
-    play(test)
-
-
-def test_who_leaves_its_round_is_answered_at_once_and_not_listened_for() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        assert (await world.rounds.watch(WatchRequest(A, 1, 1, leaving=True))).kind is NoticeKind.NONE
+        world.hear(A, leaving=True)
         assert world.known.watched == {B}
+        world.hear(C)
+        assert world.known.watched == {B}, "it is none of the job's"
 
     play(test)
 
@@ -320,9 +287,9 @@ def test_who_leaves_its_round_is_answered_at_once_and_not_listened_for() -> None
 def test_who_says_that_it_exits_has_a_limit() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
-        await world.rounds.watch(WatchRequest(A, 1, 1, exiting=True))
+        world.hear(A, leaving=True, exiting=True)
         await asyncio.sleep(6)
-        world.rounds.watch(WatchRequest(A, 1, 1, exiting=True))
+        world.hear(A, leaving=True, exiting=True)
         await asyncio.sleep(5)
         kills = [command for command in world.commands if isinstance(command, KillWorker)]
         assert [(kill.worker, kill.reason) for kill in kills] == [
@@ -338,10 +305,9 @@ def test_who_says_that_it_exits_has_a_limit() -> None:
 def test_at_the_end_all_who_wait_are_answered() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
-        watching = world.rounds.watch(WatchRequest(A, 1, 1))
         parked = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
         world.stepper.post(StopRequested(15, "SIGTERM"))
-        assert (await watching).kind is NoticeKind.JOB_OVER
+        assert world.notices[-1].kind is NoticeKind.JOB_OVER
         assert await parked == JobOver("interrupted by SIGTERM")
         assert await world.ask(A, 1) == JobOver("the job has ended")
 
@@ -481,12 +447,11 @@ def test_the_status_names_hosts_that_are_not_heard_or_left_out() -> None:
 def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> None:
     async def test(world: World) -> None:
         def asked(worker: WorkerId, round_id: int) -> str:
-            answer = world.rounds.routes["publish"].answer
-            assert answer is not None
             body = PublishRequest(round_id, 42).to_json()
-            status, said = answer(RouteRequest(Identity(Role.WORKER, worker), b"POST", (), {}, body))
-            reply = PublishReply.from_json(said)
-            assert status == 200
+            answer = ask(world.rounds.routes, Identity(Role.WORKER, worker), "POST", "publish", body)
+            assert isinstance(answer, tuple)
+            reply = PublishReply.from_json(answer[1])
+            assert answer[0] == 200
             assert reply.granted is not bool(reply.reason)
             return reply.reason
 

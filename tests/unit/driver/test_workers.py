@@ -15,7 +15,6 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Ending, OnChange
 from tests.support.fakes.fake_process import FakeProcess
@@ -63,10 +62,6 @@ class ADialect:
     """See Dialect."""
 
     on_change = OnChange.IN_PLACE
-
-    @property
-    def routes(self) -> Routes:
-        return {}
 
     def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         place = f"{start.worker} has rank {start.planned.rank} after round {start.round_id} of job {job.job_id}"

@@ -39,8 +39,8 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
-from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.fakes.asking import ask
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -366,24 +366,28 @@ def test_a_report_is_passed_on() -> None:
     on(test)
 
 
-def test_what_only_the_driver_knows_it_is_asked() -> None:
+def test_what_it_does_not_answer_itself_the_driver_is_asked() -> None:
     async def test(host: Host) -> None:
-        request = RouteRequest(Identity(Role.WORKER, A), b"POST", ("x",), {}, b"body")
-        answers = []
-        for name in ("leave", "status", "outcome"):
-            ask = host.rounds.routes[name].answer
-            assert ask is not None
-            answers.append(asyncio.ensure_future(ask(request)))  # type: ignore[arg-type]
+        a = Identity(Role.WORKER, A)
+        answers = [
+            asyncio.ensure_future(ask(host.rounds.routes, a, method, path, b"body"))  # type: ignore[arg-type]
+            for method, path in (("POST", "leave"), ("GET", "status"), ("POST", "outcome/0/1"))
+        ]
         assert host.said == [
-            Ask(number, A.key, name, ["x"], b"body") for number, name in enumerate(("leave", "status", "outcome"), 1)
+            Ask(1, A.key, "leave", [], b"body"),
+            Ask(2, A.key, "status", [], b"body"),
+            Ask(3, A.key, "outcome", ["0", "1"], b"body"),
         ]
         host.rounds.take(Answer(2, 200, b"{}"))
         host.rounds.take(Answer(1, 777, b""))
         host.rounds.take(Answer(9, 200, b"to nobody"))
         assert await answers[1] == (200, b"{}")
         assert await answers[0] == (500, b"")
-        answers[2].cancel()
+        host.rounds.take(Answer(3, 429, b""))
+        assert await answers[2] == (429, b""), "it is to be sent again"
+        again = asyncio.ensure_future(ask(host.rounds.routes, a, "POST", "leave", b"body"))  # type: ignore[arg-type]
+        again.cancel()
         await asyncio.sleep(0)
-        host.rounds.take(Answer(3, 200, b"too late"))
+        host.rounds.take(Answer(4, 200, b"too late"))
 
     on(test)

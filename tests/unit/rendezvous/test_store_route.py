@@ -30,7 +30,7 @@ class Route:
         if number is None:
             self.number = number = self.number + 1
         request = StoreRequest(op, "s", parts, wait_s, 0, client, number)
-        return self.route.answer(RouteRequest(Identity(Role.MEMBER), b"POST", (), {}, request.to_bytes()))
+        return self.route.answer(RouteRequest(Identity(Role.MEMBER), (), {}, request.to_bytes()))
 
     def park(self, op: StoreOp, *parts: bytes, **options: int) -> asyncio.Future[Answer]:
         answer = self.ask(op, *parts, **options)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def served(main: Callable[[Jobs], Any]) -> Any:
 
 
 def asked(jobs: Jobs, said: NodeRequest) -> Any:
-    return jobs.answer(RouteRequest(Identity(Role.MEMBER), b"POST", (), {}, said.to_json()))
+    return jobs.answer(RouteRequest(Identity(Role.MEMBER), (), {}, said.to_json()))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ _LOOK_S = 0.5
 
 
 class Hearing(Rounds, Protocol):
-    """The handler of rounds on this host."""
+    """The rounds on this host."""
 
     poll_s: float
 
@@ -76,7 +76,7 @@ class HorovodFront:
     """See above. Used on the event loop only.
 
     Args:
-        rounds: the handler of rounds on this host.
+        rounds: of this host.
         store: the keys of the present round.
         processes: of the workers.
         tasks: run what nobody waits for.

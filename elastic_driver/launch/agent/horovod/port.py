@@ -66,7 +66,7 @@ class Rounds(Protocol):
 
 
 class Store(Protocol):
-    """The keys of the present round. See RendezvousServer."""
+    """The keys of the present round. See KeyRoutes."""
 
     def set_key(self, round_id: int, scope: str, key: str, value: bytes) -> None:
         """Sets one."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
@@ -41,8 +41,7 @@ from elastic_driver.rendezvous.messages import (
     Removed,
     RunningReport,
 )
-from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest
-from elastic_driver.rendezvous.server.connection import error_body
+from elastic_driver.rendezvous.routes import ALL, OPERATOR, WORKER, Route, RouteRequest, error_body, read_own
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.vitals_words import vitals_to_json
 from elastic_driver.system.tasks import Tasks
@@ -66,7 +65,7 @@ class Link:
 
 
 class Job:
-    """Plays the handler of rounds, two agents, and one route that is answered at once and one that is not."""
+    """Plays the rounds, two agents, and routes of which one is not answered at once."""
 
     def __init__(self) -> None:
         self.links = {"a": Link(), "b": Link()}
@@ -76,17 +75,20 @@ class Job:
         self.disc: list[DiscReport] = []
         self.looks: list[tuple[WorkerId, Vitals]] = []
         self.left: list[WorkerId] = []
-        self.requests: list[RouteRequest] = []
+        self.asked_routes: list[RouteRequest] = []
         self.error: Exception | None = None
         self.later: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.store = RoundStore()
         self.tasks = Tasks()
-        routes = {
-            "publish": Route({b"POST": WORKER}, self._answer),
-            "outcome": Route({b"POST": WORKER}, self._answer_later),
-            "rounds": Route({b"GET": WORKER}),
-        }
-        self.spokesman = Spokesman(
+        routes = (
+            Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
+            Route("GET", "status", ALL, lambda _: {"phase": "running"}),
+            Route("POST", "publish", WORKER, self._answer),
+            Route("POST", "outcome/*/*", WORKER, self._answer),
+            Route("POST", "store", WORKER, self._answer_later),
+            Route("POST", "drain", OPERATOR, self._answer),
+        )
+        self.requests = AgentRequests(
             self,  # type: ignore[arg-type]
             self.store,
             routes,
@@ -117,16 +119,15 @@ class Job:
     def on_disc(self, report: DiscReport) -> None:
         self.disc.append(report)
 
+    # --- routes ----------------------------------------------------------------------------------------------------
+
     def leave(self, request: LeaveRequest) -> None:
         if self.error is not None:
             raise self.error
         self.left.append(request.worker)
 
-    def status(self) -> dict[str, object]:
-        return {"phase": "running"}
-
     def _answer(self, request: RouteRequest) -> tuple[int, bytes]:
-        self.requests.append(request)
+        self.asked_routes.append(request)
         if self.error is not None:
             raise self.error
         return 200, b"yes"
@@ -137,7 +138,7 @@ class Job:
     # --- for the tests ---------------------------------------------------------------------------------------------
 
     def say(self, message: Said, host: str = "a") -> bool:
-        return self.spokesman.take(self._link(host), message)
+        return self.requests.take(self._link(host), message)
 
     def _link(self, host: str) -> AgentLink:
         return self.links[host]  # type: ignore[return-value]
@@ -241,21 +242,18 @@ def test_questions_have_the_answers_that_the_server_would_give() -> None:
         job.say(Ask(2, A.key, "leave", [], LeaveRequest(A1, "SIGTERM").to_json()))
         job.say(Ask(3, A.key, "leave", [], b"rubbish"))
         job.say(Ask(4, A.key, "status", [], b""))
-        job.say(Ask(5, A.key, "publish", ["1", "2"], b"body"))
-        job.say(Ask(6, A.key, "nothing", [], b""))
-        job.say(Ask(7, A.key, "rounds", [], b""))
+        job.say(Ask(5, A.key, "outcome", ["1", "2"], b"body"))
+        job.say(Ask(6, A.key, "nothing", ["x"], b""))
+        job.say(Ask(7, A.key, "outcome", [], b""))
+        job.say(Ask(8, A.key, "drain", [], b""))
         answers = {each.number: each for each in job.sent() if isinstance(each, Answer)}
-        assert [answers[number].status for number in range(1, 8)] == [204, 400, 400, 200, 200, 404, 404]
+        assert [answers[number].status for number in range(1, 9)] == [204, 403, 400, 200, 200, 404, 404, 404]
         assert json.loads(answers[4].blob) == {"phase": "running"}
         assert answers[5].blob == b"yes"
+        assert json.loads(answers[6].blob) == {"error": "no such path: /v1/nothing/x"}
         assert job.left == [A]
-        (request,) = job.requests
-        assert (request.identity.worker, request.method, request.path, request.body) == (
-            A,
-            b"POST",
-            ("1", "2"),
-            b"body",
-        )
+        (request,) = job.asked_routes
+        assert (request.identity.worker, request.path, request.body) == (A, ("1", "2"), b"body")
 
     on(test)
 
@@ -287,7 +285,7 @@ def test_an_answer_may_take_its_time_and_be_a_refusal() -> None:
     async def test(job: Job) -> None:
         for outcome in ((200, b"late"), RendezvousProtocolError("rubbish")):
             job.later = asyncio.get_running_loop().create_future()
-            job.say(Ask(1, A.key, "outcome", [], b""))
+            job.say(Ask(1, A.key, "store", [], b""))
             await asyncio.sleep(0.1)
             assert job.sent() == []
             if isinstance(outcome, tuple):
@@ -303,13 +301,13 @@ def test_an_answer_may_take_its_time_and_be_a_refusal() -> None:
 def test_rounds_and_notices_go_to_all_agents_also_those_that_come_later() -> None:
     async def test(job: Job) -> None:
         notice = Notice(3, 1, NoticeKind.HOSTS_UPDATED, "")
-        job.spokesman.came(job._link("a"))
+        job.requests.came(job._link("a"))
         assert job.sent() == []
         job.store.begin_round(1)
-        job.spokesman.begin_round(1)
-        job.spokesman.notify(notice)
+        job.requests.begin_round(1)
+        job.requests.notify(notice)
         assert job.sent("a") == job.sent("b") == [Round(1), NoticeSet(notice.to_json())]
-        job.spokesman.came(job._link("b"))
+        job.requests.came(job._link("b"))
         assert job.sent("b") == [Round(1), NoticeSet(notice.to_json())]
 
     on(test)
@@ -367,7 +365,7 @@ def test_of_another_round_nothing_is_taken_and_nobody_waits() -> None:
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "", 1))
         job.store.begin_round(2)
-        job.spokesman.begin_round(2)
+        job.requests.begin_round(2)
         job.sent()
         job.say(Put(1, "s", "k", b"old"))
         job.say(Want(1, "s", "k", 0))
@@ -383,7 +381,7 @@ def test_an_agent_that_is_lost_waits_for_nothing() -> None:
         job.store.begin_round(1)
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "", 1))
-        job.spokesman.lost(job._link("a"))
+        job.requests.lost(job._link("a"))
         job.say(Put(1, "s", "k", b"v"), "b")
         assert job.sent() == []
 

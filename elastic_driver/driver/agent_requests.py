@@ -1,24 +1,20 @@
-"""What workers say through their agents, and what they are answered.
+"""What workers ask through their agents, and what they are answered.
 
-Owns who of the agents waits for which key. What is said goes to the handler of rounds, to the store and to the routes
-that the driver answers itself; knows nothing of processes and connections. An agent speaks for the workers of its own
-hosts only.
+Owns which agents wait for which key. What is said goes to the rounds, to the store and to the routes that workers have
+at the driver; knows nothing of processes and connections. An agent speaks for the workers of its own host only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stacks import Stacks
 from elastic_driver.errors import (
-    RendezvousClosedError,
     RendezvousError,
     RendezvousProtocolError,
-    StaleRoundError,
 )
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
@@ -43,27 +39,34 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
     DiscReport,
-    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
     RunningReport,
     parse_array,
 )
-from elastic_driver.rendezvous.routes import RouteRequest, Routes
-from elastic_driver.rendezvous.server.connection import error_body
+from elastic_driver.rendezvous.routes import Answer as RouteAnswer
+from elastic_driver.rendezvous.routes import (
+    Deferred,
+    RouteRequest,
+    Routes,
+    RouteTable,
+    refusal,
+    unknown,
+    written,
+)
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.vitals_words import vitals_from_json
 from elastic_driver.system.tasks import Tasks
 
 
-class Spokesman:
+class AgentRequests:
     """See above. Used on the event loop only.
 
     Args:
-        rounds: the handler of rounds.
+        rounds: of the job.
         store: the keys of the present round.
-        routes: of the workers' dialect; those with an answer of their own are answered here.
+        routes: of the driver; those that workers may ask are answered here.
         tasks: run what takes a while.
         links: all agents that there are.
         host_of: the agent of a host; None when there is none.
@@ -83,7 +86,10 @@ class Spokesman:
     ) -> None:
         self._rounds = rounds
         self._store = store
-        self._routes = routes
+        theirs = [route for route in routes if Role.WORKER in route.roles]
+        # An agent does not say with which method it was asked.
+        assert len({route.path for route in theirs}) == len(theirs)
+        self._table = RouteTable(theirs)
         self._tasks = tasks
         self._links = links
         self._host_of = host_of
@@ -108,7 +114,7 @@ class Spokesman:
         for link in self._links():
             link.send(message)
 
-    # --- what the fleet tells (Spokesman) --------------------------------------------------------------------------
+    # --- what the fleet tells --------------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
         """An agent is there: it is told what all others know."""
@@ -197,40 +203,34 @@ class Spokesman:
             answer.add_done_callback(reply)
 
     def _ask(self, link: AgentLink, number: int, worker: WorkerId, what: str, path: Sequence[str], body: bytes) -> None:
-        answer = self._answer(worker, what, path, body)
-        if isinstance(answer, tuple):
-            link.send(Answer(number, *answer))
+        """Answers as a server would. An error that nobody expects ends the job, as it does there."""
+        try:
+            answer = self._answer(worker, what, path, body)
+        except RendezvousError as error:
+            link.send(Answer(number, *refusal(error)))
+            return
+        if not isinstance(answer, Awaitable):
+            link.send(Answer(number, *written(answer)))
             return
 
         async def answer_later() -> None:
             try:
-                link.send(Answer(number, *await answer))
+                link.send(Answer(number, *written(await answer)))
             except RendezvousError as error:
-                link.send(Answer(number, *_refusal(error)))
+                link.send(Answer(number, *refusal(error)))
 
         self._tasks.start(answer_later())
 
     def _answer(
         self, worker: WorkerId, what: str, path: Sequence[str], body: bytes
-    ) -> tuple[int, bytes] | Awaitable[tuple[int, bytes]]:
-        """Status and body, as the server would answer. An error that nobody expects ends the job, as it does there."""
-        try:
-            if what == "leave":
-                request = LeaveRequest.from_json(body)
-                if request.worker != worker:
-                    raise RendezvousProtocolError(f"worker {worker} may not speak for worker {request.worker}")
-                self._rounds.leave(request)
-                return 204, b""
-            if what == "status":
-                return 200, json.dumps(self._rounds.status()).encode()
-            route = self._routes.get(what)
-            if route is None or route.answer is None:
-                return 404, error_body(f"no such path: {what}")
-            (method,) = route.methods
-            identity = Identity(Role.WORKER, worker)
-            return route.answer(RouteRequest(identity, method, tuple(path), {}, body))
-        except RendezvousError as error:
-            return _refusal(error)
+    ) -> RouteAnswer | Awaitable[RouteAnswer]:
+        routes, words = self._table.find([what, *path])
+        if not routes:
+            return unknown("/".join((what, *path)))
+        (route,) = routes.values()
+        answer = route.answer(RouteRequest(Identity(Role.WORKER, worker), words, {}, body))
+        assert not isinstance(answer, Deferred)  # there is no connection, and none of the driver's routes needs one
+        return answer
 
     # --- keys ------------------------------------------------------------------------------------------------------
 
@@ -263,15 +263,3 @@ class Spokesman:
             link.send(Value(round_id, scope, key, value))
         else:
             self._keys.setdefault((scope, key), {})[link] = None
-
-
-def _refusal(error: RendezvousError) -> tuple[int, bytes]:
-    """Status and body, as the server has them."""
-    match error:
-        case StaleRoundError():
-            status = 409
-        case RendezvousClosedError():
-            status = 410
-        case _:
-            status = 400
-    return status, error_body(error)

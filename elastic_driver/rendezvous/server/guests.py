@@ -1,0 +1,211 @@
+"""Who is connected to a server: how many there may be, and who has to go.
+
+Owns the room for connections, and which of them go when there is none: strangers, the oldest first. What is said on a
+connection is the connection's own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from collections.abc import Callable
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.server.connection import Connection, Guest, ServerLimits
+
+# Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
+# although the system may allow it: workers inherit the limit, and some programs walk through all of it.
+_DESCRIPTORS = 16384
+# Descriptors that no worker takes: of the discovery script, logs, libraries.
+_OTHER_DESCRIPTORS = 256
+CONNECTIONS_EACH = 3
+"""Of a worker: for its main thread, for its watch, and for what its engine asks when it connects."""
+# Connections that a server has room for at least.
+_FEWEST = 16
+# How long the end waits for peers to take their last answers.
+_FLUSH_S = 1.0
+
+
+class Guests:
+    """All connections of a server.
+
+    Args:
+        limits: see :class:`ServerLimits`.
+        on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
+        on_worker_gone: told when a worker that has proven itself has no connection any more.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        *,
+        on_full: Callable[[str], None] | None = None,
+        on_worker_gone: Callable[[WorkerId], None] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._on_full = on_full
+        self._on_worker_gone = on_worker_gone
+        self._most = 0
+        self._most_strangers = limits.strangers
+        self._all: set[Guest] = set()
+        self._strangers: dict[Guest, float] = {}  # and when they came, oldest first
+        self._workers: dict[Guest, WorkerId] = {}  # those of workers, where somebody asks for the end of the last
+        self._number_of: Counter[WorkerId] = Counter()
+        self._closing = False
+        self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    # --- for the server --------------------------------------------------------------------------------------------
+
+    def make_room(self, workers: int, at_most: int, *, connections_each: int, descriptors_each: int) -> None:
+        """Sees to it that as many files may be open as workers need.
+
+        Args:
+            workers: how many there has to be room for.
+            at_most: how many there may come to be, as far as that is known.
+            connections_each: that a worker keeps here.
+            descriptors_each: of this process, that a worker takes besides its connections.
+
+        Raises:
+            SettingsError: they are not allowed.
+        """
+        per_worker = connections_each + descriptors_each
+        needed, wanted = (per_worker * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
+        allowed = _descriptors(max(_DESCRIPTORS, wanted))
+        if allowed < needed:
+            raise SettingsError(
+                f"cannot serve {workers} workers: that takes {needed} open files, and {allowed} are allowed; raise the "
+                "hard limit (ulimit -Hn) for this user"
+            )
+        room = (allowed - _OTHER_DESCRIPTORS) // per_worker
+        if allowed < wanted and self._on_full is not None:
+            self._on_full(
+                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} "
+                f"open files, and {allowed} are allowed; raise the hard limit (ulimit -Hn) for this user before the "
+                "next start"
+            )
+        most = allowed - _OTHER_DESCRIPTORS - room * descriptors_each
+        self._most = self._limits.connections or max(_FEWEST, most)
+        self._most_strangers = max(1, min(self._limits.strangers, self._most // 2))
+
+    def make_local_room(self, workers: int) -> None:
+        """Says for how many workers there is room, when all are of this machine."""
+        self._most = max(_FEWEST, 2 * CONNECTIONS_EACH * workers)
+
+    def begin(self) -> None:
+        """Begins to cut connections that stall. Harmless when repeated."""
+        if self._sweeper is None:
+            self._sweep()
+
+    def descriptors(self) -> list[int]:
+        """Of all sockets."""
+        return [number for number in (each.descriptor for each in self._all) if number >= 0]
+
+    def begin_to_close(self) -> None:
+        """Tells all that it is over, and takes nobody any more. Idempotent."""
+        self._closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for guest in tuple(self._all):
+            guest.say_goodbye("the driver has ended")
+
+    async def closed(self) -> None:
+        """Blocks until nobody is connected any more; who does not take the last answer is cut after a second."""
+        if not self._all:
+            return
+        try:
+            await asyncio.wait_for(self._all_lost.wait(), _FLUSH_S)
+        except TimeoutError:
+            for guest in tuple(self._all):
+                guest.abort()
+            await self._all_lost.wait()
+
+    # --- for connections -------------------------------------------------------------------------------------------
+
+    def arrived(self, guest: Guest) -> None:
+        """A peer connected."""
+        self._all.add(guest)
+        if self._closing:
+            guest.abort()
+            return
+        now = asyncio.get_running_loop().time()
+        if len(self._all) <= self._most:
+            self._cut_strangers(now, self._most_strangers - 1)
+        elif self._strangers:
+            next(iter(self._strangers)).abort()  # at once: its descriptor is needed
+        else:
+            guest.refuse(503, f"the driver has {self._most} connections already; try again")
+            tell, self._on_full = self._on_full, None
+            if tell is not None:
+                tell(
+                    f"there is no room for more connections than {self._most}: workers that come now have "
+                    "to wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
+                )
+        self._strangers[guest] = now
+
+    def met(self, guest: Guest) -> None:
+        """The peer has said hello: it is given time anew, to prove who it is."""
+        if self._strangers.pop(guest, None) is not None:
+            self._strangers[guest] = asyncio.get_running_loop().time()
+
+    def trusted(self, connection: Connection) -> None:
+        """The peer has proven who it is."""
+        self._strangers.pop(connection, None)
+        worker = connection.identity.worker
+        if worker is not None and self._on_worker_gone is not None and connection not in self._workers:
+            self._workers[connection] = worker
+            self._number_of[worker] += 1
+
+    def left(self, guest: Guest) -> None:
+        """The connection is closing or gone. May be called more than once."""
+        self._strangers.pop(guest, None)
+
+    def lost(self, guest: Guest) -> None:
+        """The connection is gone."""
+        self._strangers.pop(guest, None)
+        self._all.discard(guest)
+        if self._closing and not self._all:
+            self._all_lost.set()
+        worker = self._workers.pop(guest, None)
+        if worker is None or self._on_worker_gone is None:
+            return
+        self._number_of[worker] -= 1
+        if not self._number_of[worker]:
+            del self._number_of[worker]
+            self._on_worker_gone(worker)
+
+    def _cut_strangers(self, now: float, most: int) -> None:
+        """Cuts the oldest of those who have had their time, until no more than that are left."""
+        while len(self._strangers) > most:
+            oldest, since = next(iter(self._strangers.items()))
+            if now - since < self._limits.stranger_s or oldest.has_unread:
+                return
+            oldest.abort()
+
+    def _sweep(self) -> None:
+        """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._cut_strangers(now, self._most_strangers)
+        for guest in tuple(self._all):
+            guest.check_time(now)
+        interval_s = min(1.0, self._limits.request_s / 4, self._limits.idle_s / 4)
+        self._sweeper = loop.call_later(interval_s, self._sweep)
+
+
+def _descriptors(needed: int) -> int:
+    """Raises the limit of open files as far as it is needed and allowed, and returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):  # forbidden by a sandbox: what there is has to do
+            return soft
+        return wanted
+    return needed if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,157 @@
+"""The sockets on which a server listens.
+
+Owns their making, their options and their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterable, Sequence
+from ssl import SSLContext
+from typing import Any
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.server.connection import Connection, Service
+from elastic_driver.rendezvous.server.encrypted import EncryptedListener, listen_encrypted
+
+# Of one connection. What agents send a process that is stopped has to fit in (CREDIT_BYTES, in small pieces, of which
+# each takes some room of its own): a full buffer is as good as a dead machine to them. Linux begins with less, and
+# has the buffer grow only while it is read from.
+_RECEIVE_BYTES = 512 << 10
+# Of connections that the loop has not come to take yet.
+_BACKLOG = 4096
+
+
+class Listeners:
+    """All sockets of a server that connections come to.
+
+    Args:
+        service: of the server.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._servers: list[asyncio.Server | EncryptedListener] = []
+
+    async def open(self, host: str, ports: int | Sequence[int], *, ssl: SSLContext | None = None) -> int:
+        """Listens on an address.
+
+        Args:
+            host: local address.
+            ports: one, or several that are tried in order; 0 for any that is free.
+            ssl: encrypts all connections; see :mod:`elastic_driver.rendezvous.certificate`. None for none.
+
+        Returns:
+            The port.
+
+        Raises:
+            SettingsError: the address or port cannot be had.
+        """
+        tried = [ports] if isinstance(ports, int) else ports
+        for port in tried:
+            try:
+                return await self._listen(host, port, ssl)
+            except (OSError, OverflowError) as error:
+                in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+                if in_use and len(tried) > 1:
+                    continue
+                hint = "the port is in use; choose another with --rendezvous-port, or 0 for any" if in_use else error
+                raise SettingsError(f"cannot listen on {host} port {port} for the rendezvous: {hint}") from error
+        range_ = f"ports {min(tried)} to {max(tried)}"
+        raise SettingsError(f"cannot listen on {host} for the rendezvous: {range_} are all in use (--port-range)")
+
+    async def adopt(self, listener: socket.socket, *, ssl: SSLContext | None = None) -> int:
+        """Takes a socket that listens already; it is closed with the others. Returns its port."""
+        return await self._listen("", 0, ssl, listener)
+
+    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,), ssl: SSLContext | None = None) -> int:
+        """Listens on another address as well, on the first one's port where that is free there.
+
+        Args:
+            host: local address.
+            ports: tried otherwise, in order; 0 for any.
+            ssl: see :meth:`open`.
+
+        Returns:
+            The port.
+
+        Raises:
+            SettingsError: the address cannot be had.
+        """
+        assert self._servers
+        why = ""
+        for port in (_port_of(self._servers[0]), *ports):
+            try:
+                return await self._listen(host, port, ssl)
+            except OSError as error:
+                why = error.strerror or str(error)
+        raise SettingsError(f"cannot listen on {host} for agents: {why}")
+
+    async def listen_at(self, host: str, port: int, *, ssl: SSLContext | None = None) -> int:
+        """Listens on another address as well, on this port and no other; 0 for any.
+
+        Raises:
+            SettingsError: it cannot be had.
+        """
+        try:
+            return await self._listen(host, port, ssl)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                reason = "the port is in use"
+            raise SettingsError(f"cannot listen on {host} port {port}: {reason}") from error
+
+    async def open_local(self, name: str) -> None:
+        """Listens to processes of this user on this machine, and of root's.
+
+        Args:
+            name: of an abstract socket, without the NUL byte.
+
+        Raises:
+            SettingsError: the name cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(f"\0{name}")
+            server = await loop.create_unix_server(lambda: Connection(self._service), sock=listening, backlog=_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise SettingsError(f"cannot listen for the workers of this machine: {error.strerror or error}") from error
+        self._servers.append(server)
+
+    async def _listen(self, host: str, port: int, ssl: SSLContext | None, listener: socket.socket | None = None) -> int:
+        server: asyncio.Server | EncryptedListener
+        if ssl is not None:
+            server = await listen_encrypted(self._service, host, port, listener, context=ssl, backlog=_BACKLOG)
+        else:
+            where: dict[str, Any] = {"sock": listener}
+            if listener is None:
+                where = {"host": host, "port": port, "reuse_address": True}
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(lambda: Connection(self._service), backlog=_BACKLOG, **where)
+        for sock in server.sockets:  # whose connections have it as well
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        self._servers.append(server)
+        return _port_of(server)
+
+    def descriptors(self) -> list[int]:
+        """Of all sockets."""
+        return [number for number in (s.fileno() for each in self._servers for s in each.sockets) if number >= 0]
+
+    def close(self) -> None:
+        """Listens no more. Idempotent."""
+        for server in self._servers:
+            server.close()
+
+    async def closed(self) -> None:
+        """Blocks until nothing of it is left."""
+        for server in self._servers:
+            await server.wait_closed()
+
+
+def _port_of(server: asyncio.Server | EncryptedListener) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port
