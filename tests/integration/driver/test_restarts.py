@@ -93,7 +93,7 @@ def test_a_script_that_is_seen_to_call_init_need_not_do_so(tmp_path: Path) -> No
 
 def test_a_shell_around_a_script_that_calls_init(tmp_path: Path) -> None:
     command = ["bash", "-c", f"{sys.executable} {PROGRAM}; exit $?"]
-    with Job(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", command=command, env={"STEPS": "60"}) as job:
+    with Job(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", command=command, env={"STEPS": "150"}) as job:
         job.wait_for_steps(2)
         assert "has called hvd.init(): from now on workers reset inside their processes" in job.said()
         before = {line["pid"] for line in job.steps()}
