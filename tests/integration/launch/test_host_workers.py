@@ -357,3 +357,16 @@ def test_the_end_of_the_agent_while_a_process_is_about_to_be_replaced() -> None:
         assert host.story() == [Started, Exited, Finished]
 
     on_host(main)
+
+
+def test_a_process_is_not_replaced_once_the_agent_ends() -> None:
+    async def main(host: Host) -> None:
+        host.start("deaf")
+        await host.up()
+        closing = asyncio.create_task(host.workers.close())
+        await asyncio.sleep(0)
+        host.workers.start_again(A, {"PLACE": "two"})
+        await closing
+        assert host.story() == [Started, Exited, Finished]
+
+    on_host(main)
