@@ -47,7 +47,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
 )
 from elastic_driver.vitals import Traffic, Vitals, Waiting
-from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.asking import ask
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -85,7 +85,6 @@ class World:
     def __init__(self, loop: VirtualLoop, **limits: Any) -> None:
         self.known = Known()
         self.remark = ""
-        self.notices: list[Notice] = []
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
         policy = Policy(**({"num_proc": 2, "min_num_proc": 1} | limits))
@@ -135,7 +134,6 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         heartbeats=world.known,
         clock=loop.time,
         on_disc=lambda report: None,
-        on_notice=world.notices.append,
         end=lambda: "it ends",
         about=lambda: {"job_id": "1f", "command": ["true"]},
         remark=lambda: world.remark,
@@ -262,17 +260,6 @@ def test_a_member_whose_place_is_gone_is_dismissed_at_the_next_round() -> None:
 # --- members -------------------------------------------------------------------------------------------------------
 
 
-def test_each_notice_goes_to_those_who_watch_elsewhere() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        world.exits(B, -9)
-        notice = world.notices[-1]
-        assert (notice.kind, notice.round_id) == (NoticeKind.ABORT, 1)
-        assert [one.version for one in world.notices] == sorted({one.version for one in world.notices})
-
-    play(test)
-
-
 def test_who_leaves_its_round_is_not_listened_for() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
@@ -307,7 +294,6 @@ def test_at_the_end_all_who_wait_are_answered() -> None:
         await world.train(A, B)
         parked = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
         world.stepper.post(StopRequested(15, "SIGTERM"))
-        assert world.notices[-1].kind is NoticeKind.JOB_OVER
         assert await parked == JobOver("interrupted by SIGTERM")
         assert await world.ask(A, 1) == JobOver("the job has ended")
 
