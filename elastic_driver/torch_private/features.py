@@ -17,7 +17,7 @@ import torch
 
 from elastic_driver.errors import UnsupportedTorchError
 
-TRIED_WITH = ("2.9", "2.13")
+TRIED_WITH = ("2.9", "2.13", "2.14")
 
 _log = logging.getLogger("elastic_driver.worker")
 
