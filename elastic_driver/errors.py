@@ -90,6 +90,13 @@ class UnsupportedOperationError(ElasticError, ValueError, RuntimeError):
     """
 
 
+class UnsupportedTorchError(ElasticError, ImportError):
+    """This version of PyTorch lacks a private part that a feature needs; says which, and what versions have it.
+
+    It is no HorovodInternalError: another round would end the same way.
+    """
+
+
 class DeviceLaneError(ElasticError, RuntimeError):
     """Tensors of a device cannot go the way that ELASTIC_DRIVER_DEVICE_LANE asks for. Raised on all members.
 

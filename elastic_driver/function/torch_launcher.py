@@ -204,7 +204,8 @@ def flags_of(config: Any) -> dict[str, str]:
     """The flags of torchrun that say what a LaunchConfig says."""
     is_one = (config.min_nodes, config.max_nodes) == (1, 1)
     specs, numa = config.logs_specs, config.numa_options
-    filters = getattr(specs, "_local_ranks_filter", None)
+    logs = _log_choices(specs)
+    filters = logs.get("local_ranks_filter")
     flags: dict[str, object] = {
         "nproc_per_node": config.nproc_per_node,
         "nnodes": None if is_one else f"{config.min_nodes}:{config.max_nodes}",
@@ -227,12 +228,20 @@ def flags_of(config: Any) -> dict[str, str]:
         "virtual_local_rank": "1" if config.virtual_local_rank else None,
         # Those that torch has had for a shorter time.
         "shutdown_timeout": getattr(config, "shutdown_timeout", None),
-        "log_dir": getattr(specs, "_root_log_dir", None),
-        "redirects": _streams(getattr(specs, "_redirects", 0)),
-        "tee": _streams(getattr(specs, "_tee", 0)),
+        "log_dir": logs.get("log_dir"),
+        "redirects": _streams(logs.get("redirects") or 0),
+        "tee": _streams(logs.get("tee") or 0),
         "local_ranks_filter": ",".join(str(rank) for rank in sorted(filters)) if filters else None,
     }
     return {name: str(value) for name, value in flags.items() if value not in (None, "")}
+
+
+def _log_choices(specs: Any) -> Mapping[str, Any]:
+    if specs is None:
+        return {}
+    from elastic_driver.torch_private.agents import log_choices  # late: whoever has such specs has imported torch
+
+    return log_choices(specs)
 
 
 def _text(value: Any) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.device.math import flat_bytes
 from elastic_driver.torch.tensors import tensor_bytes
+from elastic_driver.torch_private.tensors import coo_parts, copy_each, has_state_hooks, metadata_of, set_metadata
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.engine.byte_collectives import broadcast
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -64,13 +64,8 @@ def with_metadata(values: Mapping[Any, Any], metadata: Any) -> OrderedDict[Any, 
     """An OrderedDict as ``state_dict`` gives it: ``load_state_dict`` reads the versions of the modules from it."""
     made = OrderedDict(values)
     if metadata is not None:
-        made._metadata = metadata  # type: ignore[attr-defined]
+        set_metadata(made, metadata)
     return made
-
-
-def metadata_of(values: Mapping[Any, Any]) -> Any:
-    """What ``state_dict`` has hung on it; None without."""
-    return getattr(values, "_metadata", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ _COMPRESSED = (*_COMPRESSED_ROWS, torch.sparse_csc, torch.sparse_bsc)
 
 def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
+        return coo_parts(tensor)
     if tensor.layout in _COMPRESSED_ROWS:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
@@ -142,7 +137,7 @@ def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
         kind = "nested"
     elif tensor.is_quantized:
         kind = "quantized"
-    elif is_traceable_wrapper_subclass(tensor):
+    elif hasattr(tensor, "__tensor_flatten__"):  # it is made of other tensors
         kind = type(tensor).__name__
     elif tensor.layout not in (torch.strided, torch.sparse_coo, *_COMPRESSED):
         kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")
@@ -249,7 +244,7 @@ class HostCopies:
             fits = index < len(former) and former[index].shape == tensor.shape and former[index].dtype == tensor.dtype
             kept.append(former[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
         if kept:
-            torch._foreach_copy_(kept, [tensor.resolve_conj().resolve_neg() for tensor in tensors])
+            copy_each(kept, [tensor.resolve_conj().resolve_neg() for tensor in tensors])
         return HostCopy(skeleton, kept)
 
     def let_go(self, former: HostCopy) -> None:
@@ -275,7 +270,7 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
             copy_into(target, source)
     if plain:
         into, of = zip(*plain, strict=True)
-        torch._foreach_copy_(list(into), list(of))
+        copy_each(into, of)
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
@@ -388,7 +383,7 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
     copy) and casts them to the dtype of their parameter (so that they would not be the same bits). An optimizer
     with hooks that make another state of it, or whose class has its own ``load_state_dict``, gets its way, with copies.
     """
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict or _has_state_hooks(optimizer):
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict or has_state_hooks(optimizer):
         optimizer.load_state_dict(copy.deepcopy(tree))
         return
     groups, saved_groups = optimizer.param_groups, tree["param_groups"]
@@ -423,14 +418,6 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
             # Adam's step lives on the CPU whatever the parameter's device (unless it is capturable).
             device = "cpu" if name == "step" and not _capturable(groups) else str(param.device)
             live[name] = _placed(value, live.get(name), device=device)
-
-
-def _has_state_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its ``state_dict`` is not its state. Hooks after loading do not tell: DistributedOptimizer has one."""
-    return any(
-        getattr(optimizer, f"_optimizer_{hooks}_hooks", None)
-        for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre")
-    )
 
 
 def _capturable(groups: Sequence[dict[str, Any]]) -> bool:

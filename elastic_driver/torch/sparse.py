@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from elastic_driver.torch.collectives import allgather_async
+from elastic_driver.torch_private.tensors import coo_parts
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.engine.collectives import Average, ReduceOp, Sum
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
@@ -29,19 +30,19 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise TypeError(f"cannot reduce sparse tensors with {op!r}: op is Average or Sum")
     members = members_of(process_set)
-    indices = tensor._indices().transpose(0, 1).contiguous()
+    indices, values = coo_parts(tensor)
     names = (None, None) if name is None else (f"{name}.indices", f"{name}.values")
     handles = (
-        allgather_async(indices, names[0], process_set),
-        allgather_async(tensor._values(), names[1], process_set),
+        allgather_async(indices.transpose(0, 1).contiguous(), names[0], process_set),
+        allgather_async(values, names[1], process_set),
     )
 
     def finish() -> torch.Tensor:
-        all_indices, values = (synchronize(handle) for handle in handles)
+        all_indices, all_values = (synchronize(handle) for handle in handles)
         if op is Average:
-            values = values / members.size
+            all_values = all_values / members.size
         return torch.sparse_coo_tensor(
-            all_indices.transpose(0, 1), values, tensor.shape, device=values.device, check_invariants=False
+            all_indices.transpose(0, 1), all_values, tensor.shape, device=all_values.device, check_invariants=False
         )
 
     return finish

@@ -15,11 +15,11 @@ from elastic_driver.torch.snapshot import (
     broadcast_tree,
     copy_all,
     flatten,
-    metadata_of,
     optimizer_tree,
     set_optimizer,
     with_metadata,
 )
+from elastic_driver.torch_private.tensors import has_load_hooks, metadata_of
 from elastic_driver.worker.rounds.current import current
 from elastic_driver.worker.state import ObjectState, check_attributes, check_names
 
@@ -93,9 +93,7 @@ class ModelHandler(_Handler):
 def _has_hooks(module: torch.nn.Module) -> bool:
     """Whether it, or a module in it, has hooks for loading, or loads in a way of its own."""
     return any(
-        part._load_state_dict_pre_hooks
-        or part._load_state_dict_post_hooks
-        or type(part).load_state_dict is not torch.nn.Module.load_state_dict
+        has_load_hooks(part) or type(part).load_state_dict is not torch.nn.Module.load_state_dict
         for part in module.modules()
     )
 

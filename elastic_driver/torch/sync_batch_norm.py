@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from elastic_driver.torch.optimizer.buckets import spec_of
+from elastic_driver.torch_private.tensors import BATCH_NORM, BatchNorm
 from elastic_driver.worker.engine.collectives import Sum
 from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """BatchNorm whose mean and variance are those of the batches of all ranks, which may differ in size.
 
     For inputs of shape (N, C, ...). In eval mode, and with one rank, it is torch's BatchNorm. The gradients of weight
@@ -40,6 +40,7 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: bool = True,  # noqa: FBT001, FBT002 - Horovod's signature
         process_set: ProcessSet = global_process_set,
     ) -> None:
+        BATCH_NORM.check()
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
 

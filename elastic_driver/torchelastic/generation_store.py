@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.store_messages import StoreOp
+from elastic_driver.torch_private.agents import ASSIGNED_RANKS, ROLE_INFO
 from elastic_driver.torchelastic.store import HTTPStore
 
-# Names of torch.distributed.elastic.agent.server.api, _assign_worker_ranks.
-_ROLE_INFO = "torchelastic/role_info/"
-_ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 # How often it looks whether its generation is broken.
 _LOOK_S = 0.25
 
@@ -36,7 +34,7 @@ class GenerationStore(HTTPStore):
 
     def set(self, key: str, value: str | bytes) -> None:
         """See HTTPStore."""
-        if key.startswith(_ROLE_INFO):
+        if key.startswith(ROLE_INFO):
             self._own_role = value.encode() if isinstance(value, str) else value
         super().set(key, value)
 
@@ -59,9 +57,9 @@ class GenerationStore(HTTPStore):
             return None
         role = json.loads(self._own_role)
         names = [part.decode(errors="replace") for part in parts]
-        if all(name.startswith(_ROLE_INFO) for name in names):
+        if all(name.startswith(ROLE_INFO) for name in names):
             return [json.dumps(role | {"rank": rank}).encode() for rank in range(len(names))]
-        if len(names) == 1 and names[0].startswith(_ASSIGNED_RANKS):
+        if len(names) == 1 and names[0].startswith(ASSIGNED_RANKS):
             # One more than there are: they never meet, so that they train nothing until they are stopped.
             size = role["local_world_size"] + 1
             return [json.dumps([0, size, 0, size]).encode()]

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -50,6 +48,8 @@ from elastic_driver.rendezvous.node_messages import (
     Terms,
 )
 from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE
+from elastic_driver.torch_private.agents import AGENTS_RANKS, RESTART_COUNT, give_back_a_restart
+from elastic_driver.torch_private.groups import c10d
 from elastic_driver.torchelastic.generation_store import GenerationStore
 from elastic_driver.torchelastic.store import service_client
 
@@ -157,6 +157,8 @@ class ElasticHandler(RendezvousHandler):
     """
 
     def __init__(self, settings: HandlerSettings) -> None:
+        for feature in (RESTART_COUNT, AGENTS_RANKS):
+            feature.has_parts()  # else it warns now of what is lost, and not when a node is
         self._settings = settings
         try:
             self._client = service_client(
@@ -168,7 +170,7 @@ class ElasticHandler(RendezvousHandler):
         self._node = secrets.token_hex(16)
         self._name = socket.gethostname()
         self._address = settings.local_addr or _own_address(settings.endpoint)
-        self._server: TCPStore | None = None  # that this agent's workers, and those of others, may meet at
+        self._server: c10d.TCPStore | None = None  # that this agent's workers, and those of others, may meet at
         self._state = threading.Condition()  # guards all below; notified when a heartbeat was answered
         self._formed: Formed | None = None
         self._restart = (0, "")  # number of a generation that has ended, and why
@@ -212,11 +214,11 @@ class ElasticHandler(RendezvousHandler):
         """
         # A store of its own for each generation: gloo hangs over the keys of the one before.
         before = self._formed
-        self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        self._server = c10d.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         self._start_beating()
         formed, after_loss = self._placed(self._server.port)
-        if before is not None and after_loss and self._told_in < before.number:
-            _give_back_a_restart()
+        if before is not None and after_loss and self._told_in < before.number and give_back_a_restart():
+            _log.info("the loss of another node is not counted against --max-restarts")
         rank = formed.rank_of(self._node)
         assert rank is not None
         first = formed.members[0]
@@ -383,24 +385,6 @@ class ElasticHandler(RendezvousHandler):
             client = service_client(settings.endpoint, settings.token_file or None, patience_s=_GOODBYE_S)
             client.say_node(request.to_json())
             client.close()
-
-
-def _give_back_a_restart() -> None:
-    """Has torch's agent, which has called, not count a failure of its workers that was the loss of another node.
-
-    It counts before it asks for anything, and there is no other way to it than up the stack. An agent that has none
-    left (``--max-restarts=0``) has ended by then.
-    """
-    frame = sys._getframe()
-    while frame is not None:
-        agent = frame.f_locals.get("self")
-        if isinstance(agent, SimpleElasticAgent):
-            left, most = getattr(agent, "_remaining_restarts", None), agent.get_worker_group().spec.max_restarts
-            if isinstance(left, int) and left < most:
-                agent._remaining_restarts = left + 1
-                _log.info("the loss of another node is not counted against --max-restarts")
-            return
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _endpoint(text: str) -> str:

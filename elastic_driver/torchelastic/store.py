@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -25,6 +24,7 @@ from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, PATIENCE_S
 from elastic_driver.rendezvous.store_client import StoreClient
 from elastic_driver.rendezvous.store_messages import StoreOp, number_in
 from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE, read_token
+from elastic_driver.torch_private.groups import c10d
 
 _TIMEOUT = timedelta(seconds=300)  # torch's own
 
@@ -34,7 +34,7 @@ _alive: dict[RendezvousClient, list[HTTPStore]] = {}
 _lock = threading.Lock()  # guards _alive
 
 
-class HTTPStore(Store):
+class HTTPStore(c10d.Store):
     """Keys and values that all processes of a job share, for ``init_process_group(store=...)``.
 
     Without an URL it is that of the job which has started this process (``elasticrun``); else that of

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from elastic_driver.tensorflow import WorkerInfo, WorkerState, private
-from elastic_driver.tensorflow.cluster import _LOOK_S, Cluster
+from elastic_driver.tensorflow.runtime import LOOK_S, RuntimeCluster
 from tests.support.processes.tensorflow_job import Job, aside, current_worker, until
 from tests.support.processes.tensorflow_servers import Servers, a_closed_port, a_port_that_says_nothing
 
@@ -499,8 +499,8 @@ def test_the_thread_of_a_worker_that_joins_again_takes_no_turn(servers: Servers)
     with cluster._lock:  # removed, and added again before its thread has seen that
         cluster._schedule.remove(job.workers[0].address)
         cluster._schedule.add(job.workers[0].address)
-        cluster._work.notify_all()
-    until(lambda: cluster._workers[0].thread is None, "its thread has ended")
+        cluster._shared.work.notify_all()
+    until(lambda: cluster._shared.workers[0].thread is None, "its thread has ended")
     assert job.run(4) == {1}
 
 
@@ -509,15 +509,15 @@ def test_closures_wake_nobody_who_has_nothing_to_do(servers: Servers, monkeypatc
     than all else does.
     """
     looks: list[float] = []
-    look = Cluster._look
+    look = RuntimeCluster._look
 
     def noted(self: Any) -> None:
         looks.append(time.monotonic())
         look(self)
 
-    monkeypatch.setattr(Cluster, "_look", noted)
+    monkeypatch.setattr(RuntimeCluster, "_look", noted)
     job = Job(servers, 2)
     began = time.monotonic()
     for _ in range(3):
         job.run(100)
-    assert len(looks) <= 1 + (time.monotonic() - began) / _LOOK_S
+    assert len(looks) <= 1 + (time.monotonic() - began) / LOOK_S

@@ -19,9 +19,9 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import DeviceLaneError, HorovodInternalError
+from elastic_driver.torch_private.groups import c10d, is_communicator_id, nccl_group
 from elastic_driver.worker.engine import native_loader
 from elastic_driver.worker.engine.collectives import Exchange, Group, ReduceOp
 from elastic_driver.worker.engine.torch_collectives import TorchCollectives
@@ -63,7 +63,7 @@ class Store(c10d.Store):
         """Remembers a value; an id's travels in a thread, as several members may set one each before they get any."""
         with self._lock:
             self._values[key] = bytes(value)
-        if _is_id(key):
+        if is_communicator_id(key):
             threading.Thread(target=self._send, args=(key,), name="elastic-device-id", daemon=True).start()
 
     def _send(self, key: str) -> None:
@@ -76,7 +76,7 @@ class Store(c10d.Store):
         with self._lock:
             value = self._values.get(key)
         if value is None:
-            if not _is_id(key):
+            if not is_communicator_id(key):
                 raise KeyError(key)
             values = self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=b"")
             value = next((given for given in values if given), b"")
@@ -111,10 +111,6 @@ class Store(c10d.Store):
             return self._values.pop(key, None) is not None
 
 
-def _is_id(key: str) -> bool:
-    return key.isdigit() or key.startswith("UniqueNCCLID")
-
-
 class MakeFast(Protocol):
     """Makes a fast group; blocks as it likes."""
 
@@ -123,20 +119,13 @@ class MakeFast(Protocol):
 
 
 def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
-    options: Any = c10d.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
     # What it reads of the environment the driver has set (dialects/ours.py): here, in a thread, setenv would pull the
     # environment from under other threads' getenv.
-    return c10d.ProcessGroupNCCL(store, index, size, options)
+    return nccl_group(store, index, size, timeout_s)
 
 
 fast_groups: dict[str, MakeFast] = {"cuda": _make_nccl}
 """By type of device: who makes its fast groups. There is none for CPU tensors, but in tests."""
-
-
-def has_nccl() -> bool:
-    """Whether this torch has NCCL."""
-    return hasattr(c10d, "ProcessGroupNCCL")
 
 
 def given_up() -> str:

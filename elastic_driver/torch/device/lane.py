@@ -35,6 +35,7 @@ from elastic_driver.system.threads import name_this_thread
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device.groups import Peers
 from elastic_driver.torch.device.math import Instruction, absent, carry_out
+from elastic_driver.torch_private.groups import has_nccl
 from elastic_driver.worker.api.handles import begin
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.native import NativeEngine, NativeHandle, Turn
@@ -80,7 +81,7 @@ def describe() -> dict[str, Any]:
         return {"mode": chosen, "why": f"{ENV_LANE}=cpu", "machine": os.uname().nodename, "visible": []}
     count = torch.cuda.device_count()
     why = device_groups.given_up()
-    if not device_groups.has_nccl():
+    if not has_nccl():
         why = "its torch has no NCCL"
     elif not count:
         why = "it sees no GPU"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastic_driver.torch.distributed.group import process_group
 from elastic_driver.torch.state import TorchState
+from elastic_driver.torch_private.groups import COMPILE_AHEAD, as_in_forward, free_wrapper
 
 # By module: its last wrapper. Weak both ways, as a wrapper holds its module.
 _wrappers: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[DistributedDataParallel]] = (
@@ -54,17 +54,7 @@ def wrapper_of(module: torch.nn.Module) -> DistributedDataParallel | None:
 def take_apart(wrapper: DistributedDataParallel) -> None:
     """Frees what a wrapper has beside its module: hooks on the parameters, buckets, its hold on the process group."""
     _wrappers.pop(wrapper.module, None)
-    reducer = wrapper.__dict__.get("reducer")
-    if reducer is None:
-        return
-    with contextlib.suppress(AttributeError):  # its name is torch's own
-        reducer._remove_autograd_hooks()
-    # Gradients may be views of the buckets, and are of no use any more.
-    if wrapper.gradient_as_bucket_view:
-        for param in wrapper.module.parameters():
-            param.grad = None
-    for name in ("reducer", "logger", "process_group"):
-        setattr(wrapper, name, None)
+    free_wrapper(wrapper)
 
 
 def compile_ahead(
@@ -83,7 +73,11 @@ def compile_ahead(
         step: a forward and a backward pass of this module, on a batch like those to come. It does not change
             parameters, and calls no collectives.
         bucket_cap_mb: as DistributedDataParallel is given it.
+
+    Raises:
+        UnsupportedTorchError: this version of torch cannot do that.
     """
+    COMPILE_AHEAD.check()
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     gradients = [(param, param.grad) for param in module.parameters()]
     for param, _ in gradients:
@@ -91,7 +85,7 @@ def compile_ahead(
     # All that torch's compiler looks for in the wrapper that is at work.
     wrapper: Any = types.SimpleNamespace(bucket_bytes_cap=int(bucket_cap_mb * (1 << 20)))
     try:
-        with torch.random.fork_rng(devices=[]), DistributedDataParallel._inside_ddp_forward(wrapper):
+        with torch.random.fork_rng(devices=[]), as_in_forward(wrapper):
             step(module)
     finally:
         with torch.no_grad():

@@ -7,19 +7,14 @@ is an error of the round's: see Context.accounts_for.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.system.interfaces import host_addresses
@@ -27,6 +22,7 @@ from elastic_driver.torch.device.groups import abort_in_thread, has_ended, say_o
 from elastic_driver.torch.device.lane import nccl_refusal
 from elastic_driver.torch.distributed.sockets import GroupSockets, gloo_sleeps, lazy_gloo
 from elastic_driver.torch.distributed.store import LateServer, RoundStore
+from elastic_driver.torch_private import groups as private
 from elastic_driver.worker.engine.collectives import Group
 from elastic_driver.worker.engine.own_sockets import check_ends, pack_ends, unpack_ends
 from elastic_driver.worker.engine.torch_collectives import batch_scheduling
@@ -86,7 +82,7 @@ class RoundGroup:
     @property
     def is_there(self) -> bool:
         """Whether torch still knows it: a program may destroy it, or the default group."""
-        return self._group is not None and self._group in distributed_c10d._world.pg_map
+        return self._group is not None and private.is_known(self._group)
 
     def make(self) -> None:
         """Makes the group, with all members. Blocks until they have it.
@@ -122,7 +118,7 @@ class RoundGroup:
                     packed = meeting(f"{scope}.ends", key=slot.rank, count=slot.size, value=pack_ends(ends))
                     members = Group("global", tuple(range(slot.size)), slot.rank)
                     check_ends(members, [unpack_ends(each) for each in packed])
-            distributed_c10d._set_pg_timeout(timedelta(seconds=context.limits.collective_s), self._group)
+            private.set_timeout(self._group, context.limits.collective_s)
         except HorovodInternalError:
             raise
         except (RuntimeError, ValueError, OSError, RendezvousError) as error:
@@ -131,29 +127,21 @@ class RoundGroup:
             raise HorovodInternalError(f"cannot make the process group: {reason}") from cause
 
     def _registered(self, backend: str, store: RoundStore, timeout_s: float) -> Any:
-        slot, timeout = self.context.slot, timedelta(seconds=timeout_s)
+        slot = self.context.slot
         if not dist.is_initialized():
-            hook = sys.excepthook
-            try:
-                dist.init_process_group(backend, store=store, rank=slot.rank, world_size=slot.size, timeout=timeout)
-            finally:
-                sys.excepthook = hook  # torch wraps it at each call, and never takes that back
+            group = private.init_default_group(backend, store, slot.rank, slot.size, timeout_s)
             self._is_default = True
-            return dist.group.WORLD
-        # The default group is the user's own. Ours is registered beside it, as one of all ranks.
+            return group
         name = f"elastic_driver.{self.context.assignment.round_id}.{self.number}"
-        make: Callable[..., Any] = distributed_c10d._new_process_group_helper
-        group, _ = make(slot.size, slot.rank, [], backend, store, name, timeout=timeout, group_desc=name)
-        distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(slot.size)}
-        return group
+        return private.add_group(backend, store, slot.rank, slot.size, timeout_s, name)
 
     def _on_devices(self) -> list[Any]:
         """The backends, of this group and of subgroups, that have an abort."""
-        groups = list(distributed_c10d._world.pg_map) if self._is_default else [self._group]
+        groups = private.known_groups() if self._is_default else [self._group]
         found = []
         for group in groups:
             with contextlib.suppress(Exception):  # it has none for this device
-                backend = group._get_backend(torch.device("cuda"))
+                backend = private.backend_of(group, "cuda")
                 if not isinstance(backend, dist.ProcessGroupGloo) and backend not in found:
                     found.append(backend)
         return found
@@ -202,8 +190,8 @@ class RoundGroup:
             store.close()
 
     def abandon(self) -> None:
-        """See Companion. A process group's destructor would join threads that are only in the parent."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        """See Companion."""
+        private.leak(self._group)
         self._group = None
 
 
@@ -221,6 +209,7 @@ def process_group() -> dist.ProcessGroup:
     Raises:
         HorovodInternalError: a peer is gone, or the round is broken.
         NotInitializedError: ``init()`` was not called.
+        UnsupportedTorchError: this version of torch has no way to it.
     """
     return round_group().group  # type: ignore[no-any-return]
 
@@ -233,6 +222,7 @@ def round_group() -> RoundGroup:
     former = _present if _present is not None and _present.context is context else None
     if former is not None and former.is_there:
         return former
+    (private.SECOND_GROUP if dist.is_initialized() else private.PROCESS_GROUP).check()
     if former is not None:
         former.sockets.forget()
     _present = None

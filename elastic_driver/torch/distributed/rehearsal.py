@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_driver.hosts import SlotInfo
+from elastic_driver.torch_private.groups import fake_store, init_default_group
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,15 +48,7 @@ def rehearse(make: Callable[[DeviceMesh], Any], planned: SlotInfo, device_type: 
 @contextlib.contextmanager
 def _fake_group(planned: SlotInfo) -> Iterator[dist.ProcessGroup]:
     """torch's default group, which does nothing, and is gone afterwards with all that was made of it."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    hook = sys.excepthook
-    try:
-        dist.init_process_group("fake", store=FakeStore(), rank=planned.rank, world_size=planned.size)
-    finally:
-        sys.excepthook = hook  # torch wraps it at each call, and never takes that back
-    group = dist.group.WORLD
-    assert group is not None
+    group = init_default_group("fake", fake_store(), planned.rank, planned.size)
     try:
         yield group
     finally:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from elastic_driver.errors import UnsupportedOperationError
-from elastic_driver.torch.snapshot import metadata_of, with_metadata
+from elastic_driver.torch.snapshot import with_metadata
+from elastic_driver.torch_private.groups import STRIDED, is_strided
+from elastic_driver.torch_private.tensors import metadata_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -171,15 +173,16 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
     offset, size, coordinate = [0] * len(shape), list(shape), mesh.get_coordinate()
     by_dim: dict[int, list[int]] = {}  # the mesh's dimensions over which one of the tensor's is divided
     for mesh_dim, placement in enumerate(placements):
-        if type(placement) is Shard or _is_strided(placement):
+        if type(placement) is Shard or is_strided(placement):
             by_dim.setdefault(placement.dim, []).append(mesh_dim)
         elif type(placement) is not Replicate:
+            STRIDED.check()
             raise UnsupportedOperationError(
                 f"cannot keep a tensor that is placed as {placement}: only shards and copies"
             )
     for dim, mesh_dims in by_dim.items():
         first, *later = mesh_dims
-        strided = [mesh_dim for mesh_dim in mesh_dims if _is_strided(placements[mesh_dim])]
+        strided = [mesh_dim for mesh_dim in mesh_dims if is_strided(placements[mesh_dim])]
         if strided:
             # As FSDP2 divides what tensor parallelism has divided before: then a rank's piece is in one place.
             factor = math.prod(mesh.size(mesh_dim) for mesh_dim in later)
@@ -194,10 +197,6 @@ def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
             offset[dim] += start
             size[dim] = min(chunk, size[dim] - start)
     return Box(tuple(offset), tuple(size))
-
-
-def _is_strided(placement: Any) -> bool:
-    return type(placement).__name__ == "_StridedShard"  # torch has no public name for it
 
 
 def taken_out(tree: Any) -> tuple[Any, list[DTensor | Owned]]:

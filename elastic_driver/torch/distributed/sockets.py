@@ -11,20 +11,15 @@ import contextlib
 import ipaddress
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from elastic_driver.torch_private.groups import GLOO_THREAD
 from elastic_driver.worker.engine.own_sockets import Ends, duplicate, end_of, is_listening, own_sockets, shut
 
-_LENGTH = struct.Struct("<Q")
-_FAMILY = struct.Struct("=H")
-_PORT = struct.Struct(">H")
 _ESTABLISHED = 1  # of TCP_INFO's first byte
-# The name that torch gives to the threads of its Gloo that run collectives.
-_GLOO_THREAD = "pt_gloo_runloop"
 # Between two looks whether they have done anything: longer than a tick of the thread that moves their bytes, 10 ms, in
 # which it sees that a connection is shut, and tells them.
 _SLEEP_LOOK_S = 0.015
@@ -33,24 +28,6 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
 
 Listener = tuple[str, int]
 """Address and port."""
-
-
-def gloo_listener(value: bytes) -> Listener | None:
-    """Where the Gloo device listens that told the others this; None when that cannot be read.
-
-    It is the name of the host and then a ``struct sockaddr_storage``, each with a length before it.
-    """
-    if len(value) < _LENGTH.size:
-        return None
-    at = 2 * _LENGTH.size + _LENGTH.unpack_from(value)[0]
-    if at + 24 > len(value):
-        return None
-    family, port = _FAMILY.unpack_from(value, at)[0], _PORT.unpack_from(value, at + 2)[0]
-    if family == socket.AF_INET:
-        return str(ipaddress.IPv4Address(value[at + 4 : at + 8])), port
-    if family == socket.AF_INET6:
-        return _plain(str(ipaddress.IPv6Address(value[at + 8 : at + 24]))), port
-    return None
 
 
 def _plain(address: str) -> str:
@@ -79,7 +56,7 @@ def _gloo_threads() -> dict[str, tuple[str, str]]:
         with contextlib.suppress(OSError):  # it has ended since
             lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
             facts = dict(line.split(":", 1) for line in lines if ":" in line)
-            if facts["Name"].strip() == _GLOO_THREAD:
+            if facts["Name"].strip() == GLOO_THREAD:
                 found[thread] = facts["State"].strip(), facts.get("voluntary_ctxt_switches", "").strip()
     return found
 

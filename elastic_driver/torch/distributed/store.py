@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import selectors
 import socket
 import threading
@@ -19,13 +18,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
-
 from elastic_driver.errors import HorovodInternalError, RendezvousTimeoutError
-from elastic_driver.torch.distributed.sockets import GroupSockets, Listener, gloo_listener, lazy_gloo
+from elastic_driver.torch.distributed.sockets import GroupSockets, Listener, lazy_gloo
+from elastic_driver.torch_private.groups import GLOO_KEY, c10d, gloo_listener
 from elastic_driver.worker.rounds.meeting import RoundMeeting
 
-_GLOO_KEY = re.compile(r"/cpu/+\d+/(?P<rank>\d+)$")
 # Less than the driver lets a request for a key wait.
 _ONE_REQUEST_S = 20.0
 
@@ -245,7 +242,7 @@ class RoundStore(c10d.Store):
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """Sets a key."""
         with self._noting():
-            if _GLOO_KEY.search(key):
+            if GLOO_KEY.search(key):
                 self._set_of_gloo(key, bytes(value))
             else:
                 self._rest().set(key, value)
@@ -253,7 +250,7 @@ class RoundStore(c10d.Store):
     def get(self, key: str) -> bytes:
         """Blocks until it is set."""
         with self._noting():
-            if _GLOO_KEY.search(key):
+            if GLOO_KEY.search(key):
                 return self._get_of_gloo(key, self._timeout_s)
             return bytes(self._rest().get(key))
 
@@ -261,9 +258,9 @@ class RoundStore(c10d.Store):
         """Blocks until all are set."""
         with self._noting():
             for key in keys:
-                if _GLOO_KEY.search(key):
+                if GLOO_KEY.search(key):
                     self._get_of_gloo(key, timeout.total_seconds() if timeout is not None else self._timeout_s)
-            others = [key for key in keys if not _GLOO_KEY.search(key)]
+            others = [key for key in keys if not GLOO_KEY.search(key)]
             if others:
                 self._rest().wait(others, *([timeout] if timeout is not None else []))
 

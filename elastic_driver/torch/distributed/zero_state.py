@@ -22,6 +22,7 @@ from elastic_driver.torch.distributed.shards import Box, Owned, OwnedBy, Sharded
 from elastic_driver.torch.ops import allreduce
 from elastic_driver.torch.snapshot import Placeholder, flatten
 from elastic_driver.torch.state import ModelHandler
+from elastic_driver.torch_private.groups import is_plain_zero
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.engine.collectives import Max
 from elastic_driver.worker.rounds.current import current
@@ -86,7 +87,7 @@ class ZeroState(ShardedState):
         gc.collect()  # the optimizer holds the process group of its round
         made = self._make(process_group())
         self.optimizer, others = made if isinstance(made, tuple) else (made, {})
-        if getattr(self.optimizer, "_overlap_with_ddp", True):
+        if not is_plain_zero(self.optimizer):
             raise UnsupportedOperationError(
                 f"cannot keep the state of {type(self.optimizer).__name__}: make(group) of ZeroState has to give a "
                 "ZeroRedundancyOptimizer without overlap_with_ddp"

@@ -11,7 +11,6 @@ Sparse gradients travel as they are, by an allgather of their indices and values
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,15 @@ import torch
 
 from elastic_driver.torch.device.lane import torch_lane
 from elastic_driver.torch.optimizer.compression import Compressor, wire_dtype
+from elastic_driver.torch_private.tensors import (
+    ATTACHED_REFERENCES,
+    GRADIENTS_IN_PLACE,
+    copy_each,
+    references,
+    storage_references,
+    version_of,
+    zero_each,
+)
 from elastic_driver.worker.engine.collectives import DTYPES, Average, ReduceOp, Sum
 from elastic_driver.worker.engine.protocol import Engine, Handle, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.rounds.process_sets import Members
@@ -99,26 +107,6 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(address, tensor.numel() * tensor.element_size(), name, tuple(tensor.shape), address)
 
 
-def _references(view: torch.Tensor) -> int:
-    return sys.getrefcount(view)
-
-
-def _attached_references() -> int:
-    """How many Python references to a tensor its being a gradient adds. That is a matter of torch's version."""
-    parameter, view = torch.nn.Parameter(torch.zeros(1, device="cpu")), torch.zeros(1, device="cpu")
-    before = _references(view)
-    parameter.grad = view
-    return _references(view) - before
-
-
-_ATTACHED = _attached_references()
-_storage_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def _storage_references(tensor: torch.Tensor) -> int:
-    return _storage_use_count(tensor.untyped_storage()._cdata) if _storage_use_count is not None else 0
-
-
 class Bucket:
     """Some parameters whose gradients travel together.
 
@@ -154,8 +142,8 @@ class Bucket:
         self._in_place = (
             self._wire is params[0].dtype
             and (params[0].device.type == "cpu" or self._on_device)
-            and _storage_use_count is not None
             and not learned.kept
+            and GRADIENTS_IN_PLACE.has_parts()
         )
         self._flat: torch.Tensor | None = None
         self._views: dict[Parameter, torch.Tensor] = {}
@@ -193,7 +181,7 @@ class Bucket:
 
     def hold(self) -> None:
         """Its gradients are complete, but are handed over later."""
-        self._complete = self._flat._version if self._in_place and self._flat is not None else None
+        self._complete = version_of(self._flat) if self._in_place and self._flat is not None else None
 
     def set_sparse(self, param: Parameter, dim: int) -> None:
         """From now on this parameter's gradient travels as a sparse one, with so many sparse dimensions."""
@@ -212,7 +200,9 @@ class Bucket:
     def operations(self) -> list[Started]:
         """What is to be run, now that the gradients are there; missing ones are zeros."""
         self._looked = False
-        self._changed = self._complete is not None and self._flat is not None and self._flat._version != self._complete
+        self._changed = (
+            self._complete is not None and self._flat is not None and version_of(self._flat) != self._complete
+        )
         self._complete = None
         started: list[Started] = []
         dims = self._learned.sparse_dims
@@ -246,13 +236,13 @@ class Bucket:
                 targets.append(view)
                 sources.append(grad)
         if missing:
-            torch._foreach_zero_(missing)
+            zero_each(missing)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            copy_each(targets, sources)
         assert self._flat is not None
         if self._flat.numel() == 0:
             return []
-        self._version = self._flat._version
+        self._version = version_of(self._flat)
         specs = (spec_of(self._flat),)
         operation = self._reduction.operation(self.name, specs, keep=self._flat, device=int(self._on_device))
         return [(operation, lambda _: self._give_back(sparse))]
@@ -260,7 +250,7 @@ class Bucket:
     @torch.no_grad()
     def _give_back(self, sparse: dict[Parameter, int]) -> None:
         # On a device the operation itself counts as a change.
-        on_their_way = not self._on_device and self._flat is not None and self._flat._version != self._version
+        on_their_way = not self._on_device and self._flat is not None and version_of(self._flat) != self._version
         if self._changed or on_their_way:
             warnings.warn(CHANGED, stacklevel=2)
         self._place_all()
@@ -277,7 +267,7 @@ class Bucket:
                 targets.append(param.grad)
                 sources.append(view)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            copy_each(targets, sources)
 
     def _compressed_operation(self, param: Parameter) -> Started:
         grad = torch.zeros_like(param) if param.grad is None else param.grad
@@ -367,8 +357,9 @@ class Bucket:
         self._strides = {param: dense_strides(param) for param in params}
         for param in params:
             self._place(param)
-        self._own_references = [_references(view) for view in self._views.values()]
-        self._own_storage_references = _storage_references(self._flat)
+        # Only where gradients may live in it: else nobody asks.
+        self._own_references = [references(view) for view in self._views.values()]
+        self._own_storage_references = storage_references(self._flat) if self._in_place else 0
         return self._views
 
     def _place(self, param: Parameter) -> None:
@@ -391,11 +382,11 @@ class Bucket:
     def _is_kept(self) -> bool:
         """Whether anybody but the parameters still has gradients of an earlier pass, or views of them."""
         assert self._flat is not None
-        if _storage_references(self._flat) > self._own_storage_references:
+        if storage_references(self._flat) > self._own_storage_references:
             return True
-        counts = [_references(view) for view in self._views.values()]
+        counts = [references(view) for view in self._views.values()]
         for own, count, (param, view) in zip(self._own_references, counts, self._views.items(), strict=True):
-            if count > own + (_ATTACHED if param.grad is view else 0):
+            if count > own + (ATTACHED_REFERENCES if param.grad is view else 0):
                 return True
         return False
 

@@ -19,6 +19,7 @@ from elastic_driver.torch.optimizer.adasum import adasum_step
 from elastic_driver.torch.optimizer.buckets import Parameter
 from elastic_driver.torch.optimizer.compression import Compression, Compressor
 from elastic_driver.torch.optimizer.reducer import Reducer
+from elastic_driver.torch_private.tensors import note_step
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.rounds import vitals
 from elastic_driver.worker.rounds.current import current_round
@@ -79,8 +80,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         current_round().refuse_if_forked()  # and count no step of the worker's
         vitals.note_step()
-        # For schedulers made before this optimizer, which watch whether the other one steps.
-        self._wrapped._opt_called = True  # type: ignore[attr-defined]
+        note_step(self._wrapped)  # for schedulers made before this optimizer, which watch whether the other one steps
         base_step = functools.partial(self._wrapped_class.step, self)
         if not self._should_synchronize:
             self._synchronized = False

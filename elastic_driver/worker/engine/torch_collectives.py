@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import HorovodInternalError
+from elastic_driver.torch_private.groups import c10d, gloo_device, gloo_group
 from elastic_driver.worker.engine.collectives import CONTEXT_SCOPE, Bytes, Exchange, Group, ReduceOp
 from elastic_driver.worker.engine.own_sockets import (
     Ends,
@@ -125,15 +125,10 @@ class TorchCollectives:
         before = {inode for _, inode in own_sockets()}
         device = self._make_device()
         port = self._adopt_listener(before)
-        gloo: Any = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [device]
-        options._timeout = timedelta(seconds=timeout_s)
-        options._threads = 1  # one collective at a time
         group = self._group
         store = ExchangeStore(group, exchange, port)
         with self._failures("connect to its peers", store):
-            self._process_group = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
+            self._process_group = gloo_group(store, group.index, len(group.members), device, timeout_s)
         ends = self._adopt_connections(before, port, store.peer_ports)
         packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=pack_ends(ends))
         check_ends(group, [unpack_ends(member_ends) for member_ends in packed])
@@ -146,7 +141,7 @@ class TorchCollectives:
     def _make_device(self) -> Any:
         try:
             with batch_scheduling():
-                return c10d.ProcessGroupGloo.create_device(hostname=self._address)
+                return gloo_device(self._address)
         except RuntimeError as error:
             raise HorovodInternalError(f"cannot listen at {self._address}: {error}") from error
 

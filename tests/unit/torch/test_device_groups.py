@@ -18,6 +18,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device import lane as device
 from elastic_driver.torch.device.groups import Store, shared_devices
+from elastic_driver.torch_private.groups import NCCL
 from elastic_driver.worker import settings as worker_settings_module
 from elastic_driver.worker.engine.native import NativeEngine
 
@@ -73,20 +74,25 @@ def test_groups_are_made_without_a_change_of_the_environment(monkeypatch: pytest
     """Groups are made in a thread, and setenv would pull the environment from under other threads' getenv."""
     seen: dict[str, Any] = {}
 
-    def make(store: Store, index: int, size: int, options: Any) -> str:
-        seen.update(store=store, index=index, size=size, timeout=options._timeout.total_seconds())
-        return "the group"
+    class Nccl:
+        class Options:
+            _timeout: Any = None
+
+        def __init__(self, store: Store, index: int, size: int, options: Any) -> None:
+            seen.update(store=store, index=index, size=size, timeout=options._timeout.total_seconds())
+
+        def abort(self) -> None: ...
 
     def change(*words: object) -> None:
         raise AssertionError(f"the environment was changed: {words}")
 
-    make.Options = SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setattr(c10d, "ProcessGroupNCCL", make, raising=False)
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(NCCL, "_found", None)
     store = Store("scope", 1, 2, Exchange(2))
     with monkeypatch.context() as patch:
         patch.setattr(os, "putenv", change)
         patch.setattr(os, "unsetenv", change)
-        assert device_groups.fast_groups["cuda"](store, 1, 2, 30.0) == "the group"
+        assert isinstance(device_groups.fast_groups["cuda"](store, 1, 2, 30.0), Nccl)
     assert (seen["store"], seen["index"], seen["size"], seen["timeout"]) == (store, 1, 2, 30.0)
 
 

@@ -16,8 +16,9 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import HorovodInternalError, RendezvousTimeoutError
-from elastic_driver.torch.distributed.sockets import GroupSockets, gloo_listener
+from elastic_driver.torch.distributed.sockets import GroupSockets
 from elastic_driver.torch.distributed.store import LateServer, RoundStore, listen
+from elastic_driver.torch_private.groups import gloo_listener
 
 pytestmark = pytest.mark.integration
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.distributed import group as round_groups
@@ -62,7 +63,7 @@ class Group:
 
 def group_with(monkeypatch: pytest.MonkeyPatch, *groups: Group) -> RoundGroup:
     """The round's group is the first, and the default; the others are subgroups."""
-    monkeypatch.setattr(round_groups.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups)))
+    monkeypatch.setattr(distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups)))
     context: Any = SimpleNamespace()
     made = RoundGroup(context, 0)
     made._group, made._is_default = groups[0], True

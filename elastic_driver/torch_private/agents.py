@@ -1,0 +1,88 @@
+"""Private parts of torchrun: its agent and its launcher."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from elastic_driver.torch_private.features import Feature, mentions
+
+ROLE_INFO = "torchelastic/role_info/"
+ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
+"""How keys begin by which torch's agents agree on ranks."""
+
+_LOG_CHOICES = {
+    "log_dir": "_root_log_dir",
+    "redirects": "_redirects",
+    "tee": "_tee",
+    "local_ranks_filter": "_local_ranks_filter",
+}
+
+
+def _restart_count_changes() -> Iterator[str]:
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    yield from mentions(SimpleElasticAgent.__init__, "_remaining_restarts")
+    yield from mentions(SimpleElasticAgent._invoke_run, "_remaining_restarts", "_restart_workers")
+
+
+def _agents_ranks_changes() -> Iterator[str]:
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    yield from mentions(SimpleElasticAgent._assign_worker_ranks, ROLE_INFO, ASSIGNED_RANKS)
+
+
+def _log_choices_changes() -> Iterator[str]:
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+    yield from mentions(LogsSpecs.__init__, *_LOG_CHOICES.values())
+
+
+RESTART_COUNT = Feature(
+    "torchrun --rdzv-backend=elastic",
+    _restart_count_changes,
+    "the loss of another node counts against --max-restarts, as a failure of this node's workers does",
+    late=True,
+)
+AGENTS_RANKS = Feature(
+    "torchrun --rdzv-backend=elastic",
+    _agents_ranks_changes,
+    "a node that is lost while ranks are agreed on may end the agents of the others",
+    late=True,
+)
+LOG_CHOICES = Feature(
+    "elastic_launch",
+    _log_choices_changes,
+    "logs_specs is ignored: output goes to this process's own streams",
+    late=True,
+)
+
+
+def give_back_a_restart() -> bool:
+    """Has torch's agent, which has called, not count the last failure of its workers. Returns whether it does.
+
+    It counts before it asks for anything, and there is no other way to it than up the stack. An agent that has none
+    left (``--max-restarts=0``) has ended by then.
+    """
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    if not RESTART_COUNT.has_parts():
+        return False
+    frame = inspect.currentframe()
+    while frame is not None:
+        agent = frame.f_locals.get("self")
+        if isinstance(agent, SimpleElasticAgent):
+            if agent._remaining_restarts >= agent.get_worker_group().spec.max_restarts:
+                return False  # it was not a failure that ended the generation
+            agent._remaining_restarts += 1
+            return True
+        frame = frame.f_back
+    RESTART_COUNT.note("the agent that calls is not a SimpleElasticAgent")
+    return RESTART_COUNT.has_parts()
+
+
+def log_choices(specs: Any) -> dict[str, Any]:
+    """What a LogsSpecs says, by the names of torchrun's flags."""
+    LOG_CHOICES.has_parts()
+    return {flag: getattr(specs, name, None) for flag, name in _LOG_CHOICES.items()}
