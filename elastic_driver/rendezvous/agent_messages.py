@@ -61,6 +61,8 @@ class Bootstrap(Body):
         stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
     """
 
+    _what: ClassVar[str] = "what this agent was given"
+
     urls: tuple[str, ...]
     identity: str
     key: str = field(repr=False)

@@ -7,7 +7,7 @@ docs/design.md, "Wire".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from elastic_driver.codec import OMITTABLE, CodecError, Count, Cut, Seconds, Within, decode, encode, from_text
 from elastic_driver.errors import RendezvousProtocolError
@@ -26,20 +26,21 @@ class Body:
     """A dataclass that is the body of a request or an answer."""
 
     __slots__ = ()
+    _what: ClassVar[str] = "message"  # it is, for errors
 
     def to_json(self) -> bytes:
-        """UTF-8 JSON."""
+        """UTF-8 JSON, one line of ASCII."""
         return encode(type(self), self)
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
-        value: Self = parse(cls, body)
+        value: Self = parse(cls, body, cls._what)
         return value
 
 
-def parse(kind: Any, body: bytes) -> Any:
-    """A value of this type from JSON.
+def parse(kind: Any, body: bytes, what: str = "message") -> Any:
+    """A value of this type from JSON; ``what`` it is, for the error.
 
     Raises:
         RendezvousProtocolError: it is not JSON, or not of this type.
@@ -47,7 +48,7 @@ def parse(kind: Any, body: bytes) -> Any:
     try:
         return decode(kind, body)
     except CodecError as error:
-        raise RendezvousProtocolError(f"cannot read message: {error}") from None
+        raise RendezvousProtocolError(f"cannot read {what}: {error}") from None
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -13,8 +13,18 @@ import pytest
 
 from elastic_driver.core import document
 from elastic_driver.core.cuts import Accused, Accuser, Cuts
-from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
-from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSilent
+from elastic_driver.core.document import (
+    VERSION,
+    DocumentError,
+    describe,
+    read,
+    read_command,
+    read_event,
+    write,
+    write_command,
+    write_event,
+)
+from elastic_driver.core.events import DiscoveryFailed, DrainRequested, EndJob, HostSilent
 from elastic_driver.core.membership import explain, next_deadline
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import JobPhase
@@ -74,6 +84,18 @@ def test_the_form_of_a_version_does_not_change() -> None:
     if os.environ.get("REWRITE_DOCUMENT_FORM") == "1":
         FORM.write_text(describe(), encoding="utf-8")
     assert describe() == FORM.read_text(encoding="utf-8")
+
+
+def test_events_and_commands_are_written_with_the_version() -> None:
+    event, command = HostSilent("a", 5.0), EndJob(3, "too few slots")
+    assert read_event(json.loads(json.dumps(write_event(event, 1.0))), 9.0) == event
+    assert read_command(json.loads(json.dumps(write_command(command, 1.0))), 9.0) == command
+    with pytest.raises(DocumentError, match="cannot read the event of a job: the document has not just a version"):
+        read_event(write_command(command, 1.0), 1.0)
+    with pytest.raises(DocumentError, match=r"event\.silent_s is not a finite number: 'x'"):
+        read_event({"version": VERSION, "event": {"is": "HostSilent", "hostname": "a", "silent_s": "x"}}, 1.0)
+    with pytest.raises(DocumentError, match="command is of the unknown kind 'HostSilent'"):
+        read_command({"version": VERSION, "command": {"is": "HostSilent"}}, 1.0)
 
 
 def test_a_newer_version_is_refused_by_name() -> None:
