@@ -5,7 +5,7 @@ Owns the rules by which a type says how its values are written. Pure; knows none
     | type                            | written as                                                                 |
     |---------------------------------|----------------------------------------------------------------------------|
     | dataclass, NamedTuple           | object: all fields by their names                                          |
-    | dataclass, Annotated with ROW   | array: all fields in their order                                           |
+    | dataclass, Annotated with ROW   | array: all fields in their order, for what is sent often                   |
     | union of dataclasses            | object: as above, and ``is``, the name of the class                        |
     | tuple[X, ...], list, frozenset,
       any other collection            | array                                                                      |
@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -206,7 +207,8 @@ def _form_of(hint: Any) -> _Form:
     if origin in (UnionType, Union):
         return _union(tuple(arg for arg in args if arg is not NoneType), is_optional=NoneType in args)
     if origin is tuple and args[1:] != (...,):
-        return _fixed_array([_form_of(arg) for arg in args])
+        places = [f"[{index}]" for index in range(len(args))]
+        return _fixed_array([_form_of(arg) for arg in args], tuple, lambda *items: items, places)
     if origin is dict:
         return _object(*map(_form_of, args))
     if isinstance(origin, type) and issubclass(origin, Iterable) and issubclass(origin, Sized):
@@ -241,7 +243,7 @@ def _marked(hint: Any, form: _Form, mark: Any) -> _Form:
         return _row(hint)
     if mark is MOMENT:
         return _Form(lambda value, origin: value - origin, lambda data, origin: _read_float(data, origin) + origin)
-    return _Form(None, _read_raw) if mark is _RAW else form
+    return _TEXT if mark is _RAW else form
 
 
 def _bounded(hint: Any, form: _Form, bounds: Within) -> _Form:
@@ -338,41 +340,18 @@ def _record(hint: Any) -> _Form:
             raise
         if len(values) != len(data):
             raise _UnfitError(f"has the unknown {', '.join(_shown(name) for name in data if name not in values)}")
-        return _made(hint, **values)
+        try:
+            return hint(**values)
+        except ValueError as error:  # of its own checks
+            raise _UnfitError(f"cannot be: {error}") from None
 
     return _Form(write_it, read_it)
 
 
 def _row(hint: Any) -> _Form:
-    members = [(name, *_form_of(member)) for name, member in _members(hint).items()]
-
-    def write_it(value: Any, origin: float) -> Any:
-        row = []
-        for name, write, _ in members:
-            item = getattr(value, name)
-            row.append(item if write is None else write(item, origin))
-        return row
-
-    def read_it(data: Any, origin: float) -> Any:
-        if type(data) is not list or len(data) != len(members):
-            raise _UnfitError(f"is not an array of {len(members)}", data)
-        values: list[Any] = []
-        try:
-            for item, (_, _, read) in zip(data, members, strict=True):
-                values.append(read(item, origin))
-        except _UnfitError as error:
-            error.path.append(f".{members[len(values)][0]}")
-            raise
-        return _made(hint, *values)
-
-    return _Form(write_it, read_it)
-
-
-def _made(hint: Any, *values: Any, **named: Any) -> Any:
-    try:
-        return hint(*values, **named)
-    except ValueError as error:  # of its own checks
-        raise _UnfitError(f"cannot be: {error}") from None
+    members = _members(hint)
+    forms = [_form_of(member) for member in members.values()]
+    return _fixed_array(forms, attrgetter(*members), hint, [f".{name}" for name in members])
 
 
 def _array(make: Any, form: _Form) -> _Form:
@@ -401,22 +380,27 @@ def _array(make: Any, form: _Form) -> _Form:
     return _Form(write_it, read_it)
 
 
-def _fixed_array(forms: list[_Form]) -> _Form:
+def _fixed_array(forms: list[_Form], items_of: Any, make: Any, places: list[str]) -> _Form:
+    """Of so many items. What a value's items are, what is made of them, and how each is named in an error."""
+    writes, reads = [form.write for form in forms], [form.read for form in forms]
+
     def write_it(value: Any, origin: float) -> Any:
-        pairs = zip(value, forms, strict=True)
-        return [item if form.write is None else form.write(item, origin) for item, form in pairs]
+        items = []
+        for item, write in zip(items_of(value), writes, strict=True):
+            items.append(item if write is None else write(item, origin))
+        return items
 
     def read_it(data: Any, origin: float) -> Any:
-        if type(data) is not list or len(data) != len(forms):
-            raise _UnfitError(f"is not an array of {len(forms)}", data)
+        if type(data) is not list or len(data) != len(reads):
+            raise _UnfitError(f"is not an array of {len(reads)}", data)
         items: list[Any] = []
         try:
-            for item, form in zip(data, forms, strict=True):
-                items.append(form.read(item, origin))
+            for item, read in zip(data, reads, strict=True):
+                items.append(read(item, origin))
         except _UnfitError as error:
-            error.path.append(f"[{len(items)}]")
+            error.path.append(places[len(items)])
             raise
-        return tuple(items)
+        return make(*items)
 
     return _Form(write_it, read_it)
 
@@ -457,19 +441,14 @@ def _choice(members: dict[str, StrEnum]) -> _Form:
     return _Form(lambda value, _: value.value, read)
 
 
-def _read_bool(data: Any, _: float) -> bool:
-    if type(data) is not bool:
-        raise _UnfitError("is not of type bool", data)
-    return data
+def _exactly(kind: type) -> _Form:
+    def read(data: Any, _: float) -> Any:
+        # True is an integer to Python, and not to a reader of JSON.
+        if type(data) is not kind:
+            raise _UnfitError(f"is not of type {kind.__name__}", data)
+        return data
 
-
-def _read_int(data: Any, _: float) -> int:
-    # True is an integer to Python, and not to a reader of JSON.
-    if type(data) is not int:
-        raise _UnfitError("is not of type int", data)
-    if not -MOST_INTEGER <= data <= MOST_INTEGER:
-        raise _UnfitError("has more than 64 bits")
-    return data
+    return _Form(None, read)
 
 
 def _read_float(data: Any, _: float) -> float:
@@ -480,22 +459,11 @@ def _read_float(data: Any, _: float) -> float:
     raise _UnfitError("is not a finite number", data)
 
 
-def _read_str(data: Any, _: float) -> str:
-    if type(data) is not str:
-        raise _UnfitError("is not of type str", data)
-    return data if data.isascii() else data.encode("utf-8", "replace").decode()
-
-
-def _read_raw(data: Any, _: float) -> str:
-    if type(data) is not str:
-        raise _UnfitError("is not of type str", data)
-    return data
-
-
-def _read_bytes(data: Any, _: float) -> bytes:
-    if type(data) is not bytes:
-        raise _UnfitError("is not of type bytes", data)
-    return data
+def _read_str(data: Any, origin: float) -> str:
+    if type(data) is str and data.isascii():
+        return data
+    text: str = _TEXT.read(data, origin)
+    return text.encode("utf-8", "replace").decode()
 
 
 def _read_worker(data: Any, _: float) -> WorkerId:
@@ -508,12 +476,13 @@ def _read_worker(data: Any, _: float) -> WorkerId:
     return worker
 
 
+_TEXT = _exactly(str)
 _SIMPLE: dict[Any, _Form] = {
-    bool: _Form(None, _read_bool),
-    int: _Form(None, _read_int),
+    bool: _exactly(bool),
+    int: _bounded(int, _exactly(int), Within(-MOST_INTEGER, MOST_INTEGER)),
     float: _Form(None, _read_float),
     str: _Form(None, _read_str),
-    bytes: _Form(None, _read_bytes),
+    bytes: _exactly(bytes),
     WorkerId: _Form(lambda value, _: value.key, _read_worker),
 }
 
