@@ -33,14 +33,13 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import SLOTS_PER_HOST, a_large_job
 
-from elastic_driver.codec import from_text, to_text
+from elastic_driver.codec import encode, from_data, from_text
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
-from elastic_driver.rendezvous.agent_messages import VitalsSeen, said
-from elastic_driver.rendezvous.frames import Message
+from elastic_driver.rendezvous.agent_messages import VitalsSeen
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import OWN_STEPS, Vitals
@@ -255,14 +254,15 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
                 waited[rank] += 0.2 + 0.02 * dice.random()
                 own_s = STEP_S * dice.gauss(0.7, 0.02)
                 seen[members[rank].key] = a_look(now, rank, second, waited[rank], own_s)
-            messages.append(to_text(VitalsSeen(seen).message().fields).encode())
+            messages.append(encode(VitalsSeen, VitalsSeen(seen)))
         marks = [time.thread_time()]
-        parsed = [from_text(message) for message in messages]
+        for message in messages:
+            from_text(message)
         marks.append(time.thread_time())
-        read = [said(Message(VitalsSeen.name, fields)) for fields in parsed]
+        read = [from_data(VitalsSeen, from_text(message)).workers for message in messages]
         marks.append(time.thread_time())
         for seen in read:
-            for key, vitals in seen.workers.items():
+            for key, vitals in seen.items():
                 health.on_vitals(WorkerId.parse(key), vitals, now)
         marks.append(time.thread_time())
         health._look(stragglers=False)
