@@ -219,7 +219,7 @@ class DrainHostRequest(Body):
     Attributes:
         hostname: which.
         undo: whether it may have workers again.
-        within_s: the seconds that are left until its machine is gone; None when nobody has said. May be left out.
+        within_s: the seconds that are left until its machine is gone; None when nobody has said. May be missing.
     """
 
     hostname: str
@@ -293,8 +293,8 @@ class RunningReport(Body):
         commits: of the state.
         another: whether it has been through one training since it said so last, and begins the next: commits are
             counted anew.
-        total: how many commits, or steps, the training has; 0 when nobody has said. May be left out.
-        synced: whether it has the others' state. May be left out: it has.
+        total: how many commits, or steps, the training has; 0 when nobody has said.
+        synced: whether it has the others' state.
     """
 
     worker: WorkerId
