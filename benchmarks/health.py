@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import subprocess
@@ -34,12 +33,13 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import SLOTS_PER_HOST, a_large_job
 
+from elastic_driver.codec import encode, from_data, from_text
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
-from elastic_driver.rendezvous.vitals_words import vitals_from_json, vitals_to_json
+from elastic_driver.rendezvous.agent_messages import VitalsSeen
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import OWN_STEPS, Vitals
@@ -208,7 +208,7 @@ async def agent(number: int, seconds: float) -> tuple[float, float]:
             seen = watch.look(everybody=look % 2 == 0)
             if look % 2 == 0:
                 assert len(seen) == number
-                vitals_to_json({one.key: vitals for one, vitals in seen.items()})
+                VitalsSeen({one.key: vitals for one, vitals in seen.items()}).message().pack()
             between = time.thread_time()
             for one in theirs:
                 one.as_dict(["status", "cpu_times", "memory_info", "io_counters", "num_threads"])
@@ -254,12 +254,12 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
                 waited[rank] += 0.2 + 0.02 * dice.random()
                 own_s = STEP_S * dice.gauss(0.7, 0.02)
                 seen[members[rank].key] = a_look(now, rank, second, waited[rank], own_s)
-            messages.append(vitals_to_json(seen))
+            messages.append(encode(VitalsSeen, VitalsSeen(seen)))
         marks = [time.thread_time()]
         for message in messages:
-            json.loads(message)
+            from_text(message)
         marks.append(time.thread_time())
-        read = [vitals_from_json(message) for message in messages]
+        read = [from_data(VitalsSeen, from_text(message)).workers for message in messages]
         marks.append(time.thread_time())
         for seen in read:
             for key, vitals in seen.items():

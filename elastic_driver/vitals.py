@@ -7,6 +7,9 @@ driver reads it; who is taken for hung or slow by it is decided in :mod:`elastic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from elastic_driver.codec import ROW, Cut, Rounded, Within
 
 RUNNABLE = "R"
 """A process that runs, or waits for nothing but a processor, in ``Vitals.state``."""
@@ -27,6 +30,11 @@ OWN_STEPS = 20
 OWN_CAP = 1.25
 """Of these, one that took longer than so many times their median counts for so many times."""
 
+# What an agent may say at most. Agents are believed no number that no float holds, nor more rows than they ever send.
+_Count = Annotated[int, Within(0, (1 << 53) - 1)]
+_Seconds = Annotated[float, Rounded(3), Within(0, (1 << 53) - 1)]
+_Text = Annotated[str, Within(0, 256)]
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -38,9 +46,9 @@ class Waiting:
         missing: the ranks that have not.
     """
 
-    name: str
-    since_s: float
-    missing: tuple[int, ...]
+    name: _Text
+    since_s: _Seconds
+    missing: Annotated[tuple[_Count, ...], Within(0, 64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,9 @@ class Traffic:
         payload_bytes: of this rank's own tensors in them.
     """
 
-    kind: str
-    operations: int
-    payload_bytes: int
+    kind: _Text
+    operations: _Count
+    payload_bytes: _Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +106,30 @@ class Vitals:
         peer: the address of the other end where that is a connection to another host, without a port; else "".
     """
 
-    at_s: float
-    pid: int
-    state: str = ""
+    at_s: _Seconds
+    pid: _Count
+    state: Annotated[str, Within(0, 1)] = ""
     traced: bool = False
-    cpu_s: float = 0.0
-    io_bytes: int = 0
-    rss_bytes: int = 0
-    pulse_s: float | None = None
-    round_id: int = 0
-    rank: int = -1
-    steps: int = 0
-    submitted: int = 0
-    finished: int = 0
-    waits_s: float = 0.0
-    waited_s: float = 0.0
-    commits: int = 0
-    committed_s: float | None = None
-    traffic: tuple[Traffic, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    cpu_s: _Seconds = 0.0
+    io_bytes: _Count = 0
+    rss_bytes: _Count = 0
+    pulse_s: _Seconds | None = None
+    round_id: _Count = 0
+    rank: Annotated[int, Within(-1, 1 << 31)] = -1
+    steps: _Count = 0
+    submitted: _Count = 0
+    finished: _Count = 0
+    waits_s: _Seconds = 0.0
+    waited_s: _Seconds = 0.0
+    commits: _Count = 0
+    committed_s: _Seconds | None = None
+    traffic: Annotated[tuple[Annotated[Traffic, ROW], ...], Within(0, 16)] = ()
+    waiting: Annotated[tuple[Annotated[Waiting, ROW], ...], Within(0, 16)] = ()
     can_dump: bool = False
-    own_s: float | None = None
-    wakes: int = 0
-    awaits: str = ""
-    peer: str = ""
+    own_s: Annotated[float, Rounded(6), Within(0, 1 << 53)] | None = None
+    wakes: _Count = 0
+    awaits: Annotated[str, Cut(256)] = ""
+    peer: Annotated[str, Cut(256)] = ""
 
 
 def is_quiet(since_s: float, cpu_s: float, moved_bytes: int) -> bool:

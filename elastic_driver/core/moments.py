@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-# What a clock of one process said means nothing to another process. elastic_driver.core.document writes a Moment down
-# relative to the moment of writing.
-Moment = Annotated[float, "seconds of the core's clock, which never goes back and begins anywhere"]
+from elastic_driver.codec import MOMENT
+
+# Seconds of the core's clock, which never goes back and begins anywhere. What a clock of one process says means nothing
+# to another process: elastic_driver.core.document writes a Moment down relative to the moment of writing.
+Moment = Annotated[float, MOMENT]

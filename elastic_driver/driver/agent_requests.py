@@ -38,12 +38,10 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
-    DiscReport,
     NextRoundReply,
     NextRoundRequest,
     Notice,
     RunningReport,
-    parse_array,
 )
 from elastic_driver.rendezvous.routes import Answer as RouteAnswer
 from elastic_driver.rendezvous.routes import (
@@ -56,7 +54,6 @@ from elastic_driver.rendezvous.routes import (
     written,
 )
 from elastic_driver.rendezvous.server.store import RoundStore
-from elastic_driver.rendezvous.vitals_words import vitals_from_json
 from elastic_driver.system.tasks import Tasks
 
 
@@ -158,14 +155,12 @@ class AgentRequests:
                         leaving=key in leaving or key in exiting,
                         exiting=key in exiting,
                     )
-            case VitalsSeen(body):
-                for key, vitals in vitals_from_json(body).items():
+            case VitalsSeen(seen):
+                for key, vitals in seen.items():
                     self._rounds.seen(self._own(link, key), vitals)
-            case OnDisc(key, body):
+            case OnDisc(key, disc):
                 self._own(link, key)
-                report_on_disc = DiscReport.read(parse_array(body))
-                if report_on_disc is not None:
-                    self._rounds.on_disc(report_on_disc)
+                self._rounds.on_disc(disc)
             case Ask(number, key, what, path, body):
                 self._ask(link, number, self._own(link, key), what, path, body)
             case Put(round_id, scope, key, value):

@@ -8,21 +8,21 @@ workers ask, and are answered, stands in them as the JSON of :mod:`~elastic_driv
 from __future__ import annotations
 
 import base64
-import json
-import math
-import types
-import typing
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from signal import SIGTERM
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
+from elastic_driver.codec import ROW, CodecError, OsText, from_data, to_data
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
-from elastic_driver.rendezvous.messages import MOST_INTEGER
+from elastic_driver.rendezvous.messages import Body, DiscReport
+from elastic_driver.vitals import Vitals
 
-PROTOCOL = 4
-"""Version of what is said here and of the frames; both ends must have the same."""
+PROTOCOL = 5
+"""Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
+change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
+version, by which it is refused, and a Refused says why."""
 
 
 JOB_IS_OVER = "the job is over"
@@ -36,7 +36,7 @@ NOTHING_GIVEN_WHY = "nothing has arrived on its standard input"
 
 
 @dataclass(frozen=True, slots=True)
-class Bootstrap:
+class Bootstrap(Body):
     """What a new agent is given, by whoever starts it: on its standard input, or in one word of its command line.
 
     Attributes:
@@ -61,6 +61,8 @@ class Bootstrap:
         stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
     """
 
+    _what: ClassVar[str] = "what this agent was given"
+
     urls: tuple[str, ...]
     identity: str
     key: str = field(repr=False)
@@ -80,50 +82,27 @@ class Bootstrap:
     leave_code: int = 0
     stdin: int = -1
 
-    def to_json(self) -> bytes:
-        """One line of ASCII."""
-        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)}).encode()
-
     def to_word(self) -> str:
         """One word that no shell reads in its own way."""
         return base64.urlsafe_b64encode(self.to_json()).decode().rstrip("=")
 
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
-        """Raises RendezvousProtocolError for anything else."""
-        try:
-            values = json.loads(data)
-            read = {each.name: values[each.name] for each in fields(cls)}
-            for name in ("urls", "labels"):
-                read[name] = tuple(str(each) for each in read[name])
-            return cls(**read)
-        except (ValueError, TypeError, KeyError) as error:
-            raise RendezvousProtocolError(f"cannot read what this agent was given: {error!r}") from None
-
-    @classmethod
     def from_word(cls, word: str) -> Self:
         """The inverse of :meth:`to_word`. Raises RendezvousProtocolError for anything else."""
         try:
-            return cls.from_json(base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)))
+            line = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
         except ValueError:
             raise RendezvousProtocolError("cannot read what this agent was given: not base64") from None
+        return cls.from_json(line)
 
 
 _REGISTER: dict[str, type[Said]] = {}
-# Beyond that not every integer is a float.
-_WHOLE = 1 << 53
 
 
 class Said:
-    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes.
-
-    A field with a default travels only where it is another: so what has come to a message since can be left out by
-    those who do not know it, and the first words that two versions exchange can be read by both.
-    """
+    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes, beside the JSON."""
 
     name: ClassVar[str]
-    _kinds: ClassVar[dict[str, Any]]
-    _left_out: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, *, name: str = "", **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -133,20 +112,12 @@ class Said:
 
     def message(self) -> Message:
         """As it travels."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        for name, default in _defaults(type(self)).items():
-            if values[name] == default:
-                del values[name]
+        values = to_data(type(self), self)
         return Message(self.name, values, values.pop("blob", b""))
 
 
-def said(message: Message, *, sound: bool = False) -> Said:
+def said(message: Message) -> Said:
     """The value of a message.
-
-    Args:
-        message: as it has come.
-        sound: whether its texts are for people. Halves of surrogate pairs, which JSON may carry and no log can be
-            written with, are replaced then. Elsewhere they stand for bytes of file names and variables.
 
     Raises:
         RendezvousProtocolError: there is no such message, or it has other fields.
@@ -154,25 +125,12 @@ def said(message: Message, *, sound: bool = False) -> Said:
     kind = _REGISTER.get(message.name)
     if kind is None:
         raise RendezvousProtocolError(f"cannot read message: there is none called {message.name[:40]!r}")
-    values: dict[str, Any] = {}
-    hints, defaults = _hints(kind), _defaults(kind)
-    for name, hint in hints.items():
-        if name in defaults and name not in message.fields:
-            continue
-        if name == "blob":
-            values[name] = message.blob
-            continue
-        value = message.fields.get(name)
-        if hint is float and type(value) is int and abs(value) < _WHOLE:
-            value = float(value)
-        if sound:
-            value = _sound(value)
-        if not _fits(value, hint):
-            raise RendezvousProtocolError(f"cannot read message {message.name}: field {name!r} is missing or wrong")
-        values[name] = value
-    if message.fields.keys() - hints.keys():
-        raise RendezvousProtocolError(f"cannot read message {message.name}: it has a field too many")
-    return kind(**values)
+    has_blob = message.blob or "blob" in kind.__annotations__
+    try:
+        value: Said = from_data(kind, {**message.fields, "blob": message.blob} if has_blob else message.fields)
+    except CodecError as error:
+        raise RendezvousProtocolError(f"cannot read message {message.name}: {error}") from None
+    return value
 
 
 def worker_named(key: str) -> WorkerId:
@@ -187,50 +145,12 @@ def worker_named(key: str) -> WorkerId:
         raise RendezvousProtocolError(f"cannot read message: {error}") from None
 
 
-def _hints(kind: type[Said]) -> dict[str, Any]:
-    hints: dict[str, Any] | None = kind.__dict__.get("_kinds")
-    if hints is None:
-        every = typing.get_type_hints(kind)
-        hints = {each.name: every[each.name] for each in fields(kind)}  # type: ignore[arg-type]
-        kind._kinds = hints
-    return hints
-
-
-def _defaults(kind: type[Said]) -> dict[str, Any]:
-    defaults: dict[str, Any] | None = kind.__dict__.get("_left_out")
-    if defaults is None:
-        every = fields(kind)  # type: ignore[arg-type]
-        defaults = kind._left_out = {each.name: each.default for each in every if each.default is not MISSING}
-    return defaults
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, of = typing.get_origin(hint), typing.get_args(hint)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(each, of[0]) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, of[1]) for each in value.values())
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, each) for each in of)
-    if hint is type(None):
-        return value is None
-    if hint is float:
-        return type(value) is float and math.isfinite(value)
-    if hint is int:
-        return type(value) is int and -MOST_INTEGER <= value <= MOST_INTEGER
-    return type(value) is hint
-
-
-def _sound(value: Any) -> Any:
-    match value:
-        case str():
-            return value if value.isascii() else value.encode("utf-8", "replace").decode()
-        case list():
-            return [_sound(each) for each in value]
-        case dict():
-            return {_sound(key): _sound(each) for key, each in value.items()}
-        case _:
-            return value
+def version_of(message: Message) -> str:
+    """The version that a hello of another protocol names, for people; "" for any other message."""
+    protocol, version = message.fields.get("protocol"), message.fields.get("version")
+    if message.name != Hello.name or type(protocol) is not int or protocol == PROTOCOL:
+        return ""
+    return f"elastic_driver {version if isinstance(version, str) else '?':.40} (protocol {protocol})"
 
 
 # --- before the channel: on each new connection, without numbers ----------------------------------------------------
@@ -306,10 +226,10 @@ class Welcome(Said, name="welcome"):
     host: str
     job_id: str
     poll_s: float
-    cwd: str
+    cwd: OsText
     umask: int
     warm: bool
-    preload: list[str] | None
+    preload: list[OsText] | None
     prefix_timestamp: bool
     agent_timeout_s: float
     warm_first: bool = False
@@ -342,8 +262,8 @@ class Start(Said, name="start"):
     """
 
     worker: str
-    command: list[str]
-    env: dict[str, str] = field(repr=False)
+    command: list[OsText]
+    env: dict[OsText, OsText] = field(repr=False)
     label: str
     rank: int
     stdin: str = ""
@@ -443,8 +363,8 @@ class Prepare(Said, name="prepare"):
         command, env: see Start; the variables of a worker's place are not looked at.
     """
 
-    command: list[str]
-    env: dict[str, str] = field(repr=False)
+    command: list[OsText]
+    env: dict[OsText, OsText] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -729,17 +649,17 @@ class Heard(Said, name="heard"):
 
 @dataclass(frozen=True)
 class VitalsSeen(Said, name="vitals"):
-    """Looks at workers, by worker, as JSON (:mod:`~elastic_driver.rendezvous.vitals_words`)."""
+    """Looks at workers, by worker. Rows: a driver of thousands hears of each once a second."""
 
-    blob: bytes
+    workers: dict[str, Annotated[Vitals, ROW]]
 
 
 @dataclass(frozen=True)
 class OnDisc(Said, name="on_disc"):
-    """What a worker says of its commits on disc: the values of a DiscReport, a JSON array."""
+    """What a worker says of its commits on disc."""
 
     worker: str
-    blob: bytes
+    disc: DiscReport
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ back.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from elastic_driver.codec import CodecError, from_text, to_text
 from elastic_driver.errors import RendezvousProtocolError
 
 # A worker's outcome or function may be large; more than this is sent in pieces by who sends it.
@@ -45,7 +45,7 @@ class Message:
 
     def pack(self) -> bytes:
         """As it stands in a frame."""
-        head = json.dumps([self.name, self.fields], separators=(",", ":")).encode()
+        head = to_text([self.name, self.fields]).encode()
         return _SIZES.pack(len(head), len(self.blob)) + head + self.blob
 
 
@@ -155,9 +155,9 @@ def _messages(body: bytes) -> Iterator[Message]:
         if head_size + blob_size > len(body) - at:
             raise RendezvousProtocolError("cannot read message: it is cut off")
         try:
-            head = json.loads(body[at : at + head_size])
-        except (ValueError, RecursionError) as error:
-            raise RendezvousProtocolError(f"cannot read message: not JSON ({error})") from None
+            head = from_text(body[at : at + head_size])
+        except CodecError as error:
+            raise RendezvousProtocolError(f"cannot read message: {error}") from None
         at += head_size
         match head:
             case [str() as name, dict() as fields]:

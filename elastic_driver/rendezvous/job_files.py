@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import pwd
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.codec import OsText
+from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
+from elastic_driver.rendezvous.messages import Body
 from elastic_driver.system.safe_files import put_text
 
 _log = logging.getLogger("elastic_driver")
@@ -29,7 +30,7 @@ _PAGE = ".html"
 
 
 @dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(Body):
     """What one file says.
 
     Attributes:
@@ -47,7 +48,7 @@ class JobFile:
     operator: str = field(repr=False)
     reader: str = field(repr=False)
     pid: int
-    command: tuple[str, ...]
+    command: tuple[OsText, ...]
     join_token: str = field(default="", repr=False)
 
     @property
@@ -189,7 +190,7 @@ def _write(job: JobFile) -> tuple[Path, int]:
     try:
         # Before it has its name: whoever finds it finds it whole and locked.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, json.dumps(asdict(job)).encode())
+        os.write(descriptor, job.to_json())
         path = new.with_name(f"{job.job_id}.json")
         new.rename(path)
     except BaseException:
@@ -205,7 +206,7 @@ def _read(path: Path) -> JobFile | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None  # its job has just ended
-    with os.fdopen(descriptor, encoding="utf-8") as file:
+    with os.fdopen(descriptor, "rb") as file:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -214,10 +215,9 @@ def _read(path: Path) -> JobFile | None:
             _remove(path)
             return None
         try:
-            data = json.load(file)
-            job = JobFile(**(data | {"command": tuple(data["command"])}))
+            job = JobFile.from_json(file.read())
             _ = job.credential
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, RendezvousProtocolError):
             return None
         return job
 

@@ -6,18 +6,20 @@ with a number of its own; a *generation* is a set of nodes whose workers run tog
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated
 
-from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.codec import Within
+from elastic_driver.rendezvous.messages import Body
 
 MOST_NODES = 100_000
-_MOST_TEXT = 1024
-_MOST_SECONDS = 1e7
-# Of generations and versions; what has more than a machine word is no number of ours.
-_MOST_NUMBER = 1 << 62
+# Of generations and versions: each is followed by another.
+_Number = Annotated[int, Within(0, 1 << 62)]
+_Nodes = Annotated[int, Within(1, MOST_NODES)]
+_Name = Annotated[str, Within(0, 1024)]
+_Id = Annotated[str, Within(1, 1024)]
+_Seconds = Annotated[float, Within(0, 1e7)]
 
 
 class Saying(StrEnum):
@@ -48,29 +50,15 @@ class Terms:
         lost_s: how long a node may be silent.
     """
 
-    least: int
-    most: int
-    last_call_s: float = 1.0
+    least: _Nodes
+    most: _Nodes
+    last_call_s: _Seconds = 1.0
     grow_now: bool = False
-    lost_s: float = 3.0
+    lost_s: Annotated[_Seconds, Within(0.001, 1e7)] = 3.0
 
-    def to_data(self) -> list[object]:
-        """As it stands in JSON."""
-        return [self.least, self.most, self.last_call_s, self.grow_now, self.lost_s]
-
-    @classmethod
-    def read(cls, data: Any) -> Self:
-        """The inverse of :meth:`to_data`. Raises RendezvousProtocolError."""
-        match data:
-            case [int(least), int(most), int() | float() as last_call_s, bool(grow_now), int() | float() as lost_s]:
-                pass
-            case _:
-                raise RendezvousProtocolError("cannot read message: field 'terms' is missing or wrong")
-        if not 1 <= least <= most <= MOST_NODES:
-            raise RendezvousProtocolError(f"cannot run a job on {least} to {most} nodes")
-        if not (_is_seconds(last_call_s) and _is_seconds(lost_s) and lost_s > 0):
-            raise RendezvousProtocolError(f"cannot wait for {last_call_s} or {lost_s} s")
-        return cls(least, most, float(last_call_s), grow_now, float(lost_s))
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(f"cannot run a job on {self.least} to {self.most} nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +72,10 @@ class Member:
         port: at which it serves the store of its generation's workers, if they are of rank 0.
     """
 
-    node: str
-    name: str
-    address: str
-    port: int
-
-    def to_data(self) -> list[object]:
-        """As it stands in JSON."""
-        return [self.node, self.name, self.address, self.port]
-
-    @classmethod
-    def read(cls, data: Any) -> Self:
-        """The inverse of :meth:`to_data`. Raises RendezvousProtocolError."""
-        match data:
-            case [str(node), str(name), str(address), int(port)]:
-                if 0 < len(node) <= 64 and max(len(name), len(address)) <= _MOST_TEXT and 0 <= port < 65536:
-                    return cls(node, name, address, port)
-            case _:
-                pass
-        raise RendezvousProtocolError("cannot read message: a node is missing or wrong")
+    node: Annotated[str, Within(1, 64)]
+    name: _Name
+    address: _Name
+    port: Annotated[int, Within(0, 65535)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +88,21 @@ class Formed:
         members: in the order of their ranks.
     """
 
-    number: int
-    scope: str
-    members: tuple[Member, ...]
+    number: Annotated[_Number, Within(1, 1 << 62)]
+    scope: _Id
+    members: Annotated[tuple[Member, ...], Within(1, MOST_NODES)]
+
+    def __post_init__(self) -> None:
+        if len({member.node for member in self.members}) != len(self.members):
+            raise ValueError("has a node twice")
 
     def rank_of(self, node: str) -> int | None:
         """The node's rank; None when it is no member."""
         return next((rank for rank, member in enumerate(self.members) if member.node == node), None)
 
-    def to_data(self) -> list[object]:
-        """As it stands in JSON."""
-        return [self.number, self.scope, [member.to_data() for member in self.members]]
-
-    @classmethod
-    def read(cls, data: Any) -> Self:
-        """The inverse of :meth:`to_data`. Raises RendezvousProtocolError."""
-        match data:
-            case [int(number), str(scope), list(members)] if number > 0 and _is_number(number) and _is_text(scope):
-                read = tuple(Member.read(each) for each in members)
-                if read and len({member.node for member in read}) == len(read):
-                    return cls(number, scope, read)
-            case _:
-                pass
-        raise RendezvousProtocolError("cannot read message: a generation is missing or wrong")
-
 
 @dataclass(frozen=True, slots=True)
-class NodeRequest:
+class NodeRequest(Body):
     """What a node says.
 
     Attributes:
@@ -158,48 +119,14 @@ class NodeRequest:
     """
 
     saying: Saying
-    job: str
+    job: _Id
     member: Member
     terms: Terms
-    number: int = 0
+    number: _Number = 0
     formed: Formed | None = None
-    version: int = 0
-    wait_s: float = 0.0
+    version: _Number = 0
+    wait_s: _Seconds = 0.0
     outcome: Outcome = Outcome.LEFT
-
-    def to_json(self) -> bytes:
-        """UTF-8 JSON."""
-        return json.dumps(
-            {
-                "saying": self.saying,
-                "job": self.job,
-                "member": self.member.to_data(),
-                "terms": self.terms.to_data(),
-                "number": self.number,
-                "formed": None if self.formed is None else self.formed.to_data(),
-                "version": self.version,
-                "wait_s": self.wait_s,
-                "outcome": self.outcome,
-            }
-        ).encode()
-
-    @classmethod
-    def from_json(cls, body: bytes) -> Self:
-        """Raises RendezvousProtocolError for anything that is not such a message."""
-        data = _object(body)
-        try:
-            saying, outcome = Saying(data["saying"]), Outcome(data["outcome"])
-            job, version, wait_s, formed = data["job"], data["version"], data["wait_s"], data["formed"]
-            member, terms, number = data["member"], data["terms"], data["number"]
-        except (KeyError, ValueError) as error:
-            raise RendezvousProtocolError(f"cannot read message: {error!r}") from None
-        if not (isinstance(job, str) and _is_text(job)):
-            raise RendezvousProtocolError("cannot read message: the job's id (--rdzv-id) is missing or too long")
-        if not (_is_number(version) and _is_number(number) and _is_seconds(wait_s)):
-            raise RendezvousProtocolError("cannot read message: field 'number', 'version' or 'wait_s' is wrong")
-        claimed = None if formed is None else Formed.read(formed)
-        who = Member.read(member)
-        return cls(saying, job, who, Terms.read(terms), number, claimed, version, float(wait_s), outcome)
 
 
 class Standing(StrEnum):
@@ -214,7 +141,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeReply:
+class NodeReply(Body):
     """What a node is answered.
 
     Attributes:
@@ -227,54 +154,6 @@ class NodeReply:
 
     standing: Standing
     why: str
-    version: int
+    version: _Number
     formed: Formed | None = None
     after_loss: bool = False
-
-    def to_json(self) -> bytes:
-        """UTF-8 JSON."""
-        formed = None if self.formed is None else self.formed.to_data()
-        return json.dumps(
-            {
-                "standing": self.standing,
-                "why": self.why,
-                "version": self.version,
-                "formed": formed,
-                "after_loss": self.after_loss,
-            }
-        ).encode()
-
-    @classmethod
-    def from_json(cls, body: bytes) -> Self:
-        """Raises RendezvousProtocolError for anything that is not such a message."""
-        data = _object(body)
-        try:
-            standing, formed = Standing(data["standing"]), data["formed"]
-            why, version, after_loss = data["why"], data["version"], data["after_loss"]
-        except (KeyError, ValueError) as error:
-            raise RendezvousProtocolError(f"cannot read message: {error!r}") from None
-        if not (isinstance(why, str) and _is_number(version) and isinstance(after_loss, bool)):
-            raise RendezvousProtocolError("cannot read message: field 'why', 'version' or 'after_loss' is wrong")
-        return cls(standing, why, version, None if formed is None else Formed.read(formed), after_loss)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise RendezvousProtocolError("cannot read message: not JSON") from None
-    if not isinstance(data, dict):
-        raise RendezvousProtocolError("cannot read message: not a JSON object")
-    return data
-
-
-def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _MOST_SECONDS  # neither is what is not finite
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST_NUMBER
-
-
-def _is_text(value: str) -> bool:
-    return 0 < len(value) <= _MOST_TEXT

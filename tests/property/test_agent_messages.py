@@ -11,12 +11,13 @@ import tempfile
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elastic_driver.codec import ROW, to_data
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, WorkerId
@@ -31,6 +32,7 @@ from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welco
 from elastic_driver.rendezvous.entries import pack_entries
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
+    DiscReport,
     JobOver,
     LeaveRequest,
     NextRoundRequest,
@@ -46,6 +48,7 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks, start_task
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeConsole, driver_of
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
@@ -109,6 +112,13 @@ _JSON = st.recursive(
 )
 
 
+_INSIDE = [
+    to_data(DiscReport, DiscReport("id", "/d", 1, 2, "full", drivers=True)),
+    to_data(Annotated[Vitals, ROW], Vitals(1.0, 2)),
+    to_data(Annotated[Vitals, ROW], Vitals(2.0, 2, state="S", round_id=1, rank=0, steps=30, own_s=0.5, waits_s=3.0)),
+]
+
+
 def _value(hint: Any) -> st.SearchStrategy[Any]:
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin is list:
@@ -117,6 +127,8 @@ def _value(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(_TEXTS, _value(of[1]), max_size=3)
     if of:
         return st.one_of(*map(_value, of))
+    if dataclasses.is_dataclass(hint):
+        return st.sampled_from(_INSIDE) | _JSON
     return {str: _TEXTS, int: _INTEGERS, float: _FLOATS, bool: st.booleans(), bytes: _BLOBS}.get(hint, st.none())
 
 

@@ -8,9 +8,7 @@ has not changed is not said again. :mod:`elastic_driver.driver.rounds` is the sa
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import astuple
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
@@ -308,7 +306,7 @@ class HostRounds:
     def _tell_heard(self, *, leaving: list[str] | None = None, exiting: list[str] | None = None) -> None:
         disc, self._new_disc = self._new_disc, {}
         for worker, report in disc.items():
-            self._send(OnDisc(worker.key, json.dumps(astuple(report)).encode()))
+            self._send(OnDisc(worker.key, report))
         heard, self._heard = self._heard, {}
         if heard or leaving or exiting:
             self._send(Heard(heard, leaving or [], exiting or []))

@@ -20,7 +20,6 @@ from elastic_driver.launch.agent import proc, waits
 from elastic_driver.launch.agent.activity import Activity, family
 from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
-from elastic_driver.rendezvous.vitals_words import vitals_to_json
 from elastic_driver.vitals import Vitals, is_quiet
 
 _LOOK_S = 0.5
@@ -218,7 +217,7 @@ class VitalsWatch:
             return
         news = self.look(everybody=self._looks % _LOOKS_EACH == 0)
         if news:
-            self._send(VitalsSeen(vitals_to_json({worker.key: vitals for worker, vitals in news.items()})))
+            self._send(VitalsSeen({worker.key: vitals for worker, vitals in news.items()}))
 
     def look(self, *, everybody: bool) -> dict[WorkerId, Vitals]:
         """Looks at all now. Returns those of which there is something to tell.

@@ -309,4 +309,4 @@ class AgentLink:
         self._verdict = self._look = None
 
     def _take(self, message: Message) -> None:
-        self._owner.take(self, said(message, sound=True))
+        self._owner.take(self, said(message))

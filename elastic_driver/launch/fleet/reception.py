@@ -18,10 +18,10 @@ from elastic_driver.hosts import is_host_name, parse_labels
 from elastic_driver.launch.fleet.door import Door, SecondUse, Ticket, User
 from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said, version_of
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, FrameWriter
+from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, FrameWriter, Message
 from elastic_driver.rendezvous.proof import Session
 from elastic_driver.version import __version__
 
@@ -143,11 +143,11 @@ class Greeting:
         if self._link is not None:
             self._link.received(frame)
             return
-        hello = said(frame.messages[0], sound=True) if len(frame.messages) == 1 and frame.first == 0 else None
-        if not isinstance(hello, Hello):
+        if len(frame.messages) != 1 or frame.first != 0:
             raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")
-        self._timer.cancel()
         try:
+            hello = _hello(frame.messages[0])
+            self._timer.cancel()
             self._welcome(hello)
         except RefusedError as error:
             self._say(Refused(str(error)))
@@ -277,6 +277,19 @@ class Greeting:
         self._over(self)
         if self._link is not None:
             self._link.broken(self.connection, why)
+
+
+def _hello(message: Message) -> Hello:
+    """An agent's first message. Raises RefusedError for one of another protocol; RendezvousProtocolError."""
+    try:
+        hello = said(message)
+    except RendezvousProtocolError:
+        if other := version_of(message):
+            raise RefusedError(f"this agent has {other}, the driver {__version__} (protocol {PROTOCOL})") from None
+        raise
+    if not isinstance(hello, Hello):
+        raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")
+    return hello
 
 
 def _difference(said: str, alike: Mapping[str, str] | None, host: str) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import socket
 import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import cast
 
+from elastic_driver.codec import decode, encode
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import KEY_BYTES
 
@@ -32,36 +32,21 @@ class Welcome:
 
     Attributes:
         url: of rank 0's server.
-        secret: the job's, of which all keys are made.
+        secret: the job's, of which all keys are made, in hexadecimal digits.
         size: ranks of the job.
         owner: rank 0's process, as :mod:`elastic_driver.system.process_name` names it; "" on other machines.
         host: the address at which rank 0 is reached; on one machine loopback.
     """
 
     url: str
-    secret: bytes = field(repr=False)
+    secret: str = field(repr=False)
     size: int
     owner: str = ""
     host: str = "127.0.0.1"
 
-    def to_json(self) -> bytes:
-        """UTF-8 JSON."""
-        values = {"url": self.url, "secret": self.secret.hex(), "size": self.size}
-        return json.dumps(values | {"owner": self.owner, "host": self.host}).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Raises ValueError for anything else."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError("it is no object")
-        values = [data.get(name) for name in ("url", "secret", "owner", "host")]
-        if not all(isinstance(value, str) for value in values) or not isinstance(data.get("size"), int):
-            raise ValueError("it lacks something")
-        url, secret, owner, host = cast("list[str]", values)
-        if len(secret) != 2 * KEY_BYTES:
-            raise ValueError("its key is none")
-        return cls(url, bytes.fromhex(secret), data["size"], owner, host)
+    def __post_init__(self) -> None:
+        if len(bytes.fromhex(self.secret)) != KEY_BYTES:
+            raise ValueError("its key has another length")
 
 
 def door_name(job: str, ranks: Sequence[int]) -> str:
@@ -106,7 +91,7 @@ class Door(asyncio.Protocol):
         if _uid_of(transport.get_extra_info("socket")) != os.geteuid():
             transport.abort()
             return
-        transport.write(self._welcome.to_json())
+        transport.write(encode(Welcome, self._welcome))
         transport.close()
 
 
@@ -128,7 +113,7 @@ def knock(name: str, *, timeout_s: float) -> Welcome:
                         f"cannot meet rank 0: a process of user {owner} listens at @{name} in its place, and is not "
                         "believed (ss -xlp)"
                     )
-                return Welcome.from_json(_read(connection))
+                return decode(Welcome, _read(connection))
             except (OSError, ValueError) as error:  # not there yet, or it has just ended
                 if isinstance(error, SettingsError):
                     raise

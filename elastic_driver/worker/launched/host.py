@@ -78,7 +78,7 @@ class JobHost:
         """Serves the ranks of this machine only."""
         name = f"elastic_driver-{secrets.token_hex(16)}"
         self._call(self._server.start_local(name, workers=len(self._slots)))
-        return door.Welcome(f"unix:@{name}", self._key.secret, len(self._slots), name_of_this_process(), LOOPBACK)
+        return door.Welcome(f"unix:@{name}", self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
 
     def serve(self, address: str, ports: tuple[int, int] | None) -> door.Welcome:
         """Serves ranks of all machines.
@@ -93,7 +93,7 @@ class JobHost:
         wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
         port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
         shown = f"[{address}]" if ":" in address else address
-        return door.Welcome(f"http://{shown}:{port}", self._key.secret, len(self._slots), "", address)
+        return door.Welcome(f"http://{shown}:{port}", self._key.secret.hex(), len(self._slots), "", address)
 
     def close(self, *, wait_for_others: bool) -> None:
         """Ends it. Blocks for some seconds at most.

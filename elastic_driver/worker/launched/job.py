@@ -61,7 +61,7 @@ class LaunchedJob:
 
     def adapt(self, settings: WorkerSettings) -> WorkerSettings:
         """The worker's settings, with what a driver would have put into its environment."""
-        key = JobKey(self.welcome.secret)
+        key = JobKey(bytes.fromhex(self.welcome.secret))
         patience_s = _PATIENCE_S if settings.patience_s == DEFAULTS.patience_s else settings.patience_s
         return replace(
             settings,

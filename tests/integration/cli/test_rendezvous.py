@@ -78,7 +78,7 @@ def test_rubbish_does_nothing_to_it() -> None:
             with pytest.raises(RendezvousProtocolError, match="cannot read"):
                 client.ask_store(body)
         for digits in (400, 4300):
-            body = JOIN.to_json().replace(b'"wait_s": 30.0', b'"wait_s": ' + b"9" * digits)
+            body = JOIN.to_json().replace(b'"wait_s":30.0', b'"wait_s":' + b"9" * digits)
             with pytest.raises(RendezvousProtocolError, match="cannot read"):
                 client.say_node(body)
         with pytest.raises(RendezvousProtocolError, match="no such path"):

@@ -21,7 +21,6 @@ from elastic_driver.launch.agent.stacks import StackTaker, take_stacks
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, VitalsSeen
-from elastic_driver.rendezvous.vitals_words import vitals_from_json
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 from elastic_driver.worker.engine import native_loader
@@ -485,7 +484,7 @@ def test_the_driver_hears_once_a_second_and_at_once_of_a_stop() -> None:
                 while len(sent) < count:
                     await asyncio.sleep(0.01)
             assert all(isinstance(each, VitalsSeen) for each in sent)
-            return [vitals_from_json(each.blob)[ONE.key] for each in sent if isinstance(each, VitalsSeen)]
+            return [each.workers[ONE.key] for each in sent if isinstance(each, VitalsSeen)]
 
         rest = (await until(6))[1:]
         # It looks twice a second; one look or another may be late.

@@ -13,7 +13,7 @@ from itertools import count
 
 import pytest
 
-from elastic_driver.core.document import read, write
+from elastic_driver.core.document import read, read_command, read_event, write, write_command, write_event
 from elastic_driver.core.events import (
     ChiefExited,
     Command,
@@ -325,8 +325,9 @@ class Job:
         Its state is the same too, so that by induction it does not matter how often it stops.
         """
         now = self.now + OTHER_ORIGIN
-        there, given = step(read(json.loads(json.dumps(write(before, self.now))), now), event, now)
-        assert given == commands
+        logged = read_event(json.loads(json.dumps(write_event(event, self.now))), now)
+        there, given = step(read(json.loads(json.dumps(write(before, self.now))), now), logged, now)
+        assert [read_command(write_command(command, now), self.now) for command in given] == commands
         assert read(write(there, now), self.now) == self.state
         assert explain(there, now) == explain(self.state, self.now)
         deadline, later = next_deadline(self.state), next_deadline(there)

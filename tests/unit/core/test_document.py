@@ -13,8 +13,18 @@ import pytest
 
 from elastic_driver.core import document
 from elastic_driver.core.cuts import Accused, Accuser, Cuts
-from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
-from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSilent
+from elastic_driver.core.document import (
+    VERSION,
+    DocumentError,
+    describe,
+    read,
+    read_command,
+    read_event,
+    write,
+    write_command,
+    write_event,
+)
+from elastic_driver.core.events import DiscoveryFailed, DrainRequested, EndJob, HostSilent
 from elastic_driver.core.membership import explain, next_deadline
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import JobPhase
@@ -76,6 +86,18 @@ def test_the_form_of_a_version_does_not_change() -> None:
     assert describe() == FORM.read_text(encoding="utf-8")
 
 
+def test_events_and_commands_are_written_with_the_version() -> None:
+    event, command = HostSilent("a", 5.0), EndJob(3, "too few slots")
+    assert read_event(json.loads(json.dumps(write_event(event, 1.0))), 9.0) == event
+    assert read_command(json.loads(json.dumps(write_command(command, 1.0))), 9.0) == command
+    with pytest.raises(DocumentError, match="cannot read the event of a job: the document has not just a version"):
+        read_event(write_command(command, 1.0), 1.0)
+    with pytest.raises(DocumentError, match=r"event\.silent_s is not a finite number: 'x'"):
+        read_event({"version": VERSION, "event": {"is": "HostSilent", "hostname": "a", "silent_s": "x"}}, 1.0)
+    with pytest.raises(DocumentError, match="command is of the unknown kind 'HostSilent'"):
+        read_command({"version": VERSION, "command": {"is": "HostSilent"}}, 1.0)
+
+
 def test_a_newer_version_is_refused_by_name() -> None:
     with pytest.raises(DocumentError, match=rf"version {VERSION + 1}, from a newer elastic_driver"):
         read({**written(), "version": VERSION + 1, "what": "is not known yet"}, 0.0)
@@ -84,19 +106,13 @@ def test_a_newer_version_is_refused_by_name() -> None:
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     old = written()
     monkeypatch.setattr(document, "VERSION", VERSION + 1)
-    with pytest.raises(DocumentError, match=rf"version {VERSION}; this elastic_driver reads {VERSION + 1}"):
+    with pytest.raises(DocumentError, match=rf"version {VERSION}; this elastic_driver reads version {VERSION + 1}"):
         read(old, 0.0)
 
 
-@pytest.mark.parametrize("data", [None, [], "state", {}, {"state": {}}, {"version": True}, {"version": "1"}])
+@pytest.mark.parametrize("data", [None, [], {}, {"state": {}}, {"version": True}, {"version": "1"}, {"version": 0}])
 def test_no_document(data: object) -> None:
-    with pytest.raises(DocumentError, match=r"no document with a version|no number of a version"):
-        read(data, 0.0)
-
-
-@pytest.mark.parametrize("data", [{"version": 0}, {"version": -1}, {"version": 1.0}, {"version": False}])
-def test_no_version(data: object) -> None:
-    with pytest.raises(DocumentError, match="is no number of a version"):
+    with pytest.raises(DocumentError, match="no document with a version"):
         read(data, 0.0)
 
 
@@ -115,43 +131,19 @@ def change(data: Any, path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "why"),
     [
-        ("state", ..., "the document lacks 'state'"),
-        ("more", 1, "the document has the unknown 'more'"),
-        ("state.commits", ..., "state lacks 'commits'"),
-        ("state.reset.cause", "", r"state\.reset has the unknown 'cause'"),
+        ("state", ..., "has not just a version and that"),
+        ("more", 1, "has not just a version and that"),
         ("state.workers.0.phase", "asleep", r"state\.workers\[0\]\.phase is not one of booting, ready.*: 'asleep'"),
-        ("state.workers.0.phase", 1, r"state\.workers\[0\]\.phase is not one of"),
-        ("state.workers.0.worker", "a[0]", r"state\.workers\[0\]\.worker is not a worker, host\[slot\]#attempt"),
-        ("state.workers.0.worker", "a[0]#00", "is not a worker"),
-        ("state.workers.0.worker", 7, "is not a worker"),
-        ("state.commits", 3.0, r"state\.commits is not of type int: 3\.0"),
-        ("state.commits", True, r"state\.commits is not of type int: True"),
-        ("state.ended", 0, r"state\.ended is not of type bool: 0"),
-        ("state.began", "0", r"state\.began is not a finite number: '0'"),
-        ("state.began", True, r"state\.began is not a finite number: True"),
-        ("state.began", float("nan"), r"state\.began is not a finite number: nan"),
-        ("state.policy.elastic_timeout_s", float("inf"), r"elastic_timeout_s is not a finite number: inf"),
-        ("state.began", None, r"state\.began is not a finite number: None"),
+        ("state.round", ..., r"state\.round is missing"),
         ("state.policy.num_proc_multiple", 0, "a multiple of nothing"),
         ("state.policy.ranks_per_host_multiple", -2, "a multiple of nothing"),
-        ("state.workers", {}, r"state\.workers is not a list: {}"),
-        ("state.reset", [], r"state\.reset is not an object: \[\]"),
-        ("state.policy.cooldown_range_s", [1.0], r"state\.policy\.cooldown_range_s is not 2 items: \[1\.0\]"),
-        ("state.drained", [["a", None], ["a", None]], r"state\.drained is not a list without repetitions"),
         ("state.round.round_id", 0, "cannot read the state of a job"),
         ("state.round.members", ["a[0]#0", "a[0]#0"], "a member twice"),
-        ("state.discovery.outage.error", "x" * 100, None),
-        ("state.discovery.outage.error", ["x" * 100], r"error is not of type str: \['x{78}…$"),
     ],
 )
-def test_what_is_not_of_the_form_is_refused_and_the_message_says_where(
-    path: str, value: object, why: str | None
-) -> None:
+def test_what_is_not_of_the_form_is_refused_and_the_message_says_where(path: str, value: object, why: str) -> None:
     data = copy.deepcopy(written())
     change(data, path, value)
-    if why is None:
-        read(data, 0.0)
-        return
     with pytest.raises(DocumentError, match=why):
         read(data, 0.0)
 
@@ -159,10 +151,5 @@ def test_what_is_not_of_the_form_is_refused_and_the_message_says_where(
 def test_a_worker_twice_is_refused() -> None:
     data = written()
     data["state"]["workers"].append(data["state"]["workers"][0])
-    with pytest.raises(DocumentError, match=r"state\.workers is not a list without repetitions"):
+    with pytest.raises(DocumentError, match=r"state\.workers has an item twice"):
         read(data, 0.0)
-
-
-def test_types_that_no_document_can_hold() -> None:
-    with pytest.raises(TypeError, match="no document can hold a"):
-        document._form_of(dict[str, int])

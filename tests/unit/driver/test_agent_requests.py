@@ -43,7 +43,6 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.routes import ALL, OPERATOR, WORKER, Route, RouteRequest, error_body, read_own
 from elastic_driver.rendezvous.server.store import RoundStore
-from elastic_driver.rendezvous.vitals_words import vitals_to_json
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
@@ -52,6 +51,7 @@ from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 pytestmark = pytest.mark.unit
 
 A, A1, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
+DISC = DiscReport("id", "/d", 3, 9, "", drivers=True)
 
 
 class Link:
@@ -201,14 +201,12 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
         Ready(A.key, ready(A1)),
         Running(RunningReport(B, 1, 0).to_json()),
         Heard({B.key: [1, 0]}, [], []),
-        OnDisc(B.key, b"[]"),
+        OnDisc(B.key, DISC),
         Ask(1, B.key, "status", [], b""),
         Ready("nobody", ready()),
         Ready(A.key, b"rubbish"),
         Running(b"rubbish"),
-        OnDisc(A.key, b"rubbish"),
-        VitalsSeen(b"rubbish"),
-        VitalsSeen(vitals_to_json({B.key: Vitals(1.0, 2)})),
+        VitalsSeen({B.key: Vitals(1.0, 2)}),
         Heard({A.key: [1]}, [], []),
         Heard({A.key: [1, 2, 3]}, [], []),
     ],
@@ -230,7 +228,7 @@ def test_what_an_agent_says_of_its_workers_reaches_the_rounds() -> None:
         job.say(Heard({A.key: [7, 1], A1.key: [8, 0]}, [A.key], [A1.key]))
         assert job.beats == [(A, 7, True, True, False), (A1, 8, False, True, True)]
         looks = {A.key: Vitals(1.5, 2, state="S"), A1.key: Vitals(1.5, 3, pulse_s=0.1)}
-        job.say(VitalsSeen(vitals_to_json(looks)))
+        job.say(VitalsSeen(looks))
         assert job.looks == [(A, looks[A.key]), (A1, looks[A1.key])]
 
     on(test)

@@ -15,7 +15,7 @@ from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
 from elastic_driver.rendezvous.agreement import Agreement
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.frames import FrameReader, FrameWriter
+from elastic_driver.rendezvous.frames import FrameReader, FrameWriter, Message
 from elastic_driver.rendezvous.proof import Session
 from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
 
@@ -46,9 +46,10 @@ class Dial:
         self.transport = _Transport()
         self.connection.connection_made(self.transport)
 
-    def says(self, word: Said, *, first: int = 0) -> Said | None:
+    def says(self, word: Said | Message, *, first: int = 0) -> Said | None:
         """The answer to a word without a number."""
-        self.connection.data_received(self.writer.frame(first, 0, [word.message().pack()]))
+        message = word if isinstance(word, Message) else word.message()
+        self.connection.data_received(self.writer.frame(first, 0, [message.pack()]))
         frame = next(FrameReader(self.session.frames(up=False)).feed(self.transport.data), None)
         return None if frame is None or first else said(frame.messages[0])
 
@@ -275,6 +276,19 @@ def test_nobody_resumes_as_somebody_else() -> None:
         # Nor begins anew with a key that is for coming back.
         anew = place.dial(Identity(Role.AGENT, number=two.agent)).says(_hello(host="x")[1])
         assert "good for nothing" in _refusal(anew)
+
+    on_fleet(main)
+
+
+def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        later = Message("hello", {"protocol": 99, "version": "9.9", "agent": {"uuid": "x"}})
+        dial = Place(fleet).dial()
+        assert _refusal(dial.says(later)).startswith("this agent has elastic_driver 9.9 (protocol 99), the driver ")
+        assert dial.transport.is_closed
+        rubbish = Place(fleet).dial()
+        assert rubbish.says(Message("hello", {"agent": "x"})) is None
+        assert rubbish.transport.is_closed
 
     on_fleet(main)
 
