@@ -77,8 +77,7 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
         return None  # of a process that has ended
     match event:
         case WorkerStarted():
-            late = record.phase is not WorkerPhase.BOOTING or state.policy.on_change is OnChange.IN_PLACE
-            late = late or bool(state.policy.num_parameter_servers)  # there, who answers has started
+            late = record.phase is not WorkerPhase.BOOTING
         case WorkerServing():
             late = record.phase is not WorkerPhase.BOOTING or not state.policy.num_parameter_servers
         case WorkerReleased():

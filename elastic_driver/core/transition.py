@@ -59,6 +59,10 @@ class Transition:
     def forget(self, worker: WorkerId) -> None:
         self.state = forget_worker(self.state, worker)
 
+    def register(self, worker: WorkerId, report: WorkerState) -> None:
+        """It has reported this in its round."""
+        self.state = replace(self.state, registry=self.state.registry.record(worker, report))
+
     def in_reset(self) -> Reset:
         """The reset under way; it begins now if the round still runs, or nobody was started yet."""
         if self.state.reset is None:
@@ -110,7 +114,7 @@ class Transition:
 
     def stop(self, record: WorkerRecord, reason: str) -> None:
         self.retire(record, reason)
-        self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
+        self.register(record.worker, WorkerState.FAILURE)
 
     def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:
         """Its end will be its failure, and why is known already. Who is being killed is not killed again."""
