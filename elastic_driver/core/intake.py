@@ -22,6 +22,7 @@ from elastic_driver.core.events import (
     Event,
     Fault,
     HostHeard,
+    HostLost,
     HostReport,
     HostsDiscovered,
     HostSilent,
@@ -73,6 +74,7 @@ from elastic_driver.core.state import (
     gives_time,
     leaves_by,
     leaving,
+    record_of,
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Departure
@@ -280,9 +282,12 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     t.state = replace(t.state, discovery=replace(discovery, outage=Outage(since, event.message)))
 
 
-def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
+def _take_reports(t: Transition, reports: tuple[WorkerReport | HostLost, ...]) -> None:
     resumed = None
     for report in reports:
+        if isinstance(report, HostLost):
+            _take_host_loss(t, report)
+            continue
         record = record_unless_late(t.state, report)
         if record is None:
             continue
@@ -336,25 +341,45 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
 
 
 def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
-    was_leaving = record.phase is WorkerPhase.LEAVING
-    wanted = not was_leaving and is_wanted(t.state, record)
-    t.forget(event.worker)
-    t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
-    if was_leaving:
-        _note_lost_peer(t, record, event)
+    wanted = _take_end(t, record)
+    if wanted is None:
+        if event.returncode < 0 and -event.returncode != signal.SIGTERM:  # it has crashed, or somebody has killed it
+            _note_lost_peer(t, record)
     elif event.returncode == 0:
         kind_of(t.state).take_clean_exit(t, record, wanted=wanted)
     else:
         # An exit code other than 0 has been warned of already.
-        crash = replace(_crash_of(record, event, wanted=wanted), told=True, host_lost=event.host_lost)
+        kind_of(t.state).take_failure(t, record, replace(_crash_of(record, event, wanted=wanted), told=True))
+
+
+def _take_host_loss(t: Transition, event: HostLost) -> None:
+    for worker in event.workers:
+        record = record_of(t.state, worker)
+        if record is None:
+            continue
+        wanted = _take_end(t, record)
+        if wanted is None:
+            _note_lost_peer(t, record)
+            continue
+        end = record.killed or Kill("lost with its host", Fault.OUTSIDE)
+        failure = failure_of(record, end.how, event.why)
+        crash = Crash(failure, end.fault, wanted, event.draw, told=True, host_lost=True)
         kind_of(t.state).take_failure(t, record, crash)
 
 
-def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
-    """Who was given time to end, and was killed: its host is lost, or it has crashed. It is no failure of its."""
+def _take_end(t: Transition, record: WorkerRecord) -> bool | None:
+    """A process has ended. Returns whether there was to be a worker in its place; None for one that was leaving."""
+    was_leaving = record.phase is WorkerPhase.LEAVING
+    wanted = None if was_leaving else is_wanted(t.state, record)
+    t.forget(record.worker)
+    t.commands.append(ReportExit(record.worker, expected=was_leaving and not record.failed))
+    return wanted
+
+
+def _note_lost_peer(t: Transition, record: WorkerRecord) -> None:
+    """Who was given time to end is lost before that. It is no failure of its, but the others may wait for it."""
     until = gives_time(t.state, record)
-    is_lost = event.returncode < 0 and -event.returncode != signal.SIGTERM
-    if is_lost and until is not None and t.now < until and t.state.phase is JobPhase.RESETTING:
+    if until is not None and t.now < until and t.state.phase is JobPhase.RESETTING:
         t.state = replace(t.state, reset=replace(t.in_reset(), peers_lost=True))
 
 

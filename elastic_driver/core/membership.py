@@ -14,6 +14,7 @@ from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
     Command,
     Event,
+    HostLost,
     ReportExit,
     WorkerExited,
     WorkerNotStarted,
@@ -59,12 +60,13 @@ def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
     events = event.reports if isinstance(event, WorkersReported) else (event,)
     told: list[Command] = []
     for gone in events:
-        if not isinstance(gone, WorkerExited | WorkerNotStarted):
+        if not isinstance(gone, WorkerExited | WorkerNotStarted | HostLost):
             continue
-        record = record_of(state, gone.worker)
-        if record is not None and isinstance(gone, WorkerExited):
-            told.append(ReportExit(gone.worker, expected=not record.failed))
-        state = forget_worker(state, gone.worker)
+        for worker in gone.workers if isinstance(gone, HostLost) else (gone.worker,):
+            record = record_of(state, worker)
+            if record is not None and not isinstance(gone, WorkerNotStarted):
+                told.append(ReportExit(worker, expected=not record.failed))
+            state = forget_worker(state, worker)
     return state, told
 
 

@@ -36,6 +36,7 @@ from elastic_driver.core.events import (
     EndJob,
     GiveUpHost,
     HostHeard,
+    HostLost,
     HostsDiscovered,
     HostSilent,
     HostsUnusable,
@@ -993,12 +994,15 @@ class ElasticDriver:
         self.rounds.gone(worker)
         self.board.forget(worker)
         self.health.forget(worker)
-        error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)
         draw, how = random.random(), str(status)
-        lost, starved = status.host_lost, status.out_of_memory
-        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, lost, starved))
+        if status.host_lost:
+            # Here the ends of a lost host's workers become the loss of their host: see Stepper.report.
+            self._stepper.report(HostLost(worker.hostname, status.note, (worker,), draw))
+            return
+        error, where = _last_words(process) if status.returncode else ("", "")
+        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, status.out_of_memory))
 
     def killed(self, order: KillWorker) -> None:
         """A process is being ended."""

@@ -20,7 +20,7 @@ A line that is not indented is input:
                [raised=1] [unreachable=0,2]     _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
     TIME exit WHO CODE [oom] [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal; oom: of the OOM killer
-    TIME lost WHO                   with their hosts
+    TIME lost HOST                  and its workers with it
     TIME dying WHO                  killed by SIGKILL, but not dead yet
     TIME exiting WHO                says that its script is over
     TIME spared WHO                 was to be killed at its exit, but its script had ended
@@ -254,6 +254,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
             silent_s = float(words[1]) if len(words) > 1 else 5.0 if verb == "unheard" else 2.0
             names = words[0].split(",")
             return job.feed(HostsReported(tuple(HostSilent(name, silent_s, verb == "unheard") for name in names)))
+        case "lost":
+            return job.lose(words[0])
         case "heard":
             return job.feed(HostsReported(tuple(HostHeard(name) for name in words[0].split(","))))
         case "driver-failed":
@@ -291,8 +293,6 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     where=options.get("where", "").replace("_", " "),
                     out_of_memory="oom" in words,
                 )
-            case "lost":
-                commands += job.lose(who)
             case "started":
                 commands += job.feed(WorkerStarted(worker_id(who)))
             case "serving":

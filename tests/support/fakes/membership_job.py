@@ -22,6 +22,7 @@ from elastic_driver.core.events import (
     Event,
     GiveUpHost,
     HostHeard,
+    HostLost,
     HostsDiscovered,
     HostSilent,
     HostsReported,
@@ -255,10 +256,10 @@ class Job:
         event = WorkerExited(worker_id(text), returncode, how, draw, error, where, out_of_memory=out_of_memory)
         return self.feed(event, at=at)
 
-    def lose(self, text: str, *, at: float | None = None) -> list[Command]:
-        """A worker is lost with its host."""
-        how = "lost with its host"
-        return self.feed(WorkerExited(worker_id(text), -9, how, 0.0, host_lost=True), at=at)
+    def lose(self, hostname: str, *, at: float | None = None) -> list[Command]:
+        """A host is lost, and its workers with it."""
+        workers = tuple(record.worker for record in self.state.workers if record.worker.hostname == hostname)
+        return self.feed(HostLost(hostname, "its agent is gone", workers, 0.0), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""
@@ -314,6 +315,8 @@ class Job:
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
+            case HostLost():
+                return self.ended is not None or self.started.issuperset(event.workers)
             case ChiefExited():
                 return self.ended is not None or event.number in self.chiefs
             case _:
@@ -476,6 +479,9 @@ class Job:
                     self.alive.discard(event.worker)
                     self.waiting.discard(event.worker)
                     self.left.add(event.worker)
+            case HostLost():
+                for worker in event.workers:
+                    self._note(WorkerExited(worker, -9, "lost", 0.0))
             case WorkerDying():
                 if event.worker in self.alive - self.told_to_go and self.ended is None:
                     self.exits[event.worker] = -9
