@@ -35,7 +35,7 @@ from elastic_driver.core.state import State
 from elastic_driver.errors import ElasticError, SettingsError
 from elastic_driver.hosts import WorkerId
 
-VERSION = 11
+VERSION = 12
 
 _KEYS = frozenset(("version", "state"))
 _PLAIN = (bool, int, str)

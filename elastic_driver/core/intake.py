@@ -131,7 +131,10 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
             t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
         outage = None
     up = dict.fromkeys(host.name for host in event.hosts)
-    listed = event.down.union(up)
+    last = {host.name: host.incarnation for host in discovery.order}
+    others = frozenset(host.name for host in event.hosts if last.get(host.name, host.incarnation) != host.incarnation)
+    # Of those that are the machines that they were.
+    listed = event.down.union(up) - others
     # Who comes back is a new machine, even if the old one, no longer listed, has said again that it goes. So is who was
     # to go away, and has done so.
     has_gone = {one.hostname for one in t.state.departing if not one.listed and not one.by_hand}
@@ -140,6 +143,7 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     staying = event.down.union(record.worker.hostname for record in t.state.workers)
     # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
     known = () if t.state.phase is JobPhase.WAITING else discovery.order
+    known = tuple(host for host in known if host.name not in others or host.name in staying)
     order = order_hosts(known, event.hosts, staying=staying)
     t.state = replace(
         t.state,
@@ -154,15 +158,15 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
         cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in kept),
         departing=tuple(one for one in t.state.departing if one.hostname in kept),
-        preparing=_preparing(t, event.preparing),
+        preparing=_preparing(t, event.preparing, anew=others),
     )
     if not t.state.policy.num_parameter_servers:  # what is set there is for as long as the place is gone
         _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
 
-def _preparing(t: Transition, names: Set[str]) -> tuple[Preparing, ...]:
-    """These hosts prepare now. To be told so again gives none of them more time."""
-    known = {one.hostname: one for one in t.state.preparing}
+def _preparing(t: Transition, names: Set[str], *, anew: Set[str]) -> tuple[Preparing, ...]:
+    """These hosts prepare now. To be told so again gives none of them more time, but for those that begin anew."""
+    known = {one.hostname: one for one in t.state.preparing if one.hostname not in anew}
     return tuple(known.get(name, Preparing(name, t.now + PREPARING_S)) for name in sorted(names))
 
 

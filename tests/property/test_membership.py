@@ -55,7 +55,9 @@ draws = st.integers(0, 1024).map(lambda number: number / 1024)
 labels = st.sampled_from(((), (), ("rack=1",), ("rack=2",), ("rack=1", "spot"), ("protected",)))
 
 host_lists = st.lists(
-    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2), labels), max_size=3, unique_by=lambda host: host.name
+    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2), labels, st.sampled_from((0, 0, 0, 1))),
+    max_size=3,
+    unique_by=lambda host: host.name,
 ).map(tuple)
 
 

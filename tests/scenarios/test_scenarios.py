@@ -9,6 +9,7 @@ A line that is not indented is input:
                                     --nnodes MIN:MAX for nodes of one worker each; --fixed-hosts as with -H
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
     TIME hosts a:2 down=b,c         these are listed, too, but not up; known-hosts instead: discovery does not answer
+    TIME hosts a:2 b:1 anew=b       it is another machine than the one that had its name
     TIME hosts a:2 b:1 preparing=b  it imports what workers import, before a round of restarted workers ends for it
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
@@ -127,7 +128,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 def _is_said(word: str) -> bool:
     """Whether it says of hosts how they are, and is none."""
-    return word.startswith(("down=", "preparing="))
+    return word.startswith(("down=", "preparing=", "anew="))
 
 
 def make_job(flags: list[str]) -> Job:
@@ -225,10 +226,11 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
     words = [word for word in words if not ("=" in word and verb in ("ready", "running", "exit"))]
     match verb:
         case "hosts" | "known-hosts":
-            said = {"down": "", "preparing": ""} | dict(word.split("=") for word in words if _is_said(word))
+            said = {"down": "", "preparing": "", "anew": ""}
+            said |= dict(word.split("=") for word in words if _is_said(word))
             words = [word for word in words if not _is_said(word)]
-            down, preparing = (list(filter(None, said[name].split(","))) for name in ("down", "preparing"))
-            return job.hosts(*words, down=down, answered=verb == "hosts", preparing=preparing)
+            down, preparing, anew = (list(filter(None, names.split(","))) for names in said.values())
+            return job.hosts(*words, down=down, answered=verb == "hosts", preparing=preparing, anew=anew)
         case "departs":
             parts = [word.partition("=") for word in words]
             departures = [Departure(name, "a notice", float(left_s) if left_s else None) for name, _, left_s in parts]

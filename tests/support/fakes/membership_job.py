@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -112,6 +113,7 @@ class Job:
         self.history: list[Event] = []
         self.commands: list[Command] = []
         self.audited = True
+        self.incarnations: dict[str, int] = {}
         self.round_id = 0
         self.round_commits = 0
         self.members: tuple[WorkerId, ...] = ()
@@ -193,9 +195,15 @@ class Job:
         down: Iterable[str] = (),
         answered: bool = True,
         preparing: Iterable[str] = (),
+        anew: Iterable[str] = (),
     ) -> list[Command]:
-        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels), and those that are down."""
-        hosts = tuple(parse_host(text.replace(",", " "), default_slots=1) for text in texts)
+        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels), and those that are down.
+
+        Those that are named in ``anew`` are other machines than those that had their names.
+        """
+        self.incarnations.update({name: self.incarnations.get(name, 0) + 1 for name in anew})
+        listed = (parse_host(text.replace(",", " "), default_slots=1) for text in texts)
+        hosts = tuple(replace(host, incarnation=self.incarnations.get(host.name, 0)) for host in listed)
         return self.feed(HostsDiscovered(hosts, (), frozenset(down), answered, frozenset(preparing)), at=at)
 
     def ready(
