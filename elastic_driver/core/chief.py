@@ -25,6 +25,7 @@ from elastic_driver.core.state import (
     ChiefPhase,
     JobPhase,
     Round,
+    Server,
     WorkerPhase,
     WorkerRecord,
     in_phase,
@@ -44,7 +45,8 @@ def take_start(t: Transition, record: WorkerRecord) -> None:
 
 def take_answer(t: Transition, record: WorkerRecord, address: str) -> None:
     """A server answers there."""
-    t.put(replace(record, phase=WorkerPhase.MEMBER, since=t.now, running=True, address=address))
+    server = Server(record.parameter_server, address)
+    t.put(replace(record, phase=WorkerPhase.MEMBER, since=t.now, running=True, server=server))
     t.state = replace(t.state, ever_ready=True)
 
 

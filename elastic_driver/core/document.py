@@ -35,7 +35,7 @@ from elastic_driver.core.state import State
 from elastic_driver.errors import ElasticError, SettingsError
 from elastic_driver.hosts import WorkerId
 
-VERSION = 12
+VERSION = 13
 
 _KEYS = frozenset(("version", "state"))
 _PLAIN = (bool, int, str)

@@ -30,6 +30,7 @@ class Crash:
         ran: whether there was a process. A host on which none can be started is put out in any case.
         aborted: whether its process was aborted.
         host_lost: whether its whole host is lost.
+        after_another: whether another was lost with that host, and stands for all of them.
     """
 
     failure: Failure
@@ -40,6 +41,7 @@ class Crash:
     ran: bool = True
     aborted: bool = False
     host_lost: bool = False
+    after_another: bool = False
 
 
 def failure_of(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
@@ -90,9 +92,11 @@ def fail_in_round(t: Transition, record: WorkerRecord, crash: Crash, *, stays: b
         stays: whether its host stays in the job nevertheless.
     """
     worker, how, wanted, fault = record.worker, crash.failure.how, crash.wanted, crash.fault
+    t.register(worker, WorkerState.FAILURE)
+    if crash.after_another:
+        return
     if wanted and (stays or (crash.ran and not t.state.policy.blames_hosts)):
         fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
-    t.register(worker, WorkerState.FAILURE)
     # Whoever fails before its first round would do so again at once, and no limit counts that.
     is_member = t.state.is_member(worker)
     is_news = blame_host(t, worker.hostname, crash, stays=stays, ran=crash.ran and is_member)

@@ -66,6 +66,7 @@ from elastic_driver.core.state import (
     Departing,
     JobPhase,
     Kill,
+    Leaving,
     Outage,
     Preparing,
     Silence,
@@ -357,17 +358,20 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
 
 
 def _take_host_loss(t: Transition, event: HostLost) -> None:
-    for worker in event.workers:
-        record = record_of(t.state, worker)
-        if record is None:
-            continue
+    records = [record for worker in event.workers if (record := record_of(t.state, worker)) is not None]
+    losses: list[tuple[WorkerRecord, bool]] = []
+    for record in records:
         wanted = _take_end(t, record)
         if wanted is None:
             _note_lost_peer(t, record)
-            continue
+        else:
+            losses.append((record, wanted))
+    # Where one stands for all, it is the one whose loss means most.
+    losses.sort(key=lambda loss: (not t.state.is_member(loss[0].worker), not loss[1], loss[0].killed is not None))
+    for index, (record, wanted) in enumerate(losses):
         end = record.killed or Kill("lost with its host", Fault.OUTSIDE)
         failure = failure_of(record, end.how, event.why)
-        crash = Crash(failure, end.fault, wanted, event.draw, told=True, host_lost=True)
+        crash = Crash(failure, end.fault, wanted, event.draw, told=True, host_lost=True, after_another=index > 0)
         kind_of(t.state).take_failure(t, record, crash)
 
 
@@ -376,7 +380,7 @@ def _take_end(t: Transition, record: WorkerRecord) -> bool | None:
     was_leaving = record.phase is WorkerPhase.LEAVING
     wanted = None if was_leaving else is_wanted(t.state, record)
     t.forget(record.worker)
-    t.commands.append(ReportExit(record.worker, expected=was_leaving and not record.failed))
+    t.commands.append(ReportExit(record.worker, expected=was_leaving and record.leaving is not Leaving.DYING))
     return wanted
 
 
@@ -391,7 +395,7 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     crash = _crash_of(record, event, wanted=is_wanted(t.state, record))
     t.commands.append(ReportDying(event.worker, crash.failure.how))
     # It counts as one that is being stopped: its end will be no news.
-    t.put(replace(leaving(record, t.now, stopped=True), failed=True))
+    t.put(leaving(record, t.now, Leaving.DYING))
     kind_of(t.state).take_failure(t, record, crash)
 
 

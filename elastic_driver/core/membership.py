@@ -26,6 +26,7 @@ from elastic_driver.core.invariants import check_invariants
 from elastic_driver.core.kinds import kind_of
 from elastic_driver.core.past import forget_worker
 from elastic_driver.core.state import (
+    Leaving,
     Policy,
     State,
     new_state,
@@ -65,7 +66,7 @@ def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
         for worker in gone.workers if isinstance(gone, HostLost) else (gone.worker,):
             record = record_of(state, worker)
             if record is not None and not isinstance(gone, WorkerNotStarted):
-                told.append(ReportExit(worker, expected=not record.failed))
+                told.append(ReportExit(worker, expected=record.leaving is not Leaving.DYING))
             state = forget_worker(state, worker)
     return state, told
 

@@ -29,6 +29,7 @@ from elastic_driver.core.placement import (
 from elastic_driver.core.state import (
     JobPhase,
     Kill,
+    Server,
     WorkerPhase,
     WorkerRecord,
     deadline_of,
@@ -170,8 +171,14 @@ def name_workers(
     is_listed = t.state.is_listed
     attempts, given = t.state.attempts.give(free, needed=lambda place: is_listed(place[0]) or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
+    has_chief = t.state.policy.num_parameter_servers > 0
     records = (
-        WorkerRecord(worker, WorkerPhase.BOOTING, t.now, parameter_server=servers.get((worker.hostname, worker.slot)))
+        WorkerRecord(
+            worker,
+            WorkerPhase.BOOTING,
+            t.now,
+            server=Server(servers.get((worker.hostname, worker.slot))) if has_chief else None,
+        )
         for worker in fresh
     )
     t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)

@@ -53,7 +53,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import usable_slots, wanted_places
-from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, Leaving, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
 
@@ -728,7 +728,7 @@ class Job:
             case _ if record.killed is not None:
                 self.exit(name, -9)
             case WorkerPhase.LEAVING:
-                self.exit(name, -15 if record.stopped else 0)
+                self.exit(name, 0 if record.leaving is Leaving.DISMISSED else -15)
             case WorkerPhase.BOOTING:
                 self.begin(record.worker)
             case WorkerPhase.MEMBER if record.address and record.leave_by is not None:
