@@ -1,7 +1,7 @@
 """Drains, for who asks for one: whether it can be had, what comes of it, and who is to end instead.
 
-Owns no decision on who leaves when; :mod:`elastic_driver.core.intake` takes the requests, and
-:mod:`elastic_driver.core.membership` asks members to leave and ends who does not.
+Owns no decision on who leaves when: :mod:`elastic_driver.core.intake` takes the requests,
+:mod:`elastic_driver.core.in_place` asks members to leave, and :mod:`~elastic_driver.core.staffing` ends who does not.
 """
 
 from __future__ import annotations

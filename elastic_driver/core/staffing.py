@@ -1,8 +1,7 @@
-"""Who is started where, and who is stopped since its place is gone.
+"""Who is started where, and who is stopped since its place is gone, or its time is up.
 
 Owns the names of new workers, and what a start says of their places. When places are filled is the business of those
-who decide it: :mod:`elastic_driver.core.membership`, :mod:`~elastic_driver.core.restarting` and
-:mod:`~elastic_driver.core.roundless`.
+who decide it, on the page of each kind of jobs (:mod:`elastic_driver.core.kinds`).
 """
 
 from __future__ import annotations
