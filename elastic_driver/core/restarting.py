@@ -70,7 +70,7 @@ def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
     """It has failed, and its round with it; where its script fails at the start of the training, the job may end."""
     stays = crash.ran and _stays(t, record, crash.fault)
     fail_in_round(t, record, crash, stays=stays)
-    if crash.ran and crash.wanted and not stays:
+    if crash.wanted and not stays:
         _end_at_start(t, record, crash)
 
 

@@ -266,8 +266,8 @@ class Job:
 
     def lose(self, hostname: str, *, at: float | None = None) -> list[Command]:
         """A host is lost, and its workers with it."""
-        workers = tuple(record.worker for record in self.state.workers if record.worker.hostname == hostname)
-        return self.feed(HostLost(hostname, "its agent is gone", workers, 0.0), at=at)
+        workers = sorted(record.worker for record in self.state.workers if record.worker.hostname == hostname)
+        return self.feed(HostLost(hostname, "its agent is gone", tuple(workers), 0.0), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""
