@@ -43,11 +43,14 @@ class Host:
         slots: how many workers it has room for.
         labels: what else was said of it, as ``key=value`` or a bare word each, in the order in which it was said; no
             key twice.
+        incarnation: counts the machines that have had its name while it was listed. What is known of one (a failure, a
+            drain) does not hold for the next.
     """
 
     name: str
     slots: int
     labels: tuple[str, ...] = ()
+    incarnation: int = 0
 
     @property
     def rack(self) -> str:

@@ -58,11 +58,39 @@ LEAVING   dismissed, stopped or dying: no news any more   its process has ended 
 
 Until its process has ended a worker holds its place, so that no place ever has two.
 
-Other kinds of workers
-======================
+The ways in which a worker ends
+===============================
 
-All this is for workers that reset in place. ``Policy.on_change`` knows two other kinds, which have deciders of their
-own (:mod:`~elastic_driver.core.restarting`, :mod:`~elastic_driver.core.roundless`) and share places, limits and ends:
+The first five are moves of :class:`~elastic_driver.core.transition.Transition`.
+
+===========  ==============================================  =============================  ============================
+move, event  for whom                                        command, by ``Ending``         ``WorkerRecord`` then says
+===========  ==============================================  =============================  ============================
+dismiss      one that is READY, and has no place             DismissWorker                  LEAVING, DISMISSED
+retire       one that has no place, or is to start again     StopWorker, USUAL              LEAVING, STOPPED
+.            the same, with time for a checkpoint            StopWorker, PLANNED            LEAVING, CHECKPOINTS
+.            the same, and its peers are lost                StopWorker, BROKEN             LEAVING, BROKEN
+hurry        one with time for a checkpoint, of which the    StopWorker, BROKEN             LEAVING, BROKEN
+.            peers are lost now
+stop         one that has failed: it is late, or its host    StopWorker, USUAL              LEAVING, STOPPED; FAILURE in
+.            is taken out                                                                   the registry
+kill         one that hangs, or has not left in time         KillWorker                     its phase; ``killed``: why,
+.                                                                                           and whose ``Fault`` that is
+WorkerDying  one that is seen to end by itself, not well     none                           LEAVING, DYING
+HostLost     one whose host is lost                          none                           nothing: it has ended
+===========  ==============================================  =============================  ============================
+
+The end of one that is LEAVING is no news. Any other end is a success or a failure, and each kind of jobs says of what.
+Whose doing a failure is (``Fault``) decides whether it is a setback: of one that was killed its ``Kill`` says so, of
+others :func:`~elastic_driver.core.setbacks.fault_of`.
+
+Kinds of jobs
+=============
+
+All this is for workers that reset in place. There are three other kinds. Each is a module, chosen by the policy
+(:mod:`~elastic_driver.core.kinds`), which has what a worker's start, its clean exit and its failure mean, and the
+deciders: :mod:`~elastic_driver.core.in_place`, :mod:`~elastic_driver.core.restarting`,
+:mod:`~elastic_driver.core.roundless` and :mod:`~elastic_driver.core.chief`. Places, limits and ends are shared.
 
 ===========  ===================================================================  =====================================
 .            RESTART                                                              NO_ROUNDS
@@ -111,8 +139,9 @@ A new round begins with NONE. The version of a notice grows over the whole job.
 One step
 ========
 
-``step`` expires blacklist entries, takes the event in, and settles. The deciders run in an order that matters, and stop
-at once when one of them has ended the job:
+``step`` expires blacklist entries, takes the event in (:mod:`~elastic_driver.core.intake`), and settles. The deciders
+of the job's kind run in an order that matters, and stop at once when one of them has ended the job. Of workers that
+reset in place:
 
 1. the late are stopped and the silent voted out: then the registry may be complete;
 2. the first round is started, misplaced blanks leave, free places are filled: then those who are expected are the right

@@ -7,19 +7,25 @@ losses and pauses are as :mod:`elastic_driver.core.roundless` has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from elastic_driver.core.endings import end_if_no_host_can_start, limit_is_used_up, wait_for_slots
-from elastic_driver.core.events import StartChief, StopChief
+from elastic_driver.core.endings import check_deadlines, end_if_no_host_can_start, limit_is_used_up, wait_for_slots
+from elastic_driver.core.events import ChiefExited, Fault, StartChief, StopChief
 from elastic_driver.core.explain import why_no_place
+from elastic_driver.core.failures import Crash, failure_of, is_needed
 from elastic_driver.core.placement import all_offered, has_place, target_places, usable_slots
+from elastic_driver.core.roundless import judge_losses, lose
+from elastic_driver.core.setbacks import LONG_ROUND_S, Failure, described, fault_of
 from elastic_driver.core.silence import give_up_silent
-from elastic_driver.core.staffing import fill_places
+from elastic_driver.core.staffing import fill_places, stop_late_starts
 from elastic_driver.core.state import (
     Chief,
     ChiefPhase,
     JobPhase,
     Round,
+    Server,
     WorkerPhase,
     WorkerRecord,
     in_phase,
@@ -29,10 +35,81 @@ from elastic_driver.core.state import (
     serving_workers,
 )
 from elastic_driver.core.transition import Transition
+from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.words import ExitCode
 
 
-def place_servers(t: Transition) -> None:
+def take_start(t: Transition, record: WorkerRecord) -> None:
+    """A server's process runs. That is no news: it is waited for until it answers."""
+
+
+def take_answer(t: Transition, record: WorkerRecord, address: str) -> None:
+    """A server answers there."""
+    server = Server(record.parameter_server, address)
+    t.put(replace(record, phase=WorkerPhase.MEMBER, since=t.now, running=True, server=server))
+    t.state = replace(t.state, ever_ready=True)
+
+
+def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    """A server has ended with code 0. It should have served until it was told to end."""
+    take_failure(t, record, Crash(failure_of(record, "exited with code 0"), Fault.OWN, wanted))
+
+
+def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
+    """A server has failed: the others go on; the chief cannot without a parameter server."""
+    # One that has answered may do so again, on a host that the job cannot do without.
+    stays = bool(record.address) and t.state.policy.cooldown_range_s is None
+    lose(t, record, crash, stays=stays and is_needed(t.state, record.worker.hostname))
+    if record.address and t.now - record.since >= LONG_ROUND_S:
+        t.state = replace(t.state, setbacks=t.state.setbacks.ran_long())
+    chief = t.state.chief
+    if record.parameter_server is not None and chief is not None:
+        _lose_server(t, chief, crash.failure, told=crash.told)
+
+
+def _lose_server(t: Transition, chief: Chief, failure: Failure, *, told: bool) -> None:
+    """A parameter server that the chief works with is lost. The chief learns of it by itself."""
+    if chief.lost or chief.phase is not ChiefPhase.RUNNING:
+        return
+    text = f"{failure.who} {failure.how}, and its variables are lost"
+    then = "the chief is started again when another parameter server answers"
+    ends_by = None
+    if not t.state.policy.restart_chief:
+        ends_by = t.now + t.state.policy.drain_timeout_s
+        then = (
+            "no other one is started, and the chief's next use of it fails (with --restart-chief the chief would be "
+            "started again, with another parameter server)"
+        )
+    what = f"the variables of {failure.who} are lost" if told else text
+    t.report(f"{what}: {then}", warning=not told)
+    t.state = replace(t.state, chief=replace(chief, lost=text, ends_by=ends_by))
+
+
+def take_chief_exit(t: Transition, event: ChiefExited) -> None:
+    """The chief's process has ended."""
+    chief = t.state.chief
+    if chief is None or event.number != chief.number:
+        return  # of one that is known to have ended
+    if chief.phase is ChiefPhase.STOPPING:
+        t.state = replace(t.state, chief=None)
+        return
+    if event.bad_command and event.number == 1:
+        t.end(ExitCode.BAD_USAGE, event.how)
+        return
+    if event.returncode == 0:
+        t.end(ExitCode.SUCCESS, "the chief ended with code 0")
+        return
+    worker = WorkerId(CHIEF, 0, event.number - 1)
+    failure = Failure.said(worker, None, event.how, event.error, event.where, "the chief")
+    setbacks = t.state.setbacks.failed(failure, fault_of(event.returncode, out_of_memory=event.out_of_memory))
+    if t.now - chief.since >= LONG_ROUND_S:
+        setbacks = setbacks.ran_long()
+    reset = t.in_reset().with_cause(failure.told, failure)
+    failed = replace(chief, phase=ChiefPhase.FAILED, failed=described(failure))
+    t.state = replace(t.state, reset=reset, setbacks=setbacks, chief=failed)
+
+
+def _place_servers(t: Transition) -> None:
     """Has those leave whose place is gone, and starts one in every place that has none."""
     if t.state.phase is JobPhase.WAITING:
         if usable_slots(t.state) < t.state.policy.num_proc:
@@ -77,7 +154,7 @@ def _let_go(t: Transition, record: WorkerRecord) -> None:
         t.put(replace(record, leave_by=by))
 
 
-def mind_chief(t: Transition) -> None:
+def _mind_chief(t: Transition) -> None:
     """Decides what becomes of a chief that has failed, or has lost a parameter server, or is to work with another."""
     state, chief = t.state, t.state.chief
     if chief is None:
@@ -136,7 +213,7 @@ def _has_enough(t: Transition) -> bool:
     return number >= policy.min_num_proc and not booting
 
 
-def start_chief(t: Transition) -> None:
+def _start_chief(t: Transition) -> None:
     """Starts the chief when there is what it needs."""
     if t.state.round is None or t.state.chief is not None or not _has_enough(t):
         return
@@ -169,7 +246,7 @@ def _move_servers(t: Transition, chief: Chief) -> None:
     _stop(t, chief, f"{record.server_name} moves: {why}", grace_s)
 
 
-def end_or_wait(t: Transition) -> None:
+def _end_or_wait(t: Transition) -> None:
     """Ends the job when too few slots or workers can be had for too long."""
     state = t.state
     if state.round is None:
@@ -184,7 +261,7 @@ def end_or_wait(t: Transition) -> None:
         wait_for_slots(t)  # there are slots, but nobody can be started there now
 
 
-def give_up_hosts(t: Transition) -> None:
+def _give_up_hosts(t: Transition) -> None:
     """Gives silent hosts up, and fills places again: a parameter server that would have been there goes elsewhere."""
     before: list[str] | None = None
     while not t.state.ended:
@@ -192,9 +269,22 @@ def give_up_hosts(t: Transition) -> None:
         if given_up == before:
             return
         if before is not None:
-            place_servers(t)
-            start_chief(t)
-            end_or_wait(t)
+            _place_servers(t)
+            _start_chief(t)
+            _end_or_wait(t)
         before = given_up
         if not t.state.ended:
             give_up_silent(t)
+
+
+DECIDERS: tuple[Callable[[Transition], None], ...] = (
+    partial(stop_late_starts, take_failure=take_failure, what="did not answer"),
+    judge_losses,
+    _mind_chief,
+    _place_servers,
+    _start_chief,
+    _end_or_wait,
+    check_deadlines,
+    _give_up_hosts,
+)
+"""What is decided after each event, in this order: when a chief has ended, nobody who has to leave is used any more."""

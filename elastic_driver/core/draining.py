@@ -1,7 +1,7 @@
 """Drains, for who asks for one: whether it can be had, what comes of it, and who is to end instead.
 
-Owns no decision on who leaves when; :mod:`elastic_driver.core.intake` takes the requests, and
-:mod:`elastic_driver.core.membership` asks members to leave and ends who does not.
+Owns no decision on who leaves when: :mod:`elastic_driver.core.intake` takes the requests,
+:mod:`elastic_driver.core.in_place` asks members to leave, and :mod:`~elastic_driver.core.staffing` ends who does not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from elastic_driver.core.placement import usable_slots
 from elastic_driver.core.state import (
     ChiefPhase,
     JobPhase,
+    Leaving,
     State,
     WorkerPhase,
     leaves_by,
@@ -25,7 +26,12 @@ from elastic_driver.words import NoticeKind, OnChange
 def ends_at_once(state: State, worker: WorkerId) -> bool:
     """Whether a worker that was told to leave has no commit to leave at: no round yet, or it is being stopped."""
     record = record_of(state, worker)
-    return record is None or record.stopped or state.phase is JobPhase.ENDED or not state.round_id
+    return (
+        record is None
+        or record.leaving not in (None, Leaving.DISMISSED)
+        or state.phase is JobPhase.ENDED
+        or not state.round_id
+    )
 
 
 def why_refused(state: State, hostname: str) -> str:

@@ -1,8 +1,7 @@
 """When a job waits for slots, and when it gives up: limits, setbacks, nobody left to start.
 
-Owns the ends that are the same for all kinds of workers. The ends of a round are in
-:mod:`elastic_driver.core.membership`, those of other workers in :mod:`~elastic_driver.core.restarting` and
-:mod:`~elastic_driver.core.roundless`.
+Owns the ends that are the same for all kinds of jobs. The others are on the page of each
+(:mod:`elastic_driver.core.kinds`).
 """
 
 from __future__ import annotations

@@ -121,7 +121,6 @@ class WorkerExited:
         draw: a random number from 0 to 1, for the host's cooldown.
         error: the last line that it wrote; "" for none.
         where: the line of code that it named last; "" for none.
-        host_lost: whether its whole host is lost, and it with it.
         out_of_memory: whether the kernel's OOM killer took it.
     """
 
@@ -131,7 +130,6 @@ class WorkerExited:
     draw: float
     error: str = ""
     where: str = ""
-    host_lost: bool = False
     out_of_memory: bool = False
 
 
@@ -237,10 +235,27 @@ class ChiefExited:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLost:
+    """A host is lost, and its workers with it: nobody has seen how they ended.
+
+    Attributes:
+        hostname: which.
+        why: in words, "it was not heard for 5.0 s"; "" when that is not known.
+        workers: those that ran there. One that is only being started may yet come up, or not.
+        draw: a random number from 0 to 1, for the host's cooldown.
+    """
+
+    hostname: str
+    why: str
+    workers: tuple[WorkerId, ...]
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersReported:
     """Several workers have reported, or ended, at about the same time: one decision for all of them."""
 
-    reports: tuple[WorkerReport, ...]
+    reports: tuple[WorkerReport | HostLost, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +345,7 @@ Event = (
     | DiscoveryFailed
     | HostsUnusable
     | WorkerReport
+    | HostLost
     | WorkersReported
     | HostReport
     | HostsReported

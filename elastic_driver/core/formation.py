@@ -1,6 +1,6 @@
 """The forming of a round: who is in it, whose state it goes on from, whether it syncs, and what made it.
 
-Owns no decision on whether a round is due; :mod:`elastic_driver.core.membership` asks for one when the registry is
+Owns no decision on whether a round is due; :mod:`elastic_driver.core.in_place` asks for one when the registry is
 closed.
 """
 

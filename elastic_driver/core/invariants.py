@@ -7,7 +7,7 @@ from collections import Counter
 from elastic_driver.core.assignment import rack_of
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.state import ChiefPhase, JobPhase, State, WorkerPhase, in_phase
-from elastic_driver.words import Ending, OnChange
+from elastic_driver.words import OnChange
 
 
 def check_invariants(state: State) -> None:
@@ -65,19 +65,18 @@ def check_invariants(state: State) -> None:
         assert next_deadline(state) is not None, f"{state.phase} without a deadline"
     for record in state.workers:
         assert record.phase is WorkerPhase.MEMBER or not record.running, "one that is no member trains"
-        assert record.phase is WorkerPhase.LEAVING or not record.stopped, "one that is stopped stays"
+        is_leaving = record.phase is WorkerPhase.LEAVING
+        assert is_leaving == (record.leaving is not None), "one that leaves for no reason, or stays in spite of one"
         boots = record.phase is WorkerPhase.BOOTING
         assert not in_place or not boots or not record.round_id, "one that boots has had a round"
         assert record.round_id <= state.round_id, "a round that is to come"
-        assert record.stopped or record.ending is Ending.USUAL, "one that was not told to end is given time for it"
 
 
 def _check_chief(state: State) -> None:
     number, chief = state.policy.num_parameter_servers, state.chief
     if not number:
         assert chief is None and not state.chiefs, "a chief of a job without parameter servers"  # noqa: PT018
-        assert not any(record.address for record in state.workers), "an address of one that is no server"
-        assert all(record.parameter_server is None for record in state.workers), "a parameter server too many"
+        assert all(record.server is None for record in state.workers), "a server without a chief"
         return
     assert state.policy.on_change is OnChange.NO_ROUNDS, "servers that have rounds"
     there = [record.parameter_server for record in state.workers if record.phase is not WorkerPhase.LEAVING]
@@ -85,6 +84,7 @@ def _check_chief(state: State) -> None:
     assert len(numbers) == len(set(numbers)), "two parameter servers with one number"
     assert all(0 <= index < number for index in numbers), "a parameter server that is not asked for"
     for record in state.workers:
+        assert record.server is not None, "a worker that is no server"
         assert bool(record.address) == (record.phase is WorkerPhase.MEMBER), "a server that does not answer"
     assert chief is None or chief.number == state.chiefs, "a chief of the past"
     assert state.ended or chief is None or chief.phase is not ChiefPhase.FAILED, "a failure that is not judged"

@@ -17,6 +17,7 @@ from elastic_driver.core.events import (
     DriverFailed,
     Event,
     HostHeard,
+    HostLost,
     HostsDiscovered,
     HostSilent,
     HostsReported,
@@ -77,8 +78,7 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
         return None  # of a process that has ended
     match event:
         case WorkerStarted():
-            late = record.phase is not WorkerPhase.BOOTING or state.policy.on_change is OnChange.IN_PLACE
-            late = late or bool(state.policy.num_parameter_servers)  # there, who answers has started
+            late = record.phase is not WorkerPhase.BOOTING
         case WorkerServing():
             late = record.phase is not WorkerPhase.BOOTING or not state.policy.num_parameter_servers
         case WorkerReleased():
@@ -128,6 +128,11 @@ def why_impossible(state: State, event: Event) -> str:
             return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
         case HostSilent():
             return "" if event.silent_s >= 0 else f"host {event.hostname} is silent for {event.silent_s} s"
+        case HostLost():
+            if any(worker.hostname != event.hostname for worker in event.workers):
+                return f"a worker of another host is lost with host {event.hostname}"
+            never = next((worker for worker in event.workers if not _was_started(state, worker)), None)
+            return _why_no_draw(event.draw) if never is None else f"worker {never} was never started"
         case HostHeard():
             return ""
         case ChiefExited():
@@ -147,7 +152,7 @@ def _why_no_departure(departure: Departure) -> str:
 def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
     worker = event.worker
     record = record_of(state, worker)
-    if record is None and not state.attempts.has_given((worker.hostname, worker.slot), worker.attempt):
+    if not _was_started(state, worker):
         return f"worker {worker} was never started"
     match event:
         case WorkerReady(after_round=round_id) | WorkerRunning(round_id=round_id):
@@ -161,5 +166,13 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
                 return f"worker {worker} has trained for {event.uncommitted_s} s since its last commit"
         case _:
             pass
-    draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0
+    return _why_no_draw(event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0)
+
+
+def _was_started(state: State, worker: WorkerId) -> bool:
+    is_alive = record_of(state, worker) is not None
+    return is_alive or state.attempts.has_given((worker.hostname, worker.slot), worker.attempt)
+
+
+def _why_no_draw(draw: float) -> str:
     return "" if 0 <= draw <= 1 else f"{draw} is no draw from 0 to 1"

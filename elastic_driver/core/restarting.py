@@ -1,10 +1,12 @@
 """Workers that are restarted each round: its processes are started with their ranks, and ended together.
 
-Owns the decisions for ``OnChange.RESTART``. A round has four stages. It is launched: its members are fixed, and their
-processes are started with the ranks that they keep. It begins when all of them run. It is over at the first failure,
-and when the places are others than its members': who is left is stopped. When all have ended, the next is launched;
-whoever does not end in time keeps its place, and nobody else waits for it. Who has ended with code 0 is started again
-with the others: they cannot go on without it, and what it has done is in the checkpoint.
+Owns the decisions for ``OnChange.RESTART``, and what starts and ends of such workers mean.
+
+A round has four stages. It is launched: its members are fixed, and their processes are started with the ranks that they
+keep. It begins when all of them run. It is over at the first failure, and when the places are others than its members':
+who is left is stopped. When all have ended, the next is launched; whoever does not end in time keeps its place, and
+nobody else waits for it. Who has ended with code 0 is started again with the others: they cannot go on without it, and
+what it has done is in the checkpoint.
 
 From its launch on, whoever fails is a member that fails. So a script that fails before its siblings have started is
 counted as any other.
@@ -12,11 +14,14 @@ counted as any other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.deadlines import first_to_go, gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
+    check_deadlines,
     end_if_given_up,
     end_if_no_host_can_start,
     is_put_off,
@@ -24,18 +29,86 @@ from elastic_driver.core.endings import (
     report_pause,
     wait_for_slots,
 )
-from elastic_driver.core.events import PublishRound, StartWorker
+from elastic_driver.core.events import Fault, PublishRound, StartWorker
+from elastic_driver.core.failures import Crash, fail_in_round, is_needed, leave_round
 from elastic_driver.core.formation import cause_of, tell_of_strangers
 from elastic_driver.core.past import forget_round
 from elastic_driver.core.placement import Places, first_root, launch_places, usable_slots
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
-from elastic_driver.core.staffing import name_workers
-from elastic_driver.core.state import JobPhase, Launch, Round, WorkerPhase, causes, finishing, gives_time, in_phase
+from elastic_driver.core.setbacks import START_S, described
+from elastic_driver.core.silence import give_up_silent
+from elastic_driver.core.staffing import kill_late_workers, name_workers, stop_late_starts, tell_of_unused
+from elastic_driver.core.state import (
+    JobPhase,
+    Launch,
+    Round,
+    WorkerPhase,
+    WorkerRecord,
+    causes,
+    finishing,
+    gives_time,
+    in_phase,
+    is_on_one_host,
+)
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import Ending, ExitCode
 
 
-def begin_or_end_round(t: Transition) -> None:
+def take_start(t: Transition, record: WorkerRecord) -> None:
+    """Its process runs: it is ready for the round that it was started for."""
+    t.put(replace(record, phase=WorkerPhase.READY, since=t.now))
+    t.state = replace(t.state, ever_ready=True)
+    t.register(record.worker, WorkerState.READY)
+
+
+def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    """Its process has ended with code 0: it has finished."""
+    leave_round(t, record.worker, wanted=wanted)
+
+
+def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
+    """It has failed, and its round with it; where its script fails at the start of the training, the job may end."""
+    stays = crash.ran and _stays(t, record, crash.fault)
+    fail_in_round(t, record, crash, stays=stays)
+    if crash.wanted and not stays:
+        _end_at_start(t, record, crash)
+
+
+def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
+    """Whether the host of a worker that has failed stays in the job.
+
+    It does when the job cannot do without it, and the worker was killed, or had trained for a while, or starts are
+    tried again. How often, the setbacks say, and the limit of resets. Where hosts come back after a cooldown, it is one
+    of these.
+    """
+    state, policy = t.state, t.state.policy
+    if policy.cooldown_range_s is not None:
+        return False
+    if state.setbacks.is_start(t.now) and fault is Fault.OWN:
+        ends = is_on_one_host(state) if policy.ends_at_start else not policy.retries_starts
+        if ends:
+            return False
+    return is_needed(state, record.worker.hostname)
+
+
+def _end_at_start(t: Transition, record: WorkerRecord, crash: Crash) -> None:
+    """Ends the job where a worker has failed by itself and nothing was trained yet: it mostly would again.
+
+    Where there are other hosts, one of them may be lost, and its loss not known yet: there the second failure in a row
+    ends the job (:func:`~elastic_driver.core.endings.end_if_given_up`).
+    """
+    state, policy = t.state, t.state.policy
+    if not policy.ends_at_start or crash.fault is not Fault.OWN or not state.setbacks.is_start(t.now):
+        return
+    if not is_on_one_host(state):
+        return
+    if not policy.blames_hosts or is_needed(state, record.worker.hostname):
+        when = f"within the first {START_S:g} s of the training"
+        failure = described(crash.failure)
+        t.end(ExitCode.USER_CODE_FAILED, f"{failure}, {when}; {policy.limit_flag} N would try again")
+
+
+def _begin_or_end_round(t: Transition) -> None:
     """The round that is launched begins when all its processes run; the one that runs ends when it cannot go on."""
     if t.state.phase is JobPhase.STARTING:
         if t.state.registry.workers_in(WorkerState.FAILURE):
@@ -50,7 +123,7 @@ def begin_or_end_round(t: Transition) -> None:
         _stop_the_rest(t)
 
 
-def launch_next(t: Transition) -> None:
+def _launch_next(t: Transition) -> None:
     """Launches a round when nobody of the last one is left, there are slots, and no pause is due."""
     if t.state.phase is JobPhase.WAITING:
         places, enough = launch_places(t.state), usable_slots(t.state) >= t.state.policy.num_proc
@@ -194,7 +267,7 @@ def _stop_the_rest(t: Transition) -> None:
     for record in staying:
         ending = Ending.BROKEN if is_broken or is_late else Ending.PLANNED
         t.retire(record, hurry if is_late and not is_broken else why, ending)
-        t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.READY))
+        t.register(record.worker, WorkerState.READY)
     if is_broken or is_late:
         for record in slow:
             t.hurry(record, hurry)
@@ -213,3 +286,15 @@ def _waits_for_ends(t: Transition) -> bool:
     if until is not None and t.now >= until:
         t.state = replace(t.state, reset=replace(t.in_reset(), waits_for_ends=False))
     return until is not None and t.now < until
+
+
+DECIDERS: tuple[Callable[[Transition], None], ...] = (
+    kill_late_workers,
+    partial(stop_late_starts, take_failure=take_failure, what="was not started"),
+    _begin_or_end_round,
+    _launch_next,
+    check_deadlines,
+    tell_of_unused,
+    give_up_silent,
+)
+"""What is decided after each event, in this order."""

@@ -1,28 +1,41 @@
 """Workers without rounds: each runs for itself, and another takes the place of one that is lost.
 
-Owns the decisions for ``OnChange.NO_ROUNDS``. Nobody is told of anything: a worker whose place is gone is stopped. The
-registry expects those who live, and those whose end counts.
+Owns the decisions for ``OnChange.NO_ROUNDS``, and what starts and ends of such workers mean. Nobody is told of
+anything: a worker whose place is gone is stopped. The registry expects those who live, and those whose end counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from elastic_driver.core.endings import (
+    check_deadlines,
     end_half_finished,
     end_if_no_host_can_start,
     report_pause,
     wait_for_slots,
     what_failed,
 )
-from elastic_driver.core.placement import target_places, usable_slots
+from elastic_driver.core.events import Fault
+from elastic_driver.core.failures import Crash, blame_host, report_blamed
+from elastic_driver.core.placement import all_offered, target_places, usable_slots
 from elastic_driver.core.registry import WorkerState
-from elastic_driver.core.staffing import fill_places, stop_misplaced
+from elastic_driver.core.silence import give_up_silent
+from elastic_driver.core.staffing import (
+    fill_places,
+    kill_late_workers,
+    stop_late_starts,
+    stop_misplaced,
+    tell_of_unused,
+)
 from elastic_driver.core.state import (
     JobPhase,
     Round,
     State,
     WorkerPhase,
+    WorkerRecord,
     finishing,
     in_phase,
     lacks_servers,
@@ -30,6 +43,50 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
+
+
+def take_start(t: Transition, record: WorkerRecord) -> None:
+    """Its process runs."""
+    t.put(replace(record, phase=WorkerPhase.MEMBER, since=t.now))
+    t.state = replace(t.state, ever_ready=True)
+
+
+def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    """Its process has ended with code 0: it has finished, whether its place was wanted or not."""
+    t.register(record.worker, WorkerState.SUCCESS)
+
+
+def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
+    """It has failed: the others, on its host too, go on."""
+    lose(t, record, crash, stays=False)
+
+
+def lose(t: Transition, record: WorkerRecord, crash: Crash, *, stays: bool) -> None:
+    """A worker is lost, and another may take its place.
+
+    Args:
+        t: the step.
+        record: the worker's.
+        crash: its failure.
+        stays: whether its host stays in the job nevertheless.
+    """
+    worker, failure, fault = record.worker, crash.failure, crash.fault
+    text = f"{failure.who} {failure.how}"
+    if crash.wanted and stays:
+        fault = Fault.OWN  # if the host is the cause, it will be so again, and there must be an end
+    own = fault is Fault.OWN and all_offered(t.state, (worker,))
+    reset = t.in_reset().with_cause(text, failure)
+    registry = t.state.registry
+    # Its failure counts for the end of the job only beside others' success; else another takes its place.
+    ending = finishing(t.state)
+    t.state = replace(
+        t.state,
+        reset=reset,
+        registry=registry.record(worker, WorkerState.FAILURE) if ending else registry.without(worker),
+        setbacks=t.state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
+    )
+    if blame_host(t, worker.hostname, crash, stays=stays):
+        report_blamed(t, worker.hostname, text, told=crash.told)
 
 
 def judge_losses(t: Transition) -> None:
@@ -63,7 +120,7 @@ def _await_others(t: Transition) -> None:
         t.state = replace(t.state, reset=reset.waiting_for_slots(t.now + t.state.policy.elastic_timeout_s))
 
 
-def place_workers(t: Transition) -> None:
+def _place_workers(t: Transition) -> None:
     """Stops workers whose place is gone, and starts one in every place that has none."""
     if t.state.phase is JobPhase.WAITING:
         if usable_slots(t.state) < t.state.policy.num_proc:
@@ -78,7 +135,7 @@ def place_workers(t: Transition) -> None:
             t.state = replace(t.state, registry=t.state.registry.expecting(*fresh))
 
 
-def end_or_wait_for_slots(t: Transition) -> None:
+def _end_or_wait_for_slots(t: Transition) -> None:
     """Ends the job when its workers have, or when too few can be had for too long."""
     if t.state.round is None:
         return
@@ -103,3 +160,16 @@ def _end_if_all_have_ended(t: Transition) -> None:
         end_half_finished(t)
     else:
         t.end(ExitCode.SUCCESS, "all workers ended with code 0")
+
+
+DECIDERS: tuple[Callable[[Transition], None], ...] = (
+    kill_late_workers,
+    partial(stop_late_starts, take_failure=take_failure, what="was not started"),
+    judge_losses,
+    _place_workers,
+    _end_or_wait_for_slots,
+    check_deadlines,
+    tell_of_unused,
+    give_up_silent,
+)
+"""What is decided after each event, in this order."""

@@ -1,41 +1,92 @@
-"""Who is started where, and who is stopped since its place is gone.
+"""Who is started where, and who is stopped since its place is gone, or its time is up.
 
 Owns the names of new workers, and what a start says of their places. When places are filled is the business of those
-who decide it: :mod:`elastic_driver.core.membership`, :mod:`~elastic_driver.core.restarting` and
-:mod:`~elastic_driver.core.roundless`.
+who decide it, on the page of each kind of jobs (:mod:`elastic_driver.core.kinds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from elastic_driver.core.assignment import assign_ranks, hosts_of
-from elastic_driver.core.events import StartWorker
-from elastic_driver.core.explain import why_no_place
-from elastic_driver.core.intake import give_up_start
+from elastic_driver.core.events import Fault, KillWorker, StartWorker
+from elastic_driver.core.explain import unused_slots, why_no_place
+from elastic_driver.core.failures import Crash, failure_of
 from elastic_driver.core.placement import (
     first_root,
     in_target,
+    is_drained,
+    is_wanted,
     server_places,
     standby_places,
     target_places,
+    usable_slots,
     wanted_places,
 )
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase, record_of
+from elastic_driver.core.state import (
+    JobPhase,
+    Kill,
+    Server,
+    WorkerPhase,
+    WorkerRecord,
+    deadline_of,
+    finishing,
+    in_phase,
+    leaves_by,
+    record_of,
+)
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import OnChange
 
 
-def stop_late_starts(t: Transition) -> None:
-    """A process that does not come up in time is its host's failure, as one that cannot be started."""
+def kill_late_workers(t: Transition) -> None:
+    """Ends who said that it exits and did not, and who trains on in a drained place."""
+    policy = t.state.policy
+    limited = [record for record in t.state.workers if record.exit_by is not None or record.leave_by is not None]
+    for record in limited:
+        if record.exit_by is not None and t.now >= record.exit_by:
+            how = f"did not end within {policy.start_timeout_s:g} s of its exit (--start-timeout)"
+            command = KillWorker(record.worker, how, hangs=True, exits=True)
+            record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN))
+        if record.leave_by is not None and t.now >= record.leave_by:
+            record = replace(record, leave_by=None)
+            # Who is READY waits for the others, and for slots.
+            trains = record.phase in (WorkerPhase.BOOTING, WorkerPhase.MEMBER)
+            machine = leaves_by(t.state, record.worker.hostname)
+            goes = machine is not None and t.now >= machine
+            if goes and usable_slots(t.state) < policy.min_num_proc:
+                t.put(record)  # without it there is nobody to go on, and its machine may live longer than was said
+            elif trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
+                how, fault = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)", Fault.OWN
+                reason = how
+                if goes:
+                    how, fault = "had not left when its host was about to go", Fault.OUTSIDE
+                    reason = f"{how}: what it has done since the last commit is lost"
+                t.kill(record, KillWorker(record.worker, reason), Kill(how, fault))
+            else:
+                t.put(record)
+
+
+def stop_late_starts(t: Transition, take_failure: Callable[[Transition, WorkerRecord, Crash], None], what: str) -> None:
+    """A process that does not come up in time is its host's failure, as one that cannot be started.
+
+    Args:
+        t: the step.
+        take_failure: takes it. Whatever comes of the process is no news.
+        what: it did not do, in words.
+    """
     for record in in_phase(t.state, WorkerPhase.BOOTING):
         deadline = deadline_of(t.state, record)
         # With the first of its host it may have been stopped.
-        if deadline is not None and t.now >= deadline and record_of(t.state, record.worker) == record:
-            give_up_start(t, record)
+        if deadline is None or t.now < deadline or record_of(t.state, record.worker) != record:
+            continue
+        how = f"{what} within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
+        crash = Crash(failure_of(record, how), Fault.OUTSIDE, is_wanted(t.state, record), ran=False)
+        t.retire(record, f"it {how}")
+        take_failure(t, record, crash)
 
 
 def stop_misplaced(t: Transition) -> None:
@@ -119,9 +170,26 @@ def name_workers(
     is_listed = t.state.is_listed
     attempts, given = t.state.attempts.give(free, needed=lambda place: is_listed(place[0]) or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
+    has_chief = t.state.policy.num_parameter_servers > 0
     records = (
-        WorkerRecord(worker, WorkerPhase.BOOTING, t.now, parameter_server=servers.get((worker.hostname, worker.slot)))
+        WorkerRecord(
+            worker,
+            WorkerPhase.BOOTING,
+            t.now,
+            server=Server(servers.get((worker.hostname, worker.slot))) if has_chief else None,
+        )
         for worker in fresh
     )
     t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
     return fresh
+
+
+def tell_of_unused(t: Transition) -> None:
+    """Says which slots a multiple leaves over, whenever it is another answer."""
+    if t.state.policy.multiple == 1 or t.state.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        return
+    text = unused_slots(t.state)
+    if text != t.state.unused:
+        t.state = replace(t.state, unused=text)
+        if text:
+            t.report(text)

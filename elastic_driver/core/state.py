@@ -176,6 +176,37 @@ class WorkerPhase(StrEnum):
     LEAVING = "leaving"  # dismissed or being stopped: its end is no news
 
 
+class Leaving(StrEnum):
+    """Why a worker is going to end, other than by itself. The table in the head of the core has what is done for it."""
+
+    DISMISSED = "dismissed"  # told that there is no place for it: it ends by itself
+    STOPPED = "stopped"  # told to end as usual
+    CHECKPOINTS = "checkpoints"  # told to end, with time for a checkpoint
+    BROKEN = "broken"  # told to end at once, as its peers are lost
+    DYING = "dying"  # it was seen that it is about to end, and nobody had told it to: it has failed
+
+
+# By what StopWorker says.
+_TOLD = {
+    Ending.USUAL: Leaving.STOPPED,
+    Ending.PLANNED: Leaving.CHECKPOINTS,
+    Ending.BROKEN: Leaving.BROKEN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a worker of a job with a chief is to the chief, from its start to its end.
+
+    Attributes:
+        number: which of the parameter servers it is; None for a worker.
+        address: where it answers, ``host:port``; "" as long as it has not said so, and when it is to end.
+    """
+
+    number: int | None
+    address: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Kill:
     """That a worker is being killed.
@@ -206,15 +237,11 @@ class WorkerRecord:
             there; None where its round did not break, or it had not trained there. Of one that is READY only.
         backends: what it can use for collectives, best first.
         running: whether it has said that it trains in its round. Of a MEMBER only.
-        stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying. Of one that is
-            LEAVING only.
-        failed: whether it was dying before anybody told it to end. Of one that is LEAVING only.
-        ending: how it was told to end. Of one that is LEAVING, and stopped, only.
+        leaving: why it is LEAVING; None for one that is not.
         killed: why it is being killed; None when it is not.
         leave_by: when it is killed if it still trains in a drained place; None for no bound.
         exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
-        parameter_server: which of the parameter servers it is, from its start to its end; None for a worker.
-        address: where its server answers, ``host:port``; "" for one that has none, or has not said so yet.
+        server: what it is to the chief; None in a job that has none.
     """
 
     worker: WorkerId
@@ -227,14 +254,21 @@ class WorkerRecord:
     committed_at: Moment | None = None
     backends: tuple[Backend, ...] = ()
     running: bool = False
-    stopped: bool = False
-    failed: bool = False
-    ending: Ending = Ending.USUAL
+    leaving: Leaving | None = None
     killed: Kill | None = None
     leave_by: Moment | None = None
     exit_by: Moment | None = None
-    parameter_server: int | None = None
-    address: str = ""
+    server: Server | None = None
+
+    @property
+    def parameter_server(self) -> int | None:
+        """Which of the parameter servers it is; None for a worker."""
+        return None if self.server is None else self.server.number
+
+    @property
+    def address(self) -> str:
+        """Where its server answers; "" for one that has none, or does not."""
+        return "" if self.server is None else self.server.address
 
     @property
     def who(self) -> str:
@@ -634,23 +668,28 @@ def deadline_of(state: State, record: WorkerRecord) -> float | None:
     match record.phase:
         case WorkerPhase.BOOTING:
             return record.since + state.policy.start_timeout_s
-        case WorkerPhase.LEAVING if not record.stopped:
+        case WorkerPhase.LEAVING if record.leaving is Leaving.DISMISSED:
             return record.since + DISMISSED_GRACE_S
         case WorkerPhase.LEAVING | WorkerPhase.READY | WorkerPhase.MEMBER:
             return None
 
 
-def leaving(record: WorkerRecord, now: float, *, stopped: bool) -> WorkerRecord:
-    """As it is once it was dismissed, or is being stopped."""
+def leaving(record: WorkerRecord, now: float, why: Leaving) -> WorkerRecord:
+    """As it is from the moment on at which it is going to end."""
+    server = None if record.server is None else replace(record.server, address="")
     return replace(
-        record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped, leave_by=None, address=""
+        record, phase=WorkerPhase.LEAVING, since=now, running=False, leaving=why, leave_by=None, server=server
     )
+
+
+def told_to_end(record: WorkerRecord, now: float, ending: Ending) -> WorkerRecord:
+    """As it is from the moment on at which StopWorker is given for it."""
+    return leaving(record, now, _TOLD[ending])
 
 
 def gives_time(state: State, record: WorkerRecord) -> Moment | None:
     """Until when a restarted worker that was told to end may checkpoint; None when it is given no time for that."""
-    planned = record.phase is WorkerPhase.LEAVING and record.ending is Ending.PLANNED
-    return record.since + state.policy.drain_timeout_s if planned else None
+    return record.since + state.policy.drain_timeout_s if record.leaving is Leaving.CHECKPOINTS else None
 
 
 def leaves_by(state: State, hostname: str) -> Moment | None:

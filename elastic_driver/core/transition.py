@@ -15,7 +15,7 @@ from elastic_driver.core.past import forget_worker
 from elastic_driver.core.placement import all_offered
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
-from elastic_driver.core.state import Kill, Reset, State, WorkerRecord, leaving
+from elastic_driver.core.state import Kill, Leaving, Reset, State, WorkerRecord, leaving, told_to_end
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Ending, NoticeKind, OnChange
 
@@ -59,6 +59,10 @@ class Transition:
     def forget(self, worker: WorkerId) -> None:
         self.state = forget_worker(self.state, worker)
 
+    def register(self, worker: WorkerId, report: WorkerState) -> None:
+        """It has reported this in its round."""
+        self.state = replace(self.state, registry=self.state.registry.record(worker, report))
+
     def in_reset(self) -> Reset:
         """The reset under way; it begins now if the round still runs, or nobody was started yet."""
         if self.state.reset is None:
@@ -101,16 +105,16 @@ class Transition:
     def retire(self, record: WorkerRecord, reason: str, ending: Ending = Ending.USUAL) -> None:
         """Has its process ended, which is no failure of its."""
         self.commands.append(StopWorker(record.worker, reason, ending))
-        self.put(replace(leaving(record, self.now, stopped=True), ending=ending))
+        self.put(told_to_end(record, self.now, ending))
 
     def hurry(self, record: WorkerRecord, reason: str) -> None:
         """It was given time to end, and has none any more: its peers are lost."""
         self.commands.append(StopWorker(record.worker, reason, Ending.BROKEN))
-        self.put(replace(record, ending=Ending.BROKEN))
+        self.put(replace(record, leaving=Leaving.BROKEN))
 
     def stop(self, record: WorkerRecord, reason: str) -> None:
         self.retire(record, reason)
-        self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
+        self.register(record.worker, WorkerState.FAILURE)
 
     def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:
         """Its end will be its failure, and why is known already. Who is being killed is not killed again."""
@@ -122,7 +126,7 @@ class Transition:
 
     def dismiss(self, record: WorkerRecord, reason: str) -> None:
         self.commands.append(DismissWorker(record.worker, reason))
-        self.put(leaving(record, self.now, stopped=False))
+        self.put(leaving(record, self.now, Leaving.DISMISSED))
 
     def report(self, text: str, *, warning: bool = False) -> None:
         self.commands.append(Report(text, warning))

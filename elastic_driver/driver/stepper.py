@@ -17,6 +17,7 @@ from elastic_driver.core.events import (
     DriverFailed,
     EndJob,
     Event,
+    HostLost,
     HostReport,
     HostsReported,
     TimerExpired,
@@ -57,7 +58,7 @@ class Stepper:
         self._on_error = on_error
         self.state: State = new_state(policy, clock())
         self.history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
-        self._reports: list[WorkerReport] = []
+        self._reports: list[WorkerReport | HostLost] = []
         self._host_reports: list[HostReport] = []
         self._reporting: asyncio.Handle | None = None
         self._busy_until = 0.0
@@ -68,13 +69,18 @@ class Stepper:
         """Whether nothing is decided any more."""
         return self.state.phase is JobPhase.ENDED
 
-    def report(self, report: WorkerReport) -> None:
+    def report(self, report: WorkerReport | HostLost) -> None:
         """Feeds a worker's report, or its end, to the core, together with others that come at about the same time.
 
         A step costs about as much as the job has workers. When thousands report at once, a step for each would be what
-        they wait for; so after a step the loop has as much time for other things as the step took.
+        they wait for; so after a step the loop has as much time for other things as the step took. A host that is lost
+        with one worker after the other is lost once.
         """
-        self._reports.append(report)
+        last = self._reports[-1] if self._reports else None
+        if isinstance(report, HostLost) and isinstance(last, HostLost) and report.hostname == last.hostname:
+            self._reports[-1] = replace(last, workers=last.workers + report.workers)
+        else:
+            self._reports.append(report)
         self._catch_up_soon()
 
     def report_host(self, report: HostReport) -> None:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 
 from elastic_driver.core.events import (
+    HostLost,
     KillWorker,
     ReportDying,
     ReportExit,
@@ -87,12 +88,15 @@ class WorkerEvents:
         """A process has ended."""
         self._ends[worker] = process, status
         self._forget(worker)
-        error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)
         draw, how = random.random(), str(status)
-        lost, starved = status.host_lost, status.out_of_memory
-        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, lost, starved))
+        if status.host_lost:
+            # Here the ends of a lost host's workers become the loss of their host: see Stepper.report.
+            self._stepper.report(HostLost(worker.hostname, status.note, (worker,), draw))
+            return
+        error, where = _last_words(process) if status.returncode else ("", "")
+        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, status.out_of_memory))
 
     def killed(self, order: KillWorker) -> None:
         """A process is being ended."""

@@ -22,6 +22,7 @@ from elastic_driver.core.events import (
     DrainRequested,
     Event,
     HostHeard,
+    HostLost,
     HostsDiscovered,
     HostSilent,
     HostsReported,
@@ -54,7 +55,9 @@ draws = st.integers(0, 1024).map(lambda number: number / 1024)
 labels = st.sampled_from(((), (), ("rack=1",), ("rack=2",), ("rack=1", "spot"), ("protected",)))
 
 host_lists = st.lists(
-    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2), labels), max_size=3, unique_by=lambda host: host.name
+    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2), labels, st.sampled_from((0, 0, 0, 1))),
+    max_size=3,
+    unique_by=lambda host: host.name,
 ).map(tuple)
 
 
@@ -187,10 +190,18 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
-        lost, starved = returncode == -9 and draw > 0.5, returncode == -9 and draw < 0.25
-        how = f"ended with {returncode}"
-        worker = self.a_worker(data)
-        self.job.feed(WorkerExited(worker, returncode, how, draw, host_lost=lost, out_of_memory=starved))
+        starved = returncode == -9 and draw < 0.25
+        self.job.feed(
+            WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw, out_of_memory=starved)
+        )
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data(), number=st.integers(1, 3), draw=draws)
+    def host_lost(self, data: st.DataObject, number: int, draw: float) -> None:
+        """With some of its workers, or all of them; others may be known to have ended already."""
+        name = self.a_worker(data).hostname
+        there = [worker for worker in sorted(self.job.started) if worker.hostname == name]
+        self.job.feed(HostLost(name, "gone", tuple(there[-number:]), draw))
 
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=draws)

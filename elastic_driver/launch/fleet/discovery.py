@@ -8,8 +8,9 @@ See :class:`~elastic_driver.discovery.source.Hosts`. Owns when the source is ask
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Departure, Host
@@ -33,6 +34,20 @@ class Source(Protocol):
 
     def remark(self) -> str:
         """See HostDiscovery."""
+
+
+class _Machine(NamedTuple):
+    """The machine that a host was last.
+
+    Attributes:
+        incarnation: see Host.
+        agent: of one that has joined; "" for one that is listed.
+        addresses: of one that is listed.
+    """
+
+    incarnation: int = 0
+    agent: str = ""
+    addresses: frozenset[str] = frozenset()
 
 
 class FleetDiscovery:
@@ -65,8 +80,7 @@ class FleetDiscovery:
         self._asking: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._seen = 0  # changes of the fleet
-        self._agents: dict[str, str] = {}  # of hosts that have joined, as they were answered last
-        self._addresses: dict[str, frozenset[str]] = {}  # of listed hosts, as they came up last
+        self._machines: dict[str, _Machine] = {}  # by the names of hosts that are listed, or have joined
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """See HostDiscovery. A source that takes its time, or fails, hides no change of the fleet."""
@@ -88,45 +102,37 @@ class FleetDiscovery:
             raise error
         listed = self._listed or ()
         names = {host.name for host in listed}
+        up = [host for host in listed if self._fleet.is_up(host.name)]
+        self._down = frozenset(names.difference(host.name for host in up))
         others = () if self._only_listed else self._fleet.joined()
-        joined = self._without_new_ones(tuple(host for host in others if host.name not in names))
-        up = tuple(host for host in listed if self._fleet.is_up(host.name))
-        renewed = self._other_machines(up)
-        hosts = tuple(host for host in up if host.name not in renewed) + joined
-        self._down = frozenset(names.difference(renewed, (host.name for host in hosts)))
+        hosts = self._with_incarnations([*up, *(host for host in others if host.name not in names)], names)
         return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
 
-    def _other_machines(self, up: tuple[Host, ...]) -> set[str]:
-        """The listed hosts that are other machines than those that had their names: each once, and then it is known.
+    def _with_incarnations(self, hosts: Sequence[Host], listed: Set[str]) -> list[Host]:
+        """Tells hosts from others that have had their names before.
 
-        One that has rebooted has an address that it had: what is known of it (a drain, a failure) still holds. A pod
-        that takes another's place has none of its addresses, and is not to be kept out for what was said of that one.
+        A listed host that has rebooted has an address that it had: what is known of it (a drain, a failure) still
+        holds. A pod that takes another's place has none of its addresses. One that joins is another machine with each
+        agent: a pod's container may be started again before anybody has asked who is gone.
         """
-        listed, others = {host.name for host in self._listed or ()}, set[str]()
-        self._addresses = {name: known for name, known in self._addresses.items() if name in listed}
-        for host in up:
+        machines = {name: machine for name, machine in self._machines.items() if name in listed}
+        told = []
+        for host in hosts:
+            last = self._machines.get(host.name, _Machine())
             link = self._fleet.link_of(host.name)
-            now = frozenset[str]() if link is None else link.facts.addresses
-            before = self._addresses.get(host.name)
-            if now and before and now.isdisjoint(before):
-                others.add(host.name)
-                self._seen = -1  # it is to be asked again at once
-            self._addresses[host.name] = now
-        return others
-
-    def _without_new_ones(self, joined: tuple[Host, ...]) -> tuple[Host, ...]:
-        """Those that have the agent that they had. One that has another is missing once.
-
-        A pod's container may be started again before anybody has asked who is gone. It is another machine, though: what
-        is known of the one that had its name (a failure, a drain) does not hold for it, and would never be forgotten.
-        """
-        agents = {host.name: link.agent for host in joined if (link := self._fleet.link_of(host.name)) is not None}
-        new = {name for name, agent in agents.items() if self._agents.get(name, agent) != agent}
-        self._agents = {name: agent for name, agent in agents.items() if name not in new}
-        if not new:
-            return joined
-        self._seen = -1  # it is to be asked again at once
-        return tuple(host for host in joined if host.name not in new)
+            if link is None:
+                machine = last
+            elif host.name in listed:
+                addresses = link.facts.addresses
+                is_other = bool(addresses and last.addresses) and addresses.isdisjoint(last.addresses)
+                machine = _Machine(last.incarnation + is_other, addresses=addresses)
+            else:
+                is_other = last.agent not in ("", link.agent)
+                machine = _Machine(last.incarnation + is_other, agent=link.agent)
+            machines[host.name] = machine
+            told.append(replace(host, incarnation=machine.incarnation))
+        self._machines = machines
+        return told
 
     async def wait_change(self, limit_s: float) -> None:
         """See HostDiscovery."""

@@ -298,7 +298,7 @@ class AgentLauncher:
             self._sink.end(worker)
             self._stdin.gone(worker)
             if process is not None:
-                process.lost()
+                process.lost(why)
             elif starting is not None and not starting.future.done():
                 starting.future.set_exception(LaunchError(f"cannot start worker {worker}: {why}"))
 

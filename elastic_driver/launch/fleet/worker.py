@@ -119,10 +119,10 @@ class RemoteWorker:
         if killing is not None and not killing.done():
             killing.set_result(False)
 
-    def lost(self) -> None:
+    def lost(self, why: str = "") -> None:
         """Its agent is lost, and it is with it."""
         # Why is told once, of the host.
-        self._exit(ExitStatus(-signal.SIGKILL, reason="lost with its host", host_lost=True))
+        self._exit(ExitStatus(-signal.SIGKILL, reason="lost with its host", host_lost=True, note=why))
         self.has_finished()
 
     def _exit(self, status: ExitStatus) -> None:

@@ -53,7 +53,7 @@ from elastic_driver.worker.state import ObjectState, State
 
 # Whole tensors of so many bytes are put together from their pieces at once.
 _CHUNK_BYTES = 256 << 20
-# The driver's words for who leaves, in a notice (core/membership.py).
+# The driver's words for who leaves, in a notice (core/in_place.py).
 _LEAVING = re.compile(r"host (\S+) (?:drained|left over|removed or reduced)")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -22,6 +23,7 @@ from elastic_driver.core.events import (
     Event,
     GiveUpHost,
     HostHeard,
+    HostLost,
     HostsDiscovered,
     HostSilent,
     HostsReported,
@@ -51,7 +53,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import usable_slots, wanted_places
-from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, Leaving, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
 
@@ -111,6 +113,7 @@ class Job:
         self.history: list[Event] = []
         self.commands: list[Command] = []
         self.audited = True
+        self.incarnations: dict[str, int] = {}
         self.round_id = 0
         self.round_commits = 0
         self.members: tuple[WorkerId, ...] = ()
@@ -192,9 +195,15 @@ class Job:
         down: Iterable[str] = (),
         answered: bool = True,
         preparing: Iterable[str] = (),
+        anew: Iterable[str] = (),
     ) -> list[Command]:
-        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels), and those that are down."""
-        hosts = tuple(parse_host(text.replace(",", " "), default_slots=1) for text in texts)
+        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels), and those that are down.
+
+        Those that are named in ``anew`` are other machines than those that had their names.
+        """
+        self.incarnations.update({name: self.incarnations.get(name, 0) + 1 for name in anew})
+        listed = (parse_host(text.replace(",", " "), default_slots=1) for text in texts)
+        hosts = tuple(replace(host, incarnation=self.incarnations.get(host.name, 0)) for host in listed)
         return self.feed(HostsDiscovered(hosts, (), frozenset(down), answered, frozenset(preparing)), at=at)
 
     def ready(
@@ -255,10 +264,10 @@ class Job:
         event = WorkerExited(worker_id(text), returncode, how, draw, error, where, out_of_memory=out_of_memory)
         return self.feed(event, at=at)
 
-    def lose(self, text: str, *, at: float | None = None) -> list[Command]:
-        """A worker is lost with its host."""
-        how = "lost with its host"
-        return self.feed(WorkerExited(worker_id(text), -9, how, 0.0, host_lost=True), at=at)
+    def lose(self, hostname: str, *, at: float | None = None) -> list[Command]:
+        """A host is lost, and its workers with it."""
+        workers = sorted(record.worker for record in self.state.workers if record.worker.hostname == hostname)
+        return self.feed(HostLost(hostname, "its agent is gone", tuple(workers), 0.0), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""
@@ -314,6 +323,8 @@ class Job:
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
+            case HostLost():
+                return self.ended is not None or self.started.issuperset(event.workers)
             case ChiefExited():
                 return self.ended is not None or event.number in self.chiefs
             case _:
@@ -477,6 +488,9 @@ class Job:
                     self.alive.discard(event.worker)
                     self.waiting.discard(event.worker)
                     self.left.add(event.worker)
+            case HostLost():
+                for worker in event.workers:
+                    self._note(WorkerExited(worker, -9, "lost", 0.0))
             case WorkerDying():
                 if event.worker in self.alive - self.told_to_go and self.ended is None:
                     self.exits[event.worker] = -9
@@ -715,7 +729,7 @@ class Job:
             case _ if record.killed is not None:
                 self.exit(name, -9)
             case WorkerPhase.LEAVING:
-                self.exit(name, -15 if record.stopped else 0)
+                self.exit(name, 0 if record.leaving is Leaving.DISMISSED else -15)
             case WorkerPhase.BOOTING:
                 self.begin(record.worker)
             case WorkerPhase.MEMBER if record.address and record.leave_by is not None:

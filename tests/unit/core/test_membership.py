@@ -571,12 +571,14 @@ def test_step_changes_no_argument() -> None:
 
 
 def test_after_the_end_only_the_dead_are_taken_off_the_list() -> None:
-    job = Job(num_proc=2)
-    job.train("a:2")
+    job = Job(num_proc=3)
+    job.train("a:2", "b:1")
     job.feed(StopRequested(15, "SIGTERM"))
     worker = worker_id("a[0]")
     assert job.feed(WorkerExited(worker, -15, "killed by SIGTERM", 0.0)) == [ReportExit(worker, expected=True)]
-    assert [str(record.worker) for record in job.state.workers] == ["a[1]"]
+    assert [str(record.worker) for record in job.state.workers] == ["a[1]", "b[0]"]
+    assert job.lose("a") == [ReportExit(worker_id("a[1]"), expected=True)]
+    assert [str(record.worker) for record in job.state.workers] == ["b[0]"]
 
 
 # --- what is remembered from round to round -----------------------------------------------------------------------
