@@ -11,9 +11,9 @@ from typing import Any
 
 from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
 from elastic_driver.core.membership import Policy
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.board import Board
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.vitals import Traffic, Vitals
 from elastic_driver.words import Backend, ReadyCause

@@ -11,16 +11,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from elastic_driver.core.draining import why_needed
-from elastic_driver.core.dumps import debugger, innermost
 from elastic_driver.core.events import Command, DrainRequested, PublishRound, WorkerHung
-from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
-from elastic_driver.core.stalls import Stall
 from elastic_driver.core.standing import Doing, standing_of
-from elastic_driver.core.standstills import UNHEARD_S, StandstillWatch
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
-from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
-from elastic_driver.core.survivors import why_spared
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.dumps import debugger, innermost
+from elastic_driver.health.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
+from elastic_driver.health.stalls import Stall
+from elastic_driver.health.standstills import UNHEARD_S, StandstillWatch
+from elastic_driver.health.stragglers import StragglerFound, StragglerWatch
+from elastic_driver.health.survivors import why_spared
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report import happenings, wording
 from elastic_driver.report.chronicle import Chronicle

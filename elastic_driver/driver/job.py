@@ -17,7 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
@@ -31,6 +30,7 @@ from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, shortage
+from elastic_driver.health.heartbeats import interval_s
 from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.early import EarlyAgent

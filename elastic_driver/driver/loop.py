@@ -57,7 +57,6 @@ from elastic_driver.core.events import (
     WorkerSpared,
     WorkerStarted,
 )
-from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
 from elastic_driver.core.standing import Doing, standing_of
@@ -72,7 +71,6 @@ from elastic_driver.core.state import (
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agents import AgentSide, url_of
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.health import Health
@@ -91,6 +89,8 @@ from elastic_driver.errors import (
     SettingsError,
     shortage,
 )
+from elastic_driver.health.board import Board
+from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure

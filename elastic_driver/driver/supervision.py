@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection
 
 from elastic_driver.core.events import WorkerHung
-from elastic_driver.core.heartbeats import Heartbeats
+from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 
 _LATE_S = 0.005

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_driver.core.hangs import (
+from elastic_driver.health.hangs import (
     STALE_S,
     STOPPED_PROOF_S,
     Cleared,

@@ -46,7 +46,6 @@ from elastic_driver.core.events import (
     WorkerRunning,
     WorkerSpared,
 )
-from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import JobPhase, State
 from elastic_driver.dialects.dialect import JobAddress
@@ -56,6 +55,7 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import DiscoveryError, LaunchError
+from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey

@@ -21,9 +21,9 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import record_of
-from elastic_driver.core.survivors import why_spared
 from elastic_driver.driver.health import DRAIN_PAUSE_S, HOST_PAUSE_S, Health
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.survivors import why_spared
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import (

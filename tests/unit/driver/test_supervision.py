@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from elastic_driver.core.events import WorkerHung
-from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.driver.supervision import Supervisor
+from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.driver.board import Board, Rates
+from elastic_driver.health.board import Board, Rates
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Traffic, Vitals
 

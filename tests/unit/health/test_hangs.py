@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.core.dumps import alike, debugger, innermost
-from elastic_driver.core.hangs import (
+from elastic_driver.health.dumps import alike, debugger, innermost
+from elastic_driver.health.hangs import (
     STALE_S,
     Cleared,
     Finding,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from elastic_driver.core.heartbeats import Heartbeats
+from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 from elastic_driver.system.job_clock import JobClock
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elastic_driver.core.dumps import alike, debugger
-from elastic_driver.core.stalls import LEAST_S, Sight, Stall, stall_of
+from elastic_driver.health.dumps import alike, debugger
+from elastic_driver.health.stalls import LEAST_S, Sight, Stall, stall_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, RUNNABLE, STOPPED, Vitals, Waiting, is_quiet
 

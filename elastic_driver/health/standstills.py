@@ -1,7 +1,7 @@
 """Standstills that nobody tells of: agents that say nothing, and scripts that do not use this library.
 
 Owns what is known of them, and names who is at fault as far as that can be seen. Pure; ends nobody. Workers that use
-this library say themselves what they wait for: :mod:`elastic_driver.core.hangs`.
+this library say themselves what they wait for: :mod:`elastic_driver.health.hangs`.
 
 An agent that says nothing while its machine acknowledges what it is sent is stopped, or gets no processor. What its
 workers do, nobody knows.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_driver.core.hangs import (
+from elastic_driver.health.hangs import (
     LEARNED_FROM,
     STALE_S,
     START_LIMIT_S,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.core.hangs import Cleared, Kind, Suspected
-from elastic_driver.core.standstills import UNHEARD_S, Finding, StandstillWatch
+from elastic_driver.health.hangs import Cleared, Kind, Suspected
+from elastic_driver.health.standstills import UNHEARD_S, Finding, StandstillWatch
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 
