@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elastic_driver.core.events import ChiefExited, StartChief, StopChief
-from elastic_driver.core.setbacks import last_words
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.errors import LaunchError
+from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess

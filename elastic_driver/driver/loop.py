@@ -58,7 +58,6 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.membership import Policy
-from elastic_driver.core.setbacks import last_words
 from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import (
     LAST_CALL_S,
@@ -91,6 +90,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.health.board import Board
 from elastic_driver.health.heartbeats import Heartbeats
+from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure

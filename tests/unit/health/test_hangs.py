@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.health.dumps import alike, debugger, innermost
 from elastic_driver.health.hangs import (
     STALE_S,
     Cleared,
@@ -625,25 +624,3 @@ def test_of_thousands_some_are_told() -> None:
     suspected = [finding for finding in found if isinstance(finding, Suspected)]
     assert [one.rank for one in suspected] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [one.more for one in suspected] == [0] * 7 + [31]
-
-
-def test_stacks_are_compared_by_what_the_user_runs() -> None:
-    own = (
-        'Thread 0x02 (most recent call first):\n  File "/p/elastic_driver/worker/rounds/watch.py", line {} in run\n'
-        '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n\n'
-    )
-    assert alike(own.format(5) + STACK, own.format(9) + STACK)
-    assert alike(own.format(5) + STACK, STACK.replace("Current thread", "Thread"))
-    assert not alike(STACK, STACK.replace("line 12", "line 13"))
-    assert innermost(own.format(5) + STACK) == ("/x/train.py:12 in wait", "/x/train.py:3 in <module>")
-    assert innermost("rubbish") == ()
-    library = "".join(f'  File "/usr/lib/python3.11/subprocess.py", line {line} in wait\n' for line in (1, 2, 3, 4))
-    head, frames = STACK.split("\n", 1)
-    assert innermost(f"{head}\n{library}{frames}") == (
-        "/usr/lib/python3.11/subprocess.py:1 in wait",
-        "/usr/lib/python3.11/subprocess.py:2 in wait",
-        "/x/train.py:12 in wait",
-    )
-    assert len(innermost(f"{head}\n{library}")) == 3
-    assert debugger(own.format(5) + STACK) == debugger("rubbish") == ""
-    assert debugger(STACK.replace("/x/train.py", "/y/debugpy/_vendored/pydevd/pydevd.py")) == "pydevd"
