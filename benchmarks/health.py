@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import SLOTS_PER_HOST, a_large_job
 
 from elastic_driver.driver.health import Health
-from elastic_driver.health.stragglers import StragglerFound, StragglerWatch
+from elastic_driver.health.findings import StragglerFound
+from elastic_driver.health.stragglers import StragglerWatch
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage

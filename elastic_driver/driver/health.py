@@ -16,13 +16,22 @@ from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.health.dumps import debugger, innermost
-from elastic_driver.health.hangs import Cleared, HangWatch, Kind, ProvenHung, Spared, StackWanted, Suspected
+from elastic_driver.health.findings import (
+    Kind,
+    ProvenHung,
+    Spared,
+    StackWanted,
+    StragglerFound,
+    WorkerCleared,
+    WorkerSuspected,
+)
+from elastic_driver.health.hangs import HangWatch
 from elastic_driver.health.stalls import Stall
 from elastic_driver.health.standstills import UNHEARD_S, StandstillWatch
-from elastic_driver.health.stragglers import StragglerFound, StragglerWatch
+from elastic_driver.health.stragglers import StragglerWatch
 from elastic_driver.health.survivors import why_spared
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report import happenings, wording
+from elastic_driver.report import wording
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
@@ -49,8 +58,8 @@ async def no_stacks(worker: WorkerId) -> str | None:
 class _Untold:
     """A suspicion that waits for a stack to be told with, and what is to be told after it."""
 
-    suspected: Suspected
-    after: list[Cleared | ProvenHung | Spared] = field(default_factory=list)
+    suspected: WorkerSuspected
+    after: list[WorkerCleared | ProvenHung | Spared] = field(default_factory=list)
 
 
 class Health:
@@ -210,33 +219,21 @@ class Health:
             spares=self._why_spared,
         ):
             match finding:
-                case Suspected():
+                case WorkerSuspected():
                     self._take_suspicion(finding)
                 case StackWanted():
                     self._ask_soon(finding)
-                case Cleared() | ProvenHung() | Spared():
+                case WorkerCleared() | ProvenHung() | Spared():
                     self._tell_after(finding)
         if not stragglers:
             self._look_for_standstills(state, now, is_running=is_running)
             return
         for news in self._stragglers.look(now, trains=lambda worker: is_running and _trains(state, worker)):
-            if isinstance(news, StragglerFound):
-                self._chronicle.straggler(
-                    happenings.StragglerFound(
-                        news.worker,
-                        news.rank,
-                        news.own_s,
-                        news.median_s,
-                        news.against_others,
-                        news.against_past,
-                        news.steps,
-                    )
-                )
-                if self._drains:
-                    self._drain(news, now)
-            else:
+            self._chronicle.straggler(news)
+            if not isinstance(news, StragglerFound):
                 self._kept.pop(news.worker, None)
-                self._chronicle.straggler(happenings.StragglerGone(news.worker, news.rank, news.why, news.took_s))
+            elif self._drains:
+                self._drain(news, now)
         for slow in list(self._kept.values()):
             if is_running and _trains(state, slow.worker):
                 self._drain(slow, now)
@@ -297,7 +294,7 @@ class Health:
             silent=[one.hostname for one in state.silent],
             is_known=known.__contains__,
         ):
-            if isinstance(finding, Suspected):
+            if isinstance(finding, WorkerSuspected):
                 self._take_suspicion(finding)
             else:
                 self._tell_after(finding)
@@ -305,7 +302,7 @@ class Health:
     def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
         return why_spared(self._stepper.state, worker, ended, is_on_disc=self.is_on_disc)
 
-    def _take_suspicion(self, suspected: Suspected) -> None:
+    def _take_suspicion(self, suspected: WorkerSuspected) -> None:
         if (earlier := self._untold.get(suspected.worker)) is not None:
             self._tell_with_all_after(earlier, None)
         if suspected.kind in (Kind.STOPPED, Kind.TRACED, Kind.UNHEARD):  # it cannot tell where it is
@@ -342,40 +339,25 @@ class Health:
         for finding in untold.after:
             self._tell_after(finding)
 
-    def _tell_after(self, finding: Cleared | ProvenHung | Spared) -> None:
+    def _tell_after(self, finding: WorkerCleared | ProvenHung | Spared) -> None:
         """Tells, and reports, what has become of a suspicion; not before that was told itself."""
         if finding.worker in self._untold:
             self._untold[finding.worker].after.append(finding)
-        elif isinstance(finding, Cleared):
-            self._chronicle.worker_cleared(
-                happenings.WorkerCleared(finding.worker, finding.rank, finding.why, finding.took_s)
-            )
+        elif isinstance(finding, WorkerCleared):
+            self._chronicle.worker_cleared(finding)
         elif isinstance(finding, Spared):
             self._chronicle.warning(f"worker {finding.worker} hangs ({finding.why}) and is not ended: {finding.reason}")
         else:
             self._stepper.report(WorkerHung(finding.worker, finding.why, finding.silent))
 
-    def _tell(self, suspected: Suspected, stack: str | None) -> None:
-        kind, why, ends_s = suspected.kind, suspected.why, suspected.ends_s
-        if name := debugger(stack or ""):
-            kind, why, ends_s = Kind.TRACED, f"{why}; it is in a debugger ({name})", None
-        self._chronicle.worker_suspected(
-            happenings.WorkerSuspected(
-                suspected.worker,
-                suspected.rank,
-                kind,
-                why,
-                suspected.collective,
-                stack or "",
-                innermost(stack or ""),
-                suspected.still_s,
-                suspected.limit.seconds,
-                suspected.limit.told,
-                ends_s,
-                suspected.more,
-                "" if kind is Kind.TRACED else suspected.spared,
-            )
-        )
+    def _tell(self, suspected: WorkerSuspected, stack: str | None) -> None:
+        text = stack or ""
+        if name := debugger(text):
+            why = f"{suspected.why}; it is in a debugger ({name})"
+            suspected = replace(suspected, kind=Kind.TRACED, why=why, ends_s=None)
+        if suspected.kind is Kind.TRACED:
+            suspected = replace(suspected, spared="")
+        self._chronicle.worker_suspected(replace(suspected, stack=text, frames=innermost(text)))
 
     # --- drains ----------------------------------------------------------------------------------------------------
 

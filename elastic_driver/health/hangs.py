@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from elastic_driver.health.dumps import alike, debugger
+from elastic_driver.health.findings import Kind, ProvenHung, Spared, StackWanted, WorkerCleared, WorkerSuspected
 from elastic_driver.health.stalls import LEAST_S, Sight, Stall, stall_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, RUNNABLE, STOPPED, Vitals, Waiting, is_quiet
@@ -46,17 +46,6 @@ _MOST_SUSPECTS = 8
 _UNCONFIRMED_S = 2.0
 
 
-class Kind(StrEnum):
-    """Why somebody is suspected."""
-
-    STOPPED = "stopped"  # by a signal
-    TRACED = "traced"  # a debugger has stopped it, or holds it while others wait
-    LACKS = "awaited"  # others wait for it in a collective
-    DEADLOCK = "deadlock"  # others wait for it, and it waits itself
-    IDLE = "idle"  # nobody waits, and it does nothing
-    UNHEARD = "unheard"  # its agent says nothing, though their machine answers
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """After how long a standstill is suspicious, and how that is derived, in words."""
@@ -65,72 +54,7 @@ class Limit:
     told: str
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
-    """A worker is suspected to hang.
-
-    Attributes:
-        worker, rank: which; no rank for one that is in no round.
-        kind: why.
-        why: in words.
-        collective: what others wait in, as the worker library names it; "" where that is not known.
-        still_s: for how long it has not gone on.
-        limit: that was exceeded.
-        ends_s: when the proof that it hangs is complete, seconds from now; None where nothing will be proven.
-        more: how many others are in the same case, and are not told one by one.
-        spared: why it is not ended, where that is special, in words: it waits for something outside the job, or alone
-            has the training's state.
-    """
-
-    worker: WorkerId
-    rank: int | None
-    kind: Kind
-    why: str
-    collective: str
-    still_s: float
-    limit: Limit
-    ends_s: float | None
-    more: int = 0
-    spared: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """It does not hang after all, or that is no question any more: why, in words, and how long it stood still."""
-
-    worker: WorkerId
-    rank: int | None
-    why: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProvenHung:
-    """It hangs: why, in words. It is silent where it was stopped: that is no doing of its own."""
-
-    worker: WorkerId
-    why: str
-    silent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Spared:
-    """It is proven to hang, and is not ended nevertheless: why the one, and why the other, in words."""
-
-    worker: WorkerId
-    why: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StackWanted:
-    """The worker's stack is to be taken, and to be given to :meth:`HangWatch.answer` with this number."""
-
-    worker: WorkerId
-    number: int
-
-
-Finding = Suspected | Cleared | ProvenHung | Spared | StackWanted
+Finding = WorkerSuspected | WorkerCleared | ProvenHung | Spared | StackWanted
 
 
 class _Window:
@@ -622,7 +546,7 @@ class HangWatch:
         seen = self._seen[worker]
         return kind in (Kind.STOPPED, Kind.TRACED, Kind.LACKS) or seen.told != (seen.moved_s, kind)
 
-    def _suspect(self, worker: WorkerId, kind: Kind, why: str, collective: str, *, more: int = 0) -> Suspected:
+    def _suspect(self, worker: WorkerId, kind: Kind, why: str, collective: str, *, more: int = 0) -> WorkerSuspected:
         seen = self._seen[worker]
         at = seen.vitals.at_s
         began = seen.halted_s if kind is Kind.STOPPED and seen.halted_s is not None else seen.moved_s
@@ -640,7 +564,10 @@ class HangWatch:
         elif not spared and self._may_prove(seen, one):
             ends_s = proof_of(self.limit).seconds
         rank = self._ranks.get(worker)
-        return Suspected(worker, rank, kind, why, collective, at - began, self.limit, ends_s, more, spared)
+        limit, still_s = self.limit, at - began
+        return WorkerSuspected(
+            worker, rank, kind, why, collective, "", (), still_s, limit.seconds, limit.told, ends_s, more, spared
+        )
 
     def _follow(
         self, worker: WorkerId, seen: _Seen, case: tuple[Kind, str, str] | None, found: list[Finding], *, gone: bool
@@ -717,7 +644,7 @@ class HangWatch:
         del self._suspects[worker]
         if one is not None:
             took_s = max(0.0, seen.vitals.at_s - one.began_s)
-            self._ended.append(Cleared(worker, self._ranks.get(worker), why, took_s))
+            self._ended.append(WorkerCleared(worker, self._ranks.get(worker), why, took_s))
 
     def _drop(self, worker: WorkerId) -> None:
         for kept in (self._still, self._halted, self._suspects):

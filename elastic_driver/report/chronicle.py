@@ -17,6 +17,14 @@ from typing import Protocol
 from elastic_driver.core.events import Event, PublishRound, Report, ReportResumed, SetNotice, StopWorker
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.standing import Standing
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.goodput import Goodput
@@ -49,22 +57,16 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     RoundSummary,
     ServerAnswers,
-    Stalled,
-    StallEnded,
     Status,
     StoodStill,
-    StragglerFound,
-    StragglerGone,
     Summary,
     TimeBooked,
     Warmed,
-    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
-    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant

@@ -23,12 +23,7 @@ from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import record_of
 from elastic_driver.driver.health import DRAIN_PAUSE_S, HOST_PAUSE_S, Health
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.health.survivors import why_spared
-from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.happenings import (
-    Happening,
-    Remark,
+from elastic_driver.health.findings import (
     Stalled,
     StallEnded,
     StragglerFound,
@@ -36,6 +31,10 @@ from elastic_driver.report.happenings import (
     WorkerCleared,
     WorkerSuspected,
 )
+from elastic_driver.health.survivors import why_spared
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.happenings import Happening, Remark
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals, Waiting
 from elastic_driver.words import Backend, HangAction, OnChange, ReadyCause, StragglerAction

@@ -15,20 +15,14 @@ import pytest
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.core.state import Failure
+from elastic_driver.health.findings import WorkerCleared, WorkerSuspected
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import (
-    Happening,
-    LinkMeasured,
-    NetworkChecked,
-    RoundFormed,
-    WorkerCleared,
-    WorkerSuspected,
-)
+from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.words import Backend
 
