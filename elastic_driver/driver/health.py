@@ -18,7 +18,6 @@ from elastic_driver.driver.stepper import Stepper
 from elastic_driver.health.dumps import debugger, innermost
 from elastic_driver.health.findings import (
     Kind,
-    ProvenHung,
     Spared,
     StackWanted,
     StragglerFound,
@@ -59,7 +58,7 @@ class _Untold:
     """A suspicion that waits for a stack to be told with, and what is to be told after it."""
 
     suspected: WorkerSuspected
-    after: list[WorkerCleared | ProvenHung | Spared] = field(default_factory=list)
+    after: list[WorkerCleared | WorkerHung | Spared] = field(default_factory=list)
 
 
 class Health:
@@ -101,7 +100,8 @@ class Health:
         self.stacks = stacks
         self._drains = straggler_action == StragglerAction.DRAIN
         self.is_on_disc = False
-        self._hangs = HangWatch(proves=hang_action == HangAction.END, is_of_the_job=is_of_the_job)
+        self._hangs = HangWatch(proves=hang_action == HangAction.END)
+        self._is_of_the_job = is_of_the_job
         self._standstills = StandstillWatch()
         self._stragglers = StragglerWatch()
         self._round_id = 0
@@ -121,7 +121,7 @@ class Health:
         if record_of(state, worker) is None:
             return  # it has ended meanwhile
         self._follow_round(state, now)
-        self._hangs.take(worker, vitals, now)
+        self._hangs.take(worker, vitals, now, peer_is_ours=self._is_of_the_job(vitals.peer) if vitals.peer else False)
         self._standstills.take(worker, vitals, now)
         self._stragglers.take(worker, vitals)
 
@@ -223,7 +223,7 @@ class Health:
                     self._take_suspicion(finding)
                 case StackWanted():
                     self._ask_soon(finding)
-                case WorkerCleared() | ProvenHung() | Spared():
+                case WorkerCleared() | WorkerHung() | Spared():
                     self._tell_after(finding)
         if not stragglers:
             self._look_for_standstills(state, now, is_running=is_running)
@@ -339,7 +339,7 @@ class Health:
         for finding in untold.after:
             self._tell_after(finding)
 
-    def _tell_after(self, finding: WorkerCleared | ProvenHung | Spared) -> None:
+    def _tell_after(self, finding: WorkerCleared | WorkerHung | Spared) -> None:
         """Tells, and reports, what has become of a suspicion; not before that was told itself."""
         if finding.worker in self._untold:
             self._untold[finding.worker].after.append(finding)
@@ -348,7 +348,7 @@ class Health:
         elif isinstance(finding, Spared):
             self._chronicle.warning(f"worker {finding.worker} hangs ({finding.why}) and is not ended: {finding.reason}")
         else:
-            self._stepper.report(WorkerHung(finding.worker, finding.why, finding.silent))
+            self._stepper.report(finding)
 
     def _tell(self, suspected: WorkerSuspected, stack: str | None) -> None:
         text = stack or ""

@@ -67,15 +67,6 @@ class WorkerCleared:
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenHung:
-    """It hangs: why, in words. It is silent where it was stopped: that is no doing of its own."""
-
-    worker: WorkerId
-    why: str
-    silent: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Spared:
     """It is proven to hang, and is not ended nevertheless: why the one, and why the other, in words."""
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_driver.health.findings import Kind, WorkerCleared, WorkerSuspected
-from elastic_driver.health.hangs import LEARNED_FROM, STALE_S, START_LIMIT_S, TIMES_SLOWEST, Limit
+from elastic_driver.health.limits import LEARNED_FROM, START_LIMIT_S, TIMES_SLOWEST, Limit
+from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, STOPPED, Vitals, is_quiet
 

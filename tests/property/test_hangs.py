@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_driver.health.findings import Kind, ProvenHung, StackWanted, WorkerCleared, WorkerSuspected
-from elastic_driver.health.hangs import STALE_S, STOPPED_PROOF_S, Finding, HangWatch
+from elastic_driver.core.events import WorkerHung
+from elastic_driver.health.findings import Kind, StackWanted, WorkerCleared, WorkerSuspected
+from elastic_driver.health.hangs import STOPPED_PROOF_S, Finding, HangWatch
+from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals, Waiting
 
@@ -180,7 +182,7 @@ class World:
                 assert not self.proves or finding.ends_s is None or finding.kind in (Kind.STOPPED, Kind.LACKS)
             case WorkerCleared():
                 assert is_open, "it was not suspected"
-            case ProvenHung(silent=silent):
+            case WorkerHung(silent=silent):
                 assert is_open
                 assert self.proves
                 self.ended.add(worker)
@@ -280,7 +282,7 @@ def test_whatever_was_before_who_is_stopped_is_ended_after_ten_seconds(
         return
     modes = tuple("stop" if rank == victim else "train" for rank in range(4))
     world.play(Segment(modes, STOPPED_PROOF_S + 2 * pace_s + 0.5, pace_s, "none"))
-    (at,) = [at for at, one in world.told if isinstance(one, ProvenHung) and one.worker == worker]
+    (at,) = [at for at, one in world.told if isinstance(one, WorkerHung) and one.worker == worker]
     assert STOPPED_PROOF_S <= at - began <= STOPPED_PROOF_S + 2 * pace_s
 
 
@@ -361,5 +363,5 @@ def _follow(found: list[Finding], suspected: set[WorkerId]) -> None:
             case WorkerSuspected(worker):
                 assert worker not in suspected
                 suspected.add(worker)
-            case WorkerCleared(worker) | ProvenHung(worker):
+            case WorkerCleared(worker) | WorkerHung(worker):
                 suspected.remove(worker)

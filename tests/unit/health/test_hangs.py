@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.health.findings import Kind, ProvenHung, Spared, StackWanted, WorkerCleared, WorkerSuspected
-from elastic_driver.health.hangs import STALE_S, Finding, HangWatch, limit_of, proof_of
+from elastic_driver.core.events import WorkerHung
+from elastic_driver.health.findings import Kind, Spared, StackWanted, WorkerCleared, WorkerSuspected
+from elastic_driver.health.hangs import Finding, HangWatch
+from elastic_driver.health.limits import limit_of, proof_of
+from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals, Waiting
 
@@ -27,7 +30,7 @@ class World:
     def __init__(self, size: int = 4, *, proves: bool = True, step_s: float = 0.25) -> None:
         self.now = 100.0
         self.workers = [WorkerId(f"h{rank}", 0, 0) for rank in range(size)]
-        self.watch = HangWatch(proves=proves, is_of_the_job=lambda address: address == "10.0.0.1")
+        self.watch = HangWatch(proves=proves)
         self.spares: Callable[[WorkerId], str] = lambda worker: ""
         self.watch.begin(1, {worker: rank for rank, worker in enumerate(self.workers)})
         self.looks = {
@@ -88,8 +91,8 @@ class World:
                     )
                 self.looks[worker] = look
                 if rank not in silent:
-                    self.watch.take(worker, look, self.now)
-                    self.watch.take(worker, look, self.now)  # twice is once
+                    for _ in range(2):  # twice is once
+                        self.watch.take(worker, look, self.now, peer_is_ours=look.peer == "10.0.0.1")
             found = self.watch.look(
                 self.now,
                 trains=lambda worker: self.trains,
@@ -194,13 +197,13 @@ def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() ->
     found = world.pass_s(64, culprits=(2,))
     assert kinds(found) == [WorkerSuspected]
     found += world.pass_s(6, culprits=(2,))
-    assert kinds(found) == [WorkerSuspected, ProvenHung]
+    assert kinds(found) == [WorkerSuspected, WorkerHung]
     assert len(only(found, StackWanted)) == 3
-    proven = only(found, ProvenHung)[0]
-    assert isinstance(proven, ProvenHung)
+    proven = only(found, WorkerHung)[0]
+    assert isinstance(proven, WorkerHung)
     assert (proven.worker, proven.silent) == (world.workers[2], False)
-    assert "its stacks are the same" in proven.why
-    assert "have waited for 66 s" in proven.why
+    assert "its stacks are the same" in proven.reason
+    assert "have waited for 66 s" in proven.reason
     at = next(at for at, finding in world.told if finding is proven)
     since = next(at for at, finding in world.told if isinstance(finding, WorkerSuspected))
     assert at - since >= 60.0
@@ -215,7 +218,7 @@ def test_ticks_of_the_clock_are_no_doing() -> None:
             found += world.pass_s(1, culprits=(1,))
             look = world.looks[world.workers[1]]
             world.looks[world.workers[1]] = replace(look, cpu_s=before + 0.01 * draw.randrange(-1, 2))
-        assert kinds(found)[:2] == [WorkerSuspected, ProvenHung]
+        assert kinds(found)[:2] == [WorkerSuspected, WorkerHung]
 
 
 def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
@@ -224,7 +227,7 @@ def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
     world.train()
     found = world.pass_s(3600, culprits=(2,), cpu=1.0)
     found += world.pass_s(600, culprits=(1, 2), cpu=0.1)
-    assert ProvenHung not in kinds(found)
+    assert WorkerHung not in kinds(found)
     assert {finding.rank for finding in found if isinstance(finding, WorkerSuspected)} == {1, 2}
 
 
@@ -245,7 +248,7 @@ def test_who_moves_is_named_and_never_ended(moves: str) -> None:
     found = world.pass_s(
         600, culprits=(1,), cpu=0.02 if moves == "cpu" else 0.0, io=2048 if moves == "io" else 0, **more
     )  # type: ignore[arg-type]
-    assert ProvenHung not in kinds(found)
+    assert WorkerHung not in kinds(found)
     assert kinds(found) == ([] if moves == "no pulse" else [WorkerSuspected])
     # A question each few seconds at most.
     assert len(only(found, StackWanted)) <= 150
@@ -261,7 +264,7 @@ def test_a_main_thread_that_wakes_is_named_and_never_ended(each_s: float) -> Non
     assert len(only(found, StackWanted)) <= 150
     assert kinds(world.pass_s(1, culprits=(2,), wakes_each_s=1.0)) == []
     assert kinds(world.pass_s(58, culprits=(2,))) == []
-    assert kinds(world.pass_s(10, culprits=(2,))) == [ProvenHung], "it wakes no more"
+    assert kinds(world.pass_s(10, culprits=(2,))) == [WorkerHung], "it wakes no more"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +281,7 @@ def test_who_waits_for_something_outside_the_job_is_named_and_never_ended(awaits
     world = World()
     world.train()
     found = world.pass_s(600, culprits=(2,), awaits=awaits, peer=peer)
-    assert kinds(found) == ([WorkerSuspected, ProvenHung] if ends else [WorkerSuspected])
+    assert kinds(found) == ([WorkerSuspected, WorkerHung] if ends else [WorkerSuspected])
     suspected = only(found, WorkerSuspected)[0]
     assert isinstance(suspected, WorkerSuspected)
     assert suspected.kind is Kind.LACKS
@@ -299,7 +302,7 @@ def test_who_comes_to_a_lock_of_its_own_after_one_outside_has_the_whole_deadline
     found += world.pass_s(30, culprits=(2,), awaits="a file lock (flock)")
     found += world.pass_s(58, culprits=(2,), awaits="")
     assert kinds(found) == [WorkerSuspected]
-    assert kinds(world.pass_s(10, culprits=(2,))) == [ProvenHung]
+    assert kinds(world.pass_s(10, culprits=(2,))) == [WorkerHung]
 
 
 @pytest.mark.parametrize("state", ["S", "T"])
@@ -316,7 +319,7 @@ def test_who_alone_has_the_state_is_warned_of_once_and_ended_when_others_have_it
     assert spared.reason == "nobody else has it"
     assert "its stacks are the same" in spared.why if state == "S" else "state T" in spared.why
     world.spares = lambda worker: ""
-    assert kinds(world.pass_s(2, culprits=(2,), state=state)) == [ProvenHung]
+    assert kinds(world.pass_s(2, culprits=(2,), state=state)) == [WorkerHung]
 
 
 def test_a_stopped_process_is_suspected_at_the_second_look_and_ended_after_ten_seconds() -> None:
@@ -324,12 +327,12 @@ def test_a_stopped_process_is_suspected_at_the_second_look_and_ended_after_ten_s
     world.train()
     began = world.now
     found = world.pass_s(14, culprits=(3,), state="T", pulse_s=5.0, by_s=0.5)
-    assert kinds(found) == [WorkerSuspected, ProvenHung]
+    assert kinds(found) == [WorkerSuspected, WorkerHung]
     times = [at - began for at, finding in world.told if not isinstance(finding, StackWanted)]
     assert times[0] <= 2.0
     assert 10.0 <= times[1] <= 11.0
-    proven = only(found, ProvenHung)[0]
-    assert isinstance(proven, ProvenHung)
+    proven = only(found, WorkerHung)[0]
+    assert isinstance(proven, WorkerHung)
     assert proven.silent
 
 
@@ -383,7 +386,7 @@ def test_one_that_a_debugger_leaves_stopped_has_its_ten_seconds_from_then_on() -
     found = world.pass_s(8, culprits=(1,), state="t", traced=True, by_s=0.5)
     found += world.pass_s(10, culprits=(1,), state="T", traced=False, by_s=0.5)
     assert kinds(found) == [WorkerSuspected]
-    assert kinds(world.pass_s(1, culprits=(1,), state="T", by_s=0.5)) == [ProvenHung]
+    assert kinds(world.pass_s(1, culprits=(1,), state="T", by_s=0.5)) == [WorkerHung]
 
 
 def test_who_waits_at_a_debuggers_prompt_is_named_and_never_ended() -> None:
@@ -392,7 +395,7 @@ def test_who_waits_at_a_debuggers_prompt_is_named_and_never_ended() -> None:
     world.stack = lambda rank: STACK.replace("/x/train.py", "/usr/lib/python3.12/bdb.py")
     assert kinds(world.pass_s(600, culprits=(1,))) == [WorkerSuspected]
     world.stack = lambda rank: STACK
-    assert kinds(world.pass_s(80, culprits=(1,))) == [ProvenHung]
+    assert kinds(world.pass_s(80, culprits=(1,))) == [WorkerHung]
 
 
 def test_who_has_been_told_to_end_is_not_suspected() -> None:
@@ -523,10 +526,10 @@ def test_a_suspicion_outlasts_a_silence_of_those_who_know(silent: tuple[int, ...
     assert kinds(found) == []
     found = world.pass_s(100, culprits=(2,), known=known)
     # By what ranks say of themselves, who was not heard is not known to have waited.
-    assert kinds(found) == [ProvenHung]
+    assert kinds(found) == [WorkerHung]
     if known and 0 not in silent:
         return  # rank 0 knows by itself
-    at = next(at for at, finding in world.told if isinstance(finding, ProvenHung))
+    at = next(at for at, finding in world.told if isinstance(finding, WorkerHung))
     since = next(at for at, finding in world.told if isinstance(finding, WorkerSuspected))
     assert at - since >= 60.0 + 20.0 - STALE_S, "what nobody could know is no evidence"
 
@@ -539,7 +542,7 @@ def test_of_two_the_one_that_is_heard_is_not_taken_for_idle_while_the_other_may_
     assert [(rank, why.partition(",")[0]) for _, rank, why, _, _ in world.watch.suspects()] == [
         (1, "it has not submitted allreduce 'grad.3'")
     ]
-    assert kinds(world.pass_s(70, culprits=(1,))) == [ProvenHung]
+    assert kinds(world.pass_s(70, culprits=(1,))) == [WorkerHung]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -557,7 +560,7 @@ def test_a_suspicion_that_was_dropped_while_the_worker_stood_still_is_taken_up_a
     world.trains = False
     assert kinds(world.pass_s(5, culprits=(2,))) == [WorkerCleared]
     world.trains = True
-    assert kinds(world.pass_s(80, culprits=(2,))) == [WorkerSuspected, ProvenHung]
+    assert kinds(world.pass_s(80, culprits=(2,))) == [WorkerSuspected, WorkerHung]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -604,8 +607,8 @@ def test_a_host_that_was_stopped_as_a_whole_has_its_ten_seconds_anew() -> None:
     assert kinds(world.pass_s(5, culprits=(3,), state="T", by_s=0.5)) == [WorkerSuspected]
     world.pass_s(20, culprits=(3,), state="T", silent=(3,))
     found = world.pass_s(9, culprits=(3,), state="T", by_s=0.5)
-    assert ProvenHung not in kinds(found)
-    assert ProvenHung in kinds(world.pass_s(3, culprits=(3,), state="T", by_s=0.5))
+    assert WorkerHung not in kinds(found)
+    assert WorkerHung in kinds(world.pass_s(3, culprits=(3,), state="T", by_s=0.5))
 
 
 def test_of_thousands_some_are_told() -> None:
