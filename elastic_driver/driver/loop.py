@@ -80,7 +80,6 @@ from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.driver.stacks import Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import (
     DiscoveryError,
@@ -89,8 +88,8 @@ from elastic_driver.errors import (
     shortage,
 )
 from elastic_driver.health.board import Board
-from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.health.last_words import last_words
+from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -280,32 +279,29 @@ class ElasticDriver:
                 address_of=chief.address_of,
                 on_answer=chronicle.server_answers,
             )
-        self.board = Board(self._clock, lost_s=lambda: self._clock.lost_s)
         # Not booked yet: for how long, when it went on, and the round that trained; 0 for none.
         self._standstills: list[tuple[float, float, int]] = []
-        heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
-        self._supervisor = Supervisor(
-            heartbeats,
-            clock=self._clock,
-            report=self._stepper.report,
-            works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
-            debugged=lambda worker: self.board.is_debugged(worker) or self.health.may_not_end(worker),
+        rules = Rules(
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            hang_timeout_s=settings.hang_timeout_s,
+            hang_action=settings.hang_action,
+            straggler_action=settings.straggler_action,
         )
         self.health = Health(
             self._stepper,
+            rules,
             chronicle=chronicle,
             clock=self._clock,
             tasks=self._tasks,
-            hang_action=settings.hang_action,
-            straggler_action=settings.straggler_action,
             is_of_the_job=(lambda address: False) if agents is None else agents.fleet.has_address,
             unheard=(lambda least_s: {}) if agents is None else agents.fleet.unheard,
+            works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
         )
-        self.board.on_vitals = self.health.on_vitals
+        self.board = Board(self._clock, self.health.on_vitals, lost_s=lambda: self._clock.lost_s)
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
-            heartbeats=self._supervisor,
+            heartbeats=self.health,
             clock=self._clock,
             on_disc=self._take_disc_report,
             on_notice=self._notify,
@@ -453,7 +449,6 @@ class ElasticDriver:
             self._tasks.start(self._clock.keep(self._stood_still))
             discovering = self._tasks.start(self._discover())
             self._tasks.start(self._tick())
-            self._tasks.start(self._supervisor.watch_over())
             self._tasks.start(self.health.watch_over())
             self._stepper.set_timer()
             end = await self._ended
@@ -587,7 +582,7 @@ class ElasticDriver:
 
     def _take_disc_report(self, report: DiscReport) -> None:
         if report.drivers and report.written >= 0:
-            self.health.is_on_disc = True
+            self.health.commit_found()
         self._chronicle.on_disc(report)
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -672,7 +667,7 @@ class ElasticDriver:
 
     def _carry_out_all(self, commands: Sequence[Command], now: float) -> None:
         """Does what a step of the core says, and tells of what has become of the job."""
-        self.health.note_step(commands, now)
+        self.health.note_step(now)
         # What has happened is told before what comes of it.
         for command in commands:
             if isinstance(command, ReportDying | ReportExit):
@@ -774,8 +769,7 @@ class ElasticDriver:
             self._spokesman.notify(notice)
 
     def _no_more(self) -> None:
-        """The job is over: nobody is started, or taken for hung."""
-        self._supervisor.forget_all()
+        """The job is over: nobody is started."""
         self._workers.job_ends()
 
     # --- what is told of waits -------------------------------------------------------------------------------------
@@ -977,7 +971,7 @@ class ElasticDriver:
         self._standings.exited(worker)
         self._chronicle.worker_not_started(worker)
         self.board.forget(worker)
-        self.health.forget(worker)
+        self.health.gone(worker)
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
@@ -992,7 +986,7 @@ class ElasticDriver:
         self._ends[worker] = process, status
         self.rounds.gone(worker)
         self.board.forget(worker)
-        self.health.forget(worker)
+        self.health.gone(worker)
         error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)

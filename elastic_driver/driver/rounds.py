@@ -43,9 +43,6 @@ from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind
 
-# Some beats of a worker's pulse: who was alive so lately is.
-_ALIVE_S = 2.0
-
 
 class Processes(Protocol):
     """What is to be known of the workers' processes."""
@@ -58,13 +55,10 @@ class Processes(Protocol):
 
 
 class Heartbeats(Protocol):
-    """Is told who lives."""
+    """Is told who has spoken."""
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         """A worker lives, has finished so many operations, and waits for others or not."""
-
-    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
-        """A worker's process lives, and has so many operations; none where nobody counts them."""
 
     def forget(self, worker: WorkerId) -> None:
         """From here on its silence is no news."""
@@ -226,8 +220,6 @@ class Rounds:
             return
         self._board.take(worker, vitals)
         self._newest_commit = max(self._newest_commit, vitals.commits)
-        if vitals.pulse_s is not None and vitals.pulse_s < _ALIVE_S:
-            self._heartbeats.alive(worker, submitted=vitals.submitted, finished=vitals.finished)
 
     def running(self, report: RunningReport) -> None:
         """A member trains.

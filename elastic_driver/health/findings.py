@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from elastic_driver.hosts import WorkerId
 
@@ -140,3 +141,15 @@ class StallEnded:
     stood_s: float
     waits_for: Sequence[WorkerId]
     resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotDrained:
+    """A slow worker is to be drained, and is not yet: why, in words."""
+
+    worker: WorkerId
+    why: str
+
+
+Told: TypeAlias = WorkerSuspected | WorkerCleared | StragglerFound | StragglerGone | Stalled | StallEnded
+"""What is told to the user as it is."""

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -52,10 +52,8 @@ from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.caller import Finder, hosts_of
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import DiscoveryError, LaunchError
-from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
@@ -72,6 +70,19 @@ _log = logging.getLogger("elastic_driver.horovod")
 
 Slot = tuple[str, int]
 """A worker as Horovod names it: its host, and the local rank that it was started with."""
+
+
+class _Unwatched:
+    """Nobody is missed for his silence: the workers are threads of this process."""
+
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+        pass
+
+    def forget(self, worker: WorkerId) -> None:
+        pass
+
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        pass
 
 
 class ThreadJob:
@@ -277,7 +288,7 @@ class ThreadJob:
         self._rounds = Rounds(
             stepper,
             processes=self._workers,
-            heartbeats=Supervisor(Heartbeats(0.0, 0.0), clock=self._clock, report=stepper.report),
+            heartbeats=_Unwatched(),
             clock=self._clock,
             on_disc=lambda report: None,
             end=lambda: "",

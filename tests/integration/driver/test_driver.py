@@ -174,7 +174,7 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 job.driver._tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
                 job.driver._tasks.start(asyncio.to_thread(fail))
             case "watch_over":
-                job.driver._supervisor._heartbeats.find = fail  # type: ignore[method-assign]
+                job.driver.health.watch._heartbeats.find = fail  # type: ignore[method-assign]
             case "kill":
                 job.driver._workers.kill = fail  # type: ignore[method-assign]
                 job.driver._stepper.report(WorkerHung(job.launcher.asked[0], "no heartbeat", True))

@@ -102,8 +102,9 @@ class World:
 
 def sizes(driver: ElasticDriver, chronicle: Chronicle) -> dict[str, int]:
     """Of everything that the driver's side keeps in a collection. What is bounded or told at the end is left out."""
-    supervisor = driver._supervisor
-    owners = (driver, driver._stepper, driver._workers, driver.rounds, supervisor, supervisor._heartbeats, chronicle)
+    watch = driver.health.watch
+    watches = (watch._hangs, watch._suspicions, watch._standstills, watch._stragglers, watch._heartbeats)
+    owners = (driver, driver._stepper, driver._workers, driver.rounds, *watches, chronicle)
     return {
         f"{type(owner).__name__}.{name}": len(value)
         for owner in owners

@@ -21,8 +21,9 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import record_of
-from elastic_driver.driver.health import DRAIN_PAUSE_S, HOST_PAUSE_S, Health
+from elastic_driver.driver.health import Health
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.drains import DRAIN_PAUSE_S, HOST_PAUSE_S
 from elastic_driver.health.findings import (
     Stalled,
     StallEnded,
@@ -32,6 +33,7 @@ from elastic_driver.health.findings import (
     WorkerSuspected,
 )
 from elastic_driver.health.survivors import why_spared
+from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import Happening, Remark
@@ -53,7 +55,9 @@ STEP_S = 0.1
 class World:
     """A running job, its agents, and what is told of it. Each worker trains until a test says otherwise."""
 
-    def __init__(self, loop: VirtualLoop, hosts: Sequence[Host], policy: Policy, **of_health: Any) -> None:
+    def __init__(
+        self, loop: VirtualLoop, hosts: Sequence[Host], policy: Policy, rules: Rules, **of_health: Any
+    ) -> None:
         self.loop = loop
         self.told: list[Happening] = []
         self.errors: list[dict[str, Any]] = []
@@ -70,6 +74,7 @@ class World:
         self.tasks = Tasks()
         self.health = Health(
             self.stepper,
+            rules,
             chronicle=Chronicle(self),
             clock=loop.time,
             tasks=self.tasks,
@@ -106,7 +111,7 @@ class World:
     def _carry_out(self, commands: Sequence[Command], now: float) -> None:
         """Workers are the test's."""
         if hasattr(self, "health"):
-            self.health.note_step(commands, now)
+            self.health.note_step(now)
 
     def _fail(self, error: Exception) -> None:
         raise error
@@ -186,12 +191,13 @@ def play(
     *,
     hosts: Sequence[Host] = FOUR,
     policy: Policy = POLICY,
+    rules: Rules = Rules(),  # noqa: B008
     **of_health: Any,
 ) -> World:
     worlds: list[World] = []
 
     async def main(loop: VirtualLoop) -> None:
-        world = World(loop, hosts, policy, **of_health)
+        world = World(loop, hosts, policy, rules, **of_health)
         worlds.append(world)
         assert len(world.workers) == sum(host.slots for host in hosts)
         await asyncio.sleep(20)
@@ -237,7 +243,7 @@ def test_a_stall_that_ends_its_round_is_told_before_the_round_is_over(*, silent:
         await asyncio.sleep(4.5 if silent else 30)
         assert bool(world.of(Stalled)) != silent
         world.stepper.report(WorkerDying(victim, -9, "killed by SIGKILL", 0.5))
-        world.health.forget(victim)
+        world.health.gone(victim)
         world.stepper.catch_up()
         assert [list(one.waits_for) for one in world.of(Stalled)] == [[victim]]
         [ended] = world.of(StallEnded)
@@ -340,7 +346,7 @@ def test_with_warn_nobody_is_reported_and_the_stack_is_told_nevertheless(victim:
         assert suspected.stack == (STACK if victim == "hung" else "")
         assert world.hangs == [WorkerSuspected]
 
-    play(test, hang_action=HangAction.WARN)
+    play(test, rules=Rules(hang_action=HangAction.WARN))
 
 
 ONE_HOST = (Host("a", 2),)
@@ -378,7 +384,8 @@ def test_who_can_be_done_without_is_ended(policy: Policy, on_disc: bool, ends: b
     """There is a commit on disc, or the other worker of its host stays."""
 
     async def test(world: World) -> None:
-        world.health.is_on_disc = on_disc
+        if on_disc:
+            world.health.commit_found()
         world.stopped = {1}
         await asyncio.sleep(20)
         assert len(world.fed(WorkerHung)) == ends
@@ -456,7 +463,7 @@ def test_a_worker_that_ends_while_its_stack_is_asked_for() -> None:
         gone = world.workers[2]
         world.silent = {2}
         world.stepper.report(WorkerExited(gone, 1, "exited with code 1", 0.5))
-        world.health.forget(gone)
+        world.health.gone(gone)
         await asyncio.sleep(1)
         assert world.hangs == []
         await asyncio.sleep(1.5)
@@ -500,7 +507,7 @@ def test_a_new_round_clears_a_suspicion_and_learns_anew() -> None:
         gone = world.workers[3]
         world.hung = set()
         world.stepper.report(WorkerExited(gone, -9, "was killed by SIGKILL", 0.5))
-        world.health.forget(gone)
+        world.health.gone(gone)
         await asyncio.sleep(2)
         world.stepper.post(HostsDiscovered((Host("a", 2), Host("b", 1))))
         world.train()
@@ -525,7 +532,7 @@ def test_nobody_is_reported_for_a_member_that_is_being_killed_or_has_ended_with_
         done = world.workers[1]
         world.stepper.report(WorkerDying(done, 0, "exited with code 0", 0.5))
         world.stepper.report(WorkerExited(done, 0, "exited with code 0", 0.5))
-        world.health.forget(done)
+        world.health.gone(done)
         world.silent, world.hung = {1}, {3}
         await asyncio.sleep(200)
         assert (world.hangs, world.fed(WorkerHung)) == ([], [])
@@ -560,7 +567,7 @@ def test_the_status_and_the_remark() -> None:
         assert remark.count("may hang") == 2
         assert remark.endswith("; and 1 more")
         # One that is in no round has no rank.
-        world.health.forget(world.workers[1])
+        world.health.gone(world.workers[1])
 
     play(test, policy=Policy(num_proc=4, min_num_proc=1))
 
@@ -579,7 +586,7 @@ def test_looks_at_strangers_leave_nothing_behind() -> None:
 # --- slow workers ----------------------------------------------------------------------------------------------------
 
 
-DRAINS: dict[str, Any] = {"straggler_action": StragglerAction.DRAIN}
+DRAINS = Rules(straggler_action=StragglerAction.DRAIN)
 
 
 async def found(world: World, count: int) -> None:
@@ -599,7 +606,7 @@ def leave_and_train(world: World) -> None:
         record = record_of(world.stepper.state, worker)
         if record is not None and record.leave_by is not None:
             world.stepper.report(WorkerExited(worker, 0, "exited with code 0", 0.5))
-            world.health.forget(worker)
+            world.health.gone(worker)
     world.stepper.catch_up()
     world.train()
 
@@ -645,7 +652,7 @@ def test_a_slow_workers_place_is_drained_and_the_next_after_a_minute() -> None:
         assert "another slow worker was drained" in world.warnings[1]
 
     hosts = tuple(Host(name, 1) for name in "abcdef")
-    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), **DRAINS)
+    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), rules=DRAINS)
 
 
 def test_a_host_gives_one_place_an_hour() -> None:
@@ -666,7 +673,7 @@ def test_a_host_gives_one_place_an_hour() -> None:
         assert world.loop.time() - began >= HOST_PAUSE_S
 
     hosts = (Host("a", 4), Host("b", 4))
-    play(test, hosts=hosts, policy=Policy(num_proc=8, min_num_proc=2), **DRAINS)
+    play(test, hosts=hosts, policy=Policy(num_proc=8, min_num_proc=2), rules=DRAINS)
 
 
 def test_who_cannot_be_spared_stays_and_that_is_told_once() -> None:
@@ -680,7 +687,7 @@ def test_who_cannot_be_spared_stays_and_that_is_told_once() -> None:
             "needs (--min-np)"
         ]
 
-    play(test, policy=Policy(num_proc=4, min_num_proc=4), **DRAINS)
+    play(test, policy=Policy(num_proc=4, min_num_proc=4), rules=DRAINS)
 
 
 def test_who_is_not_slow_any_more_is_not_drained_when_it_could_be() -> None:
@@ -693,7 +700,7 @@ def test_who_is_not_slow_any_more_is_not_drained_when_it_could_be() -> None:
         assert len(drained(world)) == 1
 
     hosts = tuple(Host(name, 1) for name in "abcdef")
-    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), **DRAINS)
+    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), rules=DRAINS)
 
 
 def test_where_places_go_in_multiples_the_whole_host_is_drained() -> None:
@@ -703,16 +710,16 @@ def test_where_places_go_in_multiples_the_whole_host_is_drained() -> None:
         assert drained(world) == [("b", None)]
 
     hosts = tuple(Host(name, 2) for name in "abc")
-    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2, num_proc_multiple=2), **DRAINS)
+    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2, num_proc_multiple=2), rules=DRAINS)
 
 
 def test_nobody_is_drained_once_the_job_is_about_to_end() -> None:
     async def test(world: World) -> None:
         done = world.workers[0]
         world.stepper.report(WorkerExited(done, 0, "exited with code 0", 0.5))
-        world.health.forget(done)
+        world.health.gone(done)
         world.silent, world.slow = {0}, {2: 2.0}
         await asyncio.sleep(200)
         assert (drained(world), world.of(StragglerFound)) == ([], [])
 
-    play(test, **DRAINS)
+    play(test, rules=DRAINS)

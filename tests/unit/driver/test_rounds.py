@@ -64,7 +64,6 @@ class Known:
     def __init__(self) -> None:
         self.threads: list[tuple[WorkerId, int, int]] = []
         self.watched: set[WorkerId] = set()
-        self.alives: list[tuple[WorkerId, int, int]] = []
 
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
@@ -74,9 +73,6 @@ class Known:
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
-
-    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
-        self.alives.append((worker, submitted, finished))
 
     def forget(self, worker: WorkerId) -> None:
         self.watched.discard(worker)
@@ -548,7 +544,6 @@ def test_whose_pulse_beats_lives_and_the_status_tells_how_it_is() -> None:
         world.rounds.seen(A, replace(first, at_s=2.0, steps=14, cpu_s=1.5, traffic=traffic, waiting=(lacks,)))
         world.rounds.seen(B, Vitals(1.0, 12, state="T", pulse_s=3.0, rank=1, traffic=traffic, waited_s=2.5))
         world.rounds.seen(C, first)
-        assert world.known.alives == [(A, 9, 8)] * 2, "who was stopped, and who is none of the job's, was not heard"
         assert told(A) == {
             "state": "S",
             "traced": False,
