@@ -92,11 +92,11 @@ class HangWatch:
         if worker in self._proven:
             return
         seen = self._seen.get(worker)
-        awaits = "" if vitals.peer and peer_is_ours else vitals.awaits
+        awaits = "" if peer_is_ours else vitals.awaits
         if seen is None or vitals.pid != seen.vitals.pid or vitals.round_id != seen.vitals.round_id:
             self._take_anew(worker, vitals, now, awaits)
             return
-        missed_s = vitals.at_s - seen.at_s
+        missed_s = vitals.at_s - seen.vitals.at_s
         if missed_s <= 0:
             return
         if missed_s > STALE_S:
@@ -107,7 +107,7 @@ class HangWatch:
         seen.take(vitals, now, awaits, self._pace)
         if seen.moved_s == vitals.at_s:
             self._still.pop(worker, None)
-        elif seen.at_s - seen.moved_s >= self.limit.seconds:
+        elif vitals.at_s - seen.moved_s >= self._pace.limit.seconds:
             self._still[worker] = None
         self._note_halt(worker, seen)
 
@@ -215,7 +215,8 @@ class HangWatch:
             is_fresh = worker in self._seen and seen.is_fresh(now) and worker.hostname not in lost
             is_stopped = seen.halted_s is not None and seen.halted_looks >= 2
             sights.append(Sight(worker, seen.active_at, seen.vitals.waits_s > 0, is_fresh, is_stopped))
-        is_lost = any(worker.hostname in lost for worker in self._ranks)
+        # Who is proven to hang is being killed, and does nothing any more.
+        is_lost = any(worker.hostname in lost or worker in self._proven for worker in self._ranks)
         is_lost = is_lost or (is_broken and not all(sight.is_fresh for sight in sights))
         return stall_of(sights, now, limit_s=self._pace.stall_s, lost=is_lost)
 
@@ -250,7 +251,7 @@ class HangWatch:
         self._note_halt(worker, seen)
 
     def _note_halt(self, worker: WorkerId, seen: Seen) -> None:
-        if seen.is_halted:
+        if seen.halted_looks:
             self._halted[worker] = None
         else:
             self._halted.pop(worker, None)

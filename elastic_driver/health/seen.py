@@ -126,7 +126,8 @@ class Seen:
             # system calls) is not stopped.
             self.halted_s, self.halted_looks = None, 0
         self.vitals, self.seen_at, self.awaits = vitals, now, awaits
-        self.note_halt()
+        if self.halted_looks or vitals.state in (STOPPED, DEBUGGED):
+            self.note_halt()
 
     def begin_evidence(self, vitals: Vitals) -> None:
         """Nobody knows what it did since the look before this one."""
@@ -159,7 +160,7 @@ class Seen:
     def note_halt(self) -> None:
         """Counts a look in which it was stopped."""
         vitals = self.vitals
-        if not self.is_halted:
+        if vitals.state not in (STOPPED, DEBUGGED):
             self.halted_s, self.halted_looks = None, 0
             return
         if vitals.traced or vitals.state != STOPPED:
@@ -174,11 +175,6 @@ class Seen:
     def at_s(self) -> float:
         """When it was looked at last."""
         return self.vitals.at_s
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether it was stopped at the last look, by a signal or a debugger."""
-        return self.vitals.state in (STOPPED, DEBUGGED)
 
     @property
     def waits_s(self) -> float:

@@ -110,6 +110,8 @@ class HealthWatch:
         self._look_at = now + LOOK_S
         self._is_odd = False
         self._silence_at = self._next_silence(now)
+        self._stalls.change(state, now, is_replaced=False)
+        self._begin_round(now)
 
     def step(self, event: Event, now: float) -> list[Finding]:
         """Takes an event in; what is new with it, in the order in which it is to be told.
@@ -180,11 +182,14 @@ class HealthWatch:
         found: list[Finding] = [*self._stalls.change(state, now, is_replaced=is_replaced)]
         self._state = state
         if is_replaced:
-            ranks = {member: rank for rank, member in enumerate(state.members)}
-            self._hangs.begin(state.round_id, ranks)
-            self._standstills.begin(state.round_id, ranks)
-            self._stragglers.begin(state.round_id, ranks, now)
+            self._begin_round(now)
         return found
+
+    def _begin_round(self, now: float) -> None:
+        round_id, ranks = self._state.round_id, {member: rank for rank, member in enumerate(self._state.members)}
+        self._hangs.begin(round_id, ranks)
+        self._standstills.begin(round_id, ranks)
+        self._stragglers.begin(round_id, ranks, now)
 
     def _see(self, event: VitalsSeen, now: float) -> None:
         worker, vitals = event.worker, event.vitals
