@@ -20,10 +20,8 @@ from elastic_driver.core.events import (
     WorkerRunning,
 )
 from elastic_driver.core.membership import Policy
-from elastic_driver.core.state import record_of
 from elastic_driver.driver.health import Health
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.health.drains import DRAIN_PAUSE_S, HOST_PAUSE_S
 from elastic_driver.health.findings import (
     Stalled,
     StallEnded,
@@ -38,18 +36,12 @@ from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import Happening, Remark
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.vitals import Vitals, Waiting
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, HangAction, OnChange, ReadyCause, StragglerAction
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.watched_workers import STACK, WatchedWorkers
 
 pytestmark = pytest.mark.unit
-
-STACK = """Thread 0x01 (most recent call first):
-  File "/x/train.py", line 12 in wait
-  File "/x/train.py", line 3 in <module>
-"""
-AT_A_PROMPT = 'Thread 0x01 (most recent call first):\n  File "/usr/lib/python3.11/bdb.py", line 96 in user_line\n'
-STEP_S = 0.1
 
 
 class World:
@@ -81,7 +73,7 @@ class World:
             stacks=self._take_stack,
             **of_health,
         )
-        self.looks: dict[WorkerId, Vitals] = {}
+        self.looks = WatchedWorkers()
         self.stepper.post(HostsDiscovered(tuple(hosts)))
         self.train()
         self.tasks.start(self._look_at_workers())
@@ -127,38 +119,16 @@ class World:
     async def _look_at_workers(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            lacking = tuple(sorted(self.hung | self.stopped))
-            for rank, worker in enumerate(self.workers):
-                if rank not in self.silent:
-                    look = self.looks[worker] = self._look(rank, worker, lacking)
-                    self.health.on_vitals(worker, look, self.loop.time())
-
-    def _look(self, rank: int, worker: WorkerId, lacking: tuple[int, ...]) -> Vitals:
-        round_id = self.stepper.state.round_id
-        last = self.looks.get(worker) or Vitals(self.loop.time() - 1, 100 + rank, "S", pulse_s=0.1, can_dump=True)
-        is_new = last.round_id != round_id
-        last = replace(last, round_id=round_id, rank=rank, at_s=last.at_s + 1)
-        if self.scripts:
-            return replace(last, round_id=0, rank=-1, pulse_s=None, pid=200 + rank, waits_s=0.0)
-        if rank in self.stopped:
-            return replace(last, state="T", waits_s=0.0)
-        if rank in self.hung:
-            return replace(last, state="S", waits_s=0.0)
-        if lacking:
-            waits_s = last.waits_s + 1
-            waiting = (Waiting("allreduce 'loss'", waits_s, lacking),) if rank == 0 else ()
-            return replace(last, waits_s=waits_s, waiting=waiting)
-        own = self.slow.get(rank, 1.0) / max([1.0, *self.slow.values()])
-        return replace(
-            last,
-            state="R",
-            waits_s=0.0,
-            waiting=(),
-            steps=last.steps + round(1 / STEP_S),
-            waited_s=last.waited_s + 1 - own,
-            cpu_s=last.cpu_s + 1,
-            own_s=None if is_new else own * STEP_S,
-        )
+            members, looks = self.workers, self.looks
+            looks.does = {members[rank]: f"trains={slowness}" for rank, slowness in self.slow.items()}
+            looks.does |= {members[rank]: "hangs" for rank in self.hung} | {
+                members[rank]: "is-stopped" for rank in self.stopped
+            }
+            looks.unseen = {members[rank] for rank in self.silent}
+            for worker, look in looks.look(members, self.stepper.state.round_id, self.loop.time()):
+                if self.scripts:
+                    look = Vitals(look.at_s, 200 + look.rank, "S")
+                self.health.on_vitals(worker, look, self.loop.time())
 
     # --- what a test asks --------------------------------------------------------------------------------------------
 
@@ -233,36 +203,6 @@ def test_a_stall_is_told_while_it_lasts_and_when_it_is_over() -> None:
     play(test)
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_stall_that_ends_its_round_is_told_before_the_round_is_over(*, silent: bool) -> None:
-    """Also where nobody could know of it before: the member was not heard for a moment, and then lost."""
-
-    async def test(world: World) -> None:
-        victim = world.workers[3]
-        world.hung, world.silent = {3}, {3} if silent else set()
-        await asyncio.sleep(4.5 if silent else 30)
-        assert bool(world.of(Stalled)) != silent
-        world.stepper.report(WorkerDying(victim, -9, "killed by SIGKILL", 0.5))
-        world.health.gone(victim)
-        world.stepper.catch_up()
-        assert [list(one.waits_for) for one in world.of(Stalled)] == [[victim]]
-        [ended] = world.of(StallEnded)
-        assert not ended.resumed
-        assert abs(ended.stood_s - (4.0 if silent else 30.0)) < 1.5
-        assert world.health.stall == ""
-
-    play(test)
-
-
-def test_a_worker_that_is_killed_at_work_makes_no_stall() -> None:
-    async def test(world: World) -> None:
-        world.stepper.report(WorkerDying(world.workers[3], -9, "killed by SIGKILL", 0.5))
-        world.stepper.catch_up()
-        await asyncio.sleep(5)
-
-    assert play(test).of(Stalled, StallEnded) == []
-
-
 # --- hangs -----------------------------------------------------------------------------------------------------------
 
 
@@ -317,20 +257,6 @@ def test_a_hung_worker_is_told_with_its_stack_and_reported_once() -> None:
         assert world.fed(WorkerHung) == hung
         assert world.hangs == [WorkerSuspected]
         assert world.asked == [world.workers[2]] * 3
-
-    play(test)
-
-
-def test_a_stopped_worker_is_told_without_a_stack_and_reported_as_silent() -> None:
-    async def test(world: World) -> None:
-        world.stopped = {1}
-        await asyncio.sleep(4)
-        suspected = world.of(WorkerSuspected)[0]
-        assert (suspected.kind, suspected.stack, suspected.frames) == ("stopped", "", ())
-        assert 8.0 <= suspected.ends_s <= 10.0
-        assert world.asked == []
-        await asyncio.sleep(10)
-        assert [(one.worker, one.silent) for one in world.fed(WorkerHung)] == [(world.workers[1], True)]
 
     play(test)
 
@@ -431,47 +357,6 @@ def test_what_becomes_of_a_suspicion_is_told_after_it_though_the_stack_takes_lon
     play(test)
 
 
-def test_who_is_suspected_anew_before_it_was_told_is_told_of_both_times_in_order() -> None:
-    async def test(world: World) -> None:
-        world.stack_s = 1e6
-        world.hung = {2}
-        while not world.asked:
-            await asyncio.sleep(0.1)
-        world.hung = set()
-        await asyncio.sleep(1)
-        world.stopped = {2}
-        while len(world.hangs) < 3:
-            await asyncio.sleep(0.1)
-        assert world.hangs == [WorkerSuspected, WorkerCleared, WorkerSuspected]
-        assert [one.kind for one in world.of(WorkerSuspected)] == ["awaited", "stopped"]
-        world.stopped = set()
-        await asyncio.sleep(10)
-        assert world.hangs == [WorkerSuspected, WorkerCleared, WorkerSuspected, WorkerCleared]
-        assert world.health.suspected == 0
-
-    play(test)
-
-
-def test_a_worker_that_ends_while_its_stack_is_asked_for() -> None:
-    async def test(world: World) -> None:
-        world.stack_s = 2.0
-        world.hung = {2}
-        while not world.asked:
-            await asyncio.sleep(0.1)
-        gone = world.workers[2]
-        world.silent = {2}
-        world.stepper.report(WorkerExited(gone, 1, "exited with code 1", 0.5))
-        world.health.gone(gone)
-        await asyncio.sleep(1)
-        assert world.hangs == []
-        await asyncio.sleep(1.5)
-        assert world.hangs == [WorkerSuspected, WorkerCleared]
-        assert world.of(WorkerCleared)[0].why == "it has ended"
-        assert world.health.status()["suspected"] == []
-
-    play(test)
-
-
 def test_an_error_in_taking_a_stack_is_the_drivers_and_the_suspicion_is_told() -> None:
     async def test(world: World) -> None:
         world.stack = ZeroDivisionError("a bug")
@@ -479,20 +364,6 @@ def test_an_error_in_taking_a_stack_is_the_drivers_and_the_suspicion_is_told() -
         await asyncio.sleep(8)
         assert world.hangs == [WorkerSuspected]
         assert [type(context["exception"]) for context in world.errors] == [ZeroDivisionError]
-
-    play(test)
-
-
-def test_who_is_at_a_debuggers_prompt_is_named_as_such_and_never_reported() -> None:
-    async def test(world: World) -> None:
-        world.stack = AT_A_PROMPT + STACK.partition("\n")[2]
-        world.hung = {0}
-        await asyncio.sleep(600)
-        (suspected,) = world.of(WorkerSuspected)
-        assert suspected.why.endswith("; it is in a debugger (pdb)")
-        assert suspected.kind == "traced"
-        assert suspected.ends_s is None
-        assert world.fed(WorkerHung) == []
 
     play(test)
 
@@ -570,154 +441,41 @@ def test_the_status_and_the_remark() -> None:
     play(test, policy=Policy(num_proc=4, min_num_proc=1))
 
 
-def test_looks_at_strangers_leave_nothing_behind() -> None:
-    async def test(world: World) -> None:
-        for number in range(100):
-            world.health.on_vitals(WorkerId("x", 0, number), Vitals(1.0 + number, 5, "T"), world.loop.time())
-        await asyncio.sleep(30)
-        assert world.hangs == []
-        assert record_of(world.stepper.state, WorkerId("x", 0, 1)) is None
-
-    play(test)
+# --- other rules -----------------------------------------------------------------------------------------------------
 
 
-# --- slow workers ----------------------------------------------------------------------------------------------------
-
-
-DRAINS = Rules(straggler_action=StragglerAction.DRAIN)
-
-
-async def found(world: World, count: int) -> None:
-    async with asyncio.timeout(150):
-        while len(world.of(StragglerFound)) < count:
-            await asyncio.sleep(0.5)
-    await asyncio.sleep(0)
-
-
-def drained(world: World) -> list[tuple[str, int | None]]:
-    return [(event.hostname, event.slot) for event in world.fed(DrainRequested)]
-
-
-def leave_and_train(world: World) -> None:
-    """Who was told to leave does, and the others go on without it, as slow as they are."""
-    for worker in world.workers:
-        record = record_of(world.stepper.state, worker)
-        if record is not None and record.leave_by is not None:
-            world.stepper.report(WorkerExited(worker, 0, "exited with code 0", 0.5))
-            world.health.gone(worker)
-    world.stepper.catch_up()
-    world.train()
-
-
-def test_a_slow_worker_is_told_once_and_not_drained_unless_asked() -> None:
-    async def test(world: World) -> None:
-        world.slow = {2: 1.5}
-        await asyncio.sleep(120)
-        (slow,) = world.of(StragglerFound)
-        assert (slow.worker, slow.rank) == (world.workers[2], 2)
-        assert slow.against_others == pytest.approx(1 / 1.5, rel=0.02)
-        assert world.of(StragglerGone) == []
-        world.slow = {}
-        await asyncio.sleep(30)
-        assert len(world.of(StragglerGone)) == 1
-        assert drained(world) == []
-        assert world.warnings == []
-
-    play(test)
-
-
-def test_a_slow_workers_place_is_drained_and_the_next_after_a_minute() -> None:
+def test_a_slow_worker_is_drained_where_that_is_asked_for_and_the_next_one_is_warned_of() -> None:
     async def test(world: World) -> None:
         world.slow = {2: 1.5, 4: 1.4}
-        await found(world, 2)
+        async with asyncio.timeout(150):
+            while len(world.of(StragglerFound)) < 2:
+                await asyncio.sleep(0.5)
         first, second = world.workers[2], world.workers[4]
-        assert drained(world) == [(first.hostname, first.slot)]
-        assert "1.50 times slower" in world.fed(DrainRequested)[0].why
-        began = world.loop.time()
-        assert len(world.warnings) == 1
-        assert world.warnings[0].startswith(f"worker {second} is slow, and is not drained: ")
-        world.slow = {3: 1.4}  # ranks move up
-        leave_and_train(world)
-        assert world.workers[3] == second
-        # It is found again in the next round, and has to wait; the reason is told once for each time it was found.
-        await found(world, 3)
-        while len(drained(world)) < 2:
-            assert world.loop.time() - began < 200
-            await asyncio.sleep(0.5)
-        assert world.loop.time() - began >= DRAIN_PAUSE_S - 1
-        assert drained(world)[1] == (second.hostname, second.slot)
-        assert len(world.warnings) == 2
-        assert "another slow worker was drained" in world.warnings[1]
-
-    hosts = tuple(Host(name, 1) for name in "abcdef")
-    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), rules=DRAINS)
-
-
-def test_a_host_gives_one_place_an_hour() -> None:
-    async def test(world: World) -> None:
-        world.slow = {4: 1.5}
-        await found(world, 1)
-        began = world.loop.time()
-        assert drained(world) == [("b", 0)]
-        world.slow = {4: 1.5}  # what was the host's second place
-        leave_and_train(world)
-        assert world.workers[4].hostname == "b"
-        await found(world, 2)
-        await asyncio.sleep(1800)
-        assert drained(world) == [("b", 0)]
-        assert len(world.warnings) <= 2
-        await asyncio.sleep(HOST_PAUSE_S - 1800)
-        assert drained(world) == [("b", 0), ("b", 1)]
-        assert world.loop.time() - began >= HOST_PAUSE_S
-
-    hosts = (Host("a", 4), Host("b", 4))
-    play(test, hosts=hosts, policy=Policy(num_proc=8, min_num_proc=2), rules=DRAINS)
-
-
-def test_who_cannot_be_spared_stays_and_that_is_told_once() -> None:
-    async def test(world: World) -> None:
-        world.slow = {1: 1.6}
-        await found(world, 1)
-        await asyncio.sleep(300)
-        assert drained(world) == []
-        assert world.warnings == [
-            f"worker {world.workers[1]} is slow, and is not drained: that would leave 3 of the 4 slots that the job "
-            "needs (--min-np)"
-        ]
-
-    play(test, policy=Policy(num_proc=4, min_num_proc=4), rules=DRAINS)
-
-
-def test_who_is_not_slow_any_more_is_not_drained_when_it_could_be() -> None:
-    async def test(world: World) -> None:
-        world.slow = {1: 1.6, 3: 1.5}
-        await found(world, 2)
-        assert len(drained(world)) == 1
+        [drain] = world.fed(DrainRequested)
+        assert (drain.hostname, drain.slot) == (first.hostname, first.slot)
+        assert "1.50 times slower" in drain.why
+        [warning] = world.warnings
+        assert warning.startswith(f"worker {second} is slow, and is not drained: another slow worker was drained")
         world.slow = {}
-        await asyncio.sleep(200)
-        assert len(drained(world)) == 1
+        await asyncio.sleep(30)
+        assert len(world.of(StragglerGone)) == 2
 
     hosts = tuple(Host(name, 1) for name in "abcdef")
-    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), rules=DRAINS)
+    rules = Rules(straggler_action=StragglerAction.DRAIN)
+    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2), rules=rules)
 
 
-def test_where_places_go_in_multiples_the_whole_host_is_drained() -> None:
+def test_workers_of_a_host_that_is_not_heard_are_not_blamed_for_their_silence() -> None:
+    works_for_s = {"a": 1e6, "b": 0.0}
+
     async def test(world: World) -> None:
-        world.slow = {3: 1.5}
-        await found(world, 1)
-        assert drained(world) == [("b", None)]
+        world.silent = {1, 2}
+        for worker in world.workers:
+            world.health.heard(worker)
+        await asyncio.sleep(60)
+        assert [one.worker for one in world.fed(WorkerHung)] == [world.workers[1]]
+        works_for_s["b"] = 1e6
+        await asyncio.sleep(45)
+        assert [one.worker for one in world.fed(WorkerHung)] == [world.workers[1], world.workers[2]]
 
-    hosts = tuple(Host(name, 2) for name in "abc")
-    play(test, hosts=hosts, policy=Policy(num_proc=6, min_num_proc=2, num_proc_multiple=2), rules=DRAINS)
-
-
-def test_nobody_is_drained_once_the_job_is_about_to_end() -> None:
-    async def test(world: World) -> None:
-        done = world.workers[0]
-        world.stepper.report(WorkerExited(done, 0, "exited with code 0", 0.5))
-        world.health.gone(done)
-        world.silent, world.slow = {0}, {2: 2.0}
-        await asyncio.sleep(200)
-        assert (drained(world), world.of(StragglerFound)) == ([], [])
-
-    play(test, rules=DRAINS)
+    play(test, rules=Rules(heartbeat_timeout_s=40.0), works_for_s=works_for_s.__getitem__)
