@@ -265,7 +265,7 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
         marks.append(time.thread_time())
         for seen in read:
             for key, vitals in seen.items():
-                health.on_vitals(WorkerId.parse(key), vitals, now)
+                health.seen(WorkerId.parse(key), vitals)
         marks.append(time.thread_time())
         for _ in range(2):
             now += 0.5

@@ -25,6 +25,7 @@ from elastic_driver.health.events import (
 )
 from elastic_driver.health.findings import NotDrained, Spared, StackWanted
 from elastic_driver.health.standstills import UNHEARD_S
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.health.watch import Finding, HealthWatch, Rules
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report import wording
@@ -57,6 +58,11 @@ class Health:
         is_of_the_job: whether an address is one of the job's hosts.
         unheard: for how long nothing was heard of hosts whose machines answer, by name, where that is at least so long.
         works_for_s: for how long a host has been heard without a gap; for ever where nobody can tell.
+        lost_s: for how long the clock has stood still so far.
+
+    Attributes:
+        table: the last looks at the workers.
+        watch: what is known of their health.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Health:
         is_of_the_job: Callable[[str], bool] = lambda address: False,
         unheard: Callable[[float], Mapping[str, float]] = lambda least_s: {},
         works_for_s: Callable[[str], float] = lambda hostname: float("inf"),
+        lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._stepper = stepper
         self._chronicle = chronicle
@@ -80,6 +87,8 @@ class Health:
         self._is_of_the_job = is_of_the_job
         self._unheard = unheard
         self._works_for_s = works_for_s
+        self._lost_s = lost_s
+        self.table = VitalsTable()
         self.watch = HealthWatch(rules, stepper.state, clock())
 
     # --- events in -------------------------------------------------------------------------------------------------
@@ -88,10 +97,12 @@ class Health:
         """The core has made a step, whose commands are not told of yet."""
         self._step(JobChanged(self._stepper.state), now)
 
-    def on_vitals(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
-        """An agent has looked at a worker. See Board."""
-        peer_is_ours = bool(vitals.peer) and self._is_of_the_job(vitals.peer)
-        self._step(VitalsSeen(worker, vitals, peer_is_ours), now)
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        """An agent has looked at a worker."""
+        now = self._clock()
+        if self.table.take(worker, vitals, now, lost_s=self._lost_s()):
+            peer_is_ours = bool(vitals.peer) and self._is_of_the_job(vitals.peer)
+            self._step(VitalsSeen(worker, vitals, peer_is_ours), now)
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         """A worker lives, has finished so many operations, and waits for others or not."""
@@ -107,6 +118,7 @@ class Health:
 
     def gone(self, worker: WorkerId) -> None:
         """A worker's process has ended."""
+        self.table.forget(worker)
         self._step(WorkerGone(worker), self._clock())
 
     def commit_found(self) -> None:

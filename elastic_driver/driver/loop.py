@@ -87,7 +87,6 @@ from elastic_driver.errors import (
     SettingsError,
     shortage,
 )
-from elastic_driver.health.board import Board
 from elastic_driver.health.last_words import last_words
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import Host, WorkerId
@@ -215,10 +214,8 @@ class ElasticDriver:
         output: the last lines of a worker's output, by its key; None for one that is not known.
 
     Attributes:
-        board: what the workers' agents see of them.
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
-        board: how the workers are.
-        health: says by that who hangs, and who is slow.
+        health: how the workers are: what agents see of them, who hangs, and who is slow.
         stacks: takes their stacks.
     """
 
@@ -296,8 +293,8 @@ class ElasticDriver:
             is_of_the_job=(lambda address: False) if agents is None else agents.fleet.has_address,
             unheard=(lambda least_s: {}) if agents is None else agents.fleet.unheard,
             works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
+            lost_s=lambda: self._clock.lost_s,
         )
-        self.board = Board(self._clock, self.health.on_vitals, lost_s=lambda: self._clock.lost_s)
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -310,7 +307,7 @@ class ElasticDriver:
             booked=self._booked,
             remark=self._remark,
             stall=lambda: self.health.stall,
-            board=self.board,
+            table=self.health.table,
         )
         token_file = settings.operator_token_file
         key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
@@ -486,7 +483,7 @@ class ElasticDriver:
         records = {record.worker: record for record in self._stepper.state.workers}
         found = []
         for worker, dump in dumps.items():
-            record, vitals = records.get(worker), self.board.of(worker)
+            record, vitals = records.get(worker), self.health.table.of(worker)
             found.append(
                 {
                     "worker": worker.key,
@@ -497,7 +494,7 @@ class ElasticDriver:
                     "steps": None if vitals is None else vitals.steps,
                 }
             )
-        return {"stacks": found, "waiting": self.board.waiting()}
+        return {"stacks": found, "waiting": self.health.table.waiting(self._clock())}
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
@@ -552,12 +549,16 @@ class ElasticDriver:
         while self._standstills:
             stood_s, went_on_at, round_id = self._standstills[0]
             ended_s = time.monotonic() - went_on_at
-            trained = round_id > 0 and self._round_that_trains() == round_id and self.board.went_on(round_id)
+            trained = round_id > 0 and self._round_that_trains() == round_id and self._went_on(round_id)
             # What came meanwhile is read first, and may be old.
             if not at_once and ended_s < (_FIRST_LOOKS_S if trained else _NO_LOOKS_S):
                 return
             del self._standstills[0]
-            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=bool(trained))
+            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=trained)
+
+    def _went_on(self, round_id: int) -> bool:
+        """Whether the workers are known to have gone on in a round while the driver stood still."""
+        return bool(self.health.table.went_on(round_id, lost_s=self._clock.lost_s))
 
     def _round_that_trains(self) -> int:
         """Its number; 0 for none."""
@@ -802,8 +803,8 @@ class ElasticDriver:
         if state.phase is not JobPhase.RUNNING:
             return ()
         return figures(
-            steps_per_s=self.board.steps_per_s(),
-            steps=self.board.steps,
+            steps_per_s=self.health.table.steps_per_s(self._clock()),
+            steps=self.health.table.steps,
             commits=self.rounds.newest_commit(),
             suspected=self.health.suspected,
         )
@@ -970,7 +971,6 @@ class ElasticDriver:
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
         self._standings.exited(worker)
         self._chronicle.worker_not_started(worker)
-        self.board.forget(worker)
         self.health.gone(worker)
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
 
@@ -985,7 +985,6 @@ class ElasticDriver:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
-        self.board.forget(worker)
         self.health.gone(worker)
         error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:

@@ -20,7 +20,7 @@ from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
-from elastic_driver.health.board import Board
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
@@ -60,6 +60,9 @@ class Heartbeats(Protocol):
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         """A worker lives, has finished so many operations, and waits for others or not."""
 
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        """A worker's agent has looked at it."""
+
     def forget(self, worker: WorkerId) -> None:
         """From here on its silence is no news."""
 
@@ -82,7 +85,7 @@ class Rounds:
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         stall: for how long no worker has stepped, and why, in words; "" while they step.
         on_notice: takes each notice, for those who watch elsewhere.
-        board: of the workers' vitals.
+        table: the last looks at the workers, which ``heartbeats`` keeps.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Rounds:
         remark: Callable[[], str] = lambda: "",
         stall: Callable[[], str] = lambda: "",
         on_notice: Callable[[Notice], None] = lambda notice: None,
-        board: Board | None = None,
+        table: VitalsTable | None = None,
     ) -> None:
         self._stepper = stepper
         self._processes = processes
@@ -112,7 +115,7 @@ class Rounds:
         self._booked = booked
         self._remark = remark
         self._stall = stall
-        self._board = board or Board(clock)
+        self._table = table or VitalsTable()
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
@@ -218,7 +221,7 @@ class Rounds:
         """Its agent has looked at a worker; at one that is none of this job's for nothing."""
         if record_of(self._stepper.state, worker) is None:
             return
-        self._board.take(worker, vitals)
+        self._heartbeats.seen(worker, vitals)
         self._newest_commit = max(self._newest_commit, vitals.commits)
 
     def running(self, report: RunningReport) -> None:
@@ -287,7 +290,7 @@ class Rounds:
     def newest_commit(self) -> int:
         """The furthest worker's, by its number, also when that has ended since; those that a loss took back are not."""
         state = self._stepper.state
-        told = (vitals.commits for _, vitals in self._board)
+        told = (vitals.commits for _, vitals in self._table)
         self._newest_commit = max(self._newest_commit, state.commits, *(r.commits for r in state.workers), *told, 0)
         return self._newest_commit
 
@@ -307,7 +310,7 @@ class Rounds:
             "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
             "resets": state.resets,
             "progress": asdict(self.progress.estimate(now)),
-            **self._board.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)]),
+            **self._table.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)], now),
             "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
             "unused": unused_slots(state),
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
@@ -324,10 +327,10 @@ class Rounds:
                     "rank": record.rank if record.round_id else None,
                     "round_id": record.round_id,
                     "running": record.running,
-                    "commits": max(record.commits, self._board.commits(record.worker)),
+                    "commits": max(record.commits, self._table.commits(record.worker)),
                     "pid": self._processes.pid(record.worker),
                     "booked": self._booked(record.worker),
-                    "vitals": self._board.entry(record.worker),
+                    "vitals": self._table.entry(record.worker, now),
                     **_server_of(record),
                 }
                 for record in state.workers
@@ -389,7 +392,6 @@ class Rounds:
     def gone(self, worker: WorkerId) -> None:
         """A worker has ended: it waits for nothing any more, and its silence is no news."""
         self._heartbeats.forget(worker)
-        self._board.forget(worker)
         for kept in (self._parked, self._watching, self._placed):
             kept.pop(worker, None)
 

@@ -89,5 +89,5 @@ Beside the step
 ===============
 
 ``dumps`` reads what faulthandler prints, for all who ask something of it; ``last_words``, how a process says its end.
-``board`` keeps the last looks, for the status.
+``vitals_table`` keeps the last looks, for the status.
 """

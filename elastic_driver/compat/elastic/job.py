@@ -60,6 +60,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ExitCode, ReadyCause
 
 # Horovod's constant.
@@ -76,6 +77,9 @@ class _Unwatched:
     """Nobody is missed for his silence: the workers are threads of this process."""
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+        pass
+
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
         pass
 
     def forget(self, worker: WorkerId) -> None:

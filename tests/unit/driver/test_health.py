@@ -128,7 +128,7 @@ class World:
             for worker, look in looks.look(members, self.stepper.state.round_id, self.loop.time()):
                 if self.scripts:
                     look = Vitals(look.at_s, 200 + look.rank, "S")
-                self.health.on_vitals(worker, look, self.loop.time())
+                self.health.seen(worker, look)
 
     # --- what a test asks --------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from elastic_driver.core.membership import Policy
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
@@ -64,6 +65,7 @@ class Known:
     def __init__(self) -> None:
         self.threads: list[tuple[WorkerId, int, int]] = []
         self.watched: set[WorkerId] = set()
+        self.table = VitalsTable()
 
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
@@ -73,6 +75,9 @@ class Known:
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
+
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        self.table.take(worker, vitals, asyncio.get_running_loop().time())
 
     def forget(self, worker: WorkerId) -> None:
         self.watched.discard(worker)
@@ -137,6 +142,7 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         end=lambda: "it ends",
         about=lambda: {"job_id": "1f", "command": ["true"]},
         remark=lambda: world.remark,
+        table=world.known.table,
     )
 
 
