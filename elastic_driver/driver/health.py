@@ -35,6 +35,8 @@ from elastic_driver.vitals import Vitals
 
 # A link's answer may take a while; then a suspicion is told without.
 _STACK_S = 6.0
+# A little later than due: clocks are not compared for equality.
+_LATE_S = 0.005
 _NAMED = 2
 
 Stacks = Callable[[WorkerId], Awaitable[str | None]]
@@ -128,7 +130,7 @@ class Health:
     async def watch_over(self) -> None:
         """Looks at the workers whenever that is due. Runs until the job is over, or it is cancelled."""
         while True:
-            await asyncio.sleep(max(0.0, self.watch.next_deadline - self._clock()))
+            await asyncio.sleep(max(0.0, self.watch.next_deadline - self._clock()) + _LATE_S)
             if self._stepper.is_over:
                 return
             self.look()

@@ -50,8 +50,6 @@ from elastic_driver.words import HangAction, StragglerAction
 
 LOOK_S = 0.5
 """Agents look twice a second at those that stand still."""
-# A little later than due: clocks are not compared for equality.
-_LATE_S = 0.005
 # Some beats of a worker's pulse: who was alive so lately is.
 _ALIVE_S = 2.0
 
@@ -255,7 +253,7 @@ class HealthWatch:
         return found
 
     def _next_silence(self, now: float) -> float:
-        return now + self._heartbeats.look_in_s(now) + _LATE_S if self._heartbeats.interval_s else math.inf
+        return now + self._heartbeats.look_in_s(now) if self._heartbeats.interval_s else math.inf
 
     def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
         return why_spared(self._state, worker, ended, is_on_disc=self._is_on_disc)
