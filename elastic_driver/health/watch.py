@@ -202,7 +202,8 @@ class HealthWatch:
     def _pass_time(self, event: TimePassed, now: float) -> list[Finding]:
         found: list[Finding] = []
         if now >= self._look_at:
-            self._look_at = now + LOOK_S
+            # Not the later for each that came a little late.
+            self._look_at = self._look_at + LOOK_S if now < self._look_at + LOOK_S else now + LOOK_S
             found += self._look(event, now)
         if now >= self._silence_at:
             found += self._heartbeats.find(now, audible_s=event.audible_s, excused=self._may_be_silent)

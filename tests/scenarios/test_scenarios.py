@@ -43,6 +43,7 @@ Of a history whose workers' health is watched:
                                     is-stopped, is-debugged, waits-for-a-lock, is-silent: others wait for it meanwhile
     TIME stacks WHAT                of all who are asked: same (unless this says otherwise), none, moving, debugger
     TIME on-disc                    a commit that the job can go on from
+    TIME scripts                    the workers do not use this library: who "hangs" does nothing, all others compute
     TIME mute HOST                  its agent says nothing, though its machine acknowledges; unmute for the opposite
     TIME pass                       nothing, but the time until then
 
@@ -299,6 +300,8 @@ def play_health(watched: WatchedJob, words: list[str]) -> list[str]:
                 watched.workers.does[worker_id(who)] = rest[1]
         case "stacks":
             watched.stack = {"same": STACK, "none": None, "debugger": AT_A_PROMPT, "moving": ""}[rest[0]]
+        case "scripts":
+            watched.workers.scripts = True
         case "on-disc":
             watched.find_commit()
         case "mute":
@@ -312,7 +315,7 @@ def play_health(watched: WatchedJob, words: list[str]) -> list[str]:
     return lines
 
 
-HEALTH = ("does", "stacks", "on-disc", "mute", "unmute", "pass")
+HEALTH = ("does", "stacks", "scripts", "on-disc", "mute", "unmute", "pass")
 
 
 def feed_line(job: Job, words: list[str]) -> list[Command]:

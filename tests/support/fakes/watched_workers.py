@@ -51,9 +51,11 @@ class WatchedWorkers:
     Attributes:
         does: what each does, where it does not train as the others; see MODES.
         unseen: those that no look comes of.
+        scripts: whether they do not use this library, and say nothing of themselves.
     """
 
     def __init__(self) -> None:
+        self.scripts = False
         self.does: dict[WorkerId, str] = {}
         self.unseen: set[WorkerId] = set()
         self._last: dict[WorkerId, Vitals] = {}
@@ -78,6 +80,9 @@ class WatchedWorkers:
         pause = {"traced": False, "pulse_s": 0.1, "awaits": "", "waiting": (), "waits_s": 0.0}
         last = replace(last, at_s=last.at_s + 1, round_id=round_id, rank=rank, submitted=last.finished, **pause)
         mode = MODES.get(self.does.get(worker, ""))
+        if self.scripts:
+            state, cpu_s = ("R", last.cpu_s + 1) if mode is None else ("S", last.cpu_s)
+            return replace(last, state=state, cpu_s=cpu_s, pulse_s=None, round_id=0, rank=-1)
         if mode is not None:
             last = replace(last, **mode)
             return replace(last, cpu_s=last.cpu_s + 1) if mode["state"] == "R" else last
