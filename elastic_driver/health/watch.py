@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from elastic_driver.core.events import DrainRequested, WorkerHung
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.health.drains import Drains
 from elastic_driver.health.events import (
     CommitFound,
@@ -268,15 +268,17 @@ class HealthWatch:
 def _trains(state: State, worker: WorkerId) -> bool:
     """Whether it is a member that has said that it trains, and is not about to leave."""
     record = record_of(state, worker)
-    is_member = record is not None and record.phase is WorkerPhase.MEMBER and record.running
-    return is_member and record is not None and record.leave_by is None and record.exit_by is None
+    return record is not None and record.running and _is_to_stay(record)
 
 
 def _stays(state: State, worker: WorkerId) -> bool:
     """Whether it is a member that is not about to leave, whether it has said that it trains or cannot say so."""
     record = record_of(state, worker)
-    is_member = record is not None and record.phase is WorkerPhase.MEMBER and record.killed is None
-    return is_member and record is not None and record.leave_by is None and record.exit_by is None
+    return record is not None and record.killed is None and _is_to_stay(record)
+
+
+def _is_to_stay(record: WorkerRecord) -> bool:
+    return record.phase is WorkerPhase.MEMBER and record.leave_by is None and record.exit_by is None
 
 
 def _step_of(state: State, worker: WorkerId) -> int | None:

@@ -202,6 +202,25 @@ def test_a_worker_that_is_killed_at_work_makes_no_stall() -> None:
     assert told(watched, Stalled, StallEnded) == []
 
 
+def test_who_has_not_said_that_it_trains_is_not_suspected() -> None:
+    """It loads, or synchronizes; what comes of that is the core's."""
+    job = Job(num_proc=2, min_num_proc=1)
+    watched = WatchedJob(job, Rules())
+    job.hosts("a:1", "b:1")
+    for record in job.state.workers:
+        job.begin(record.worker)
+    job.running(str(A))
+    watched.follow(job.commands)
+    watched.workers.does[B] = "hangs"
+    watched.pass_until(200.0)
+    assert told(watched, WorkerSuspected) == []
+    watched.follow(job.running(str(B)))
+    watched.pass_until(202.0)
+    [suspected] = told(watched, WorkerSuspected)
+    assert isinstance(suspected, WorkerSuspected)
+    assert suspected.worker == B
+
+
 def test_looks_at_strangers_leave_nothing_behind() -> None:
     watched = trained("a:1", "b:1")
     for number in range(100):
