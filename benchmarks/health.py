@@ -34,8 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import SLOTS_PER_HOST, a_large_job
 
 from elastic_driver.codec import encode, from_data, from_text
-from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health
+from elastic_driver.health.findings import StragglerFound
+from elastic_driver.health.stragglers import StragglerWatch
+from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
@@ -241,7 +243,7 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
         def hear(self, happening: object) -> None:
             told.append(happening)
 
-    health = Health(stepper, chronicle=Chronicle(Ear()), clock=lambda: now, tasks=Tasks())
+    health = Health(stepper, Rules(), chronicle=Chronicle(Ear()), clock=lambda: now, tasks=Tasks())
     waited = [0.0] * size
     spent = dict.fromkeys(("json", "read", "take", "look", "stragglers"), 0.0)
     watch = StragglerWatch()
@@ -263,12 +265,11 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
         marks.append(time.thread_time())
         for seen in read:
             for key, vitals in seen.items():
-                health.on_vitals(WorkerId.parse(key), vitals, now)
+                health.seen(WorkerId.parse(key), vitals)
         marks.append(time.thread_time())
-        health._look(stragglers=False)
-        now += 0.5
-        health._look(stragglers=True)
-        now += 0.5
+        for _ in range(2):
+            now += 0.5
+            health.look()
         marks.append(time.thread_time())
         # Once more, what "take" and "look" do of that for stragglers alone.
         for seen in read:

@@ -11,9 +11,9 @@ from typing import Any
 
 from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
 from elastic_driver.core.membership import Policy
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.vitals import Traffic, Vitals
 from elastic_driver.words import Backend, ReadyCause
@@ -61,7 +61,7 @@ class LargeRounds:
 
     def __init__(self, size: int) -> None:
         stepper, self._members = a_large_job(size)
-        self._board = Board(time.monotonic)
+        self._table = VitalsTable()
         pids: Any = _Pids()
         self.rounds = Rounds(
             stepper,
@@ -71,7 +71,7 @@ class LargeRounds:
             on_disc=lambda report: None,
             end=lambda: "",
             about=lambda: {"job_id": "77", "command": ["true"], "urls": []},
-            board=self._board,
+            table=self._table,
         )
         self._seconds = 0
         for _ in range(3):
@@ -101,4 +101,4 @@ class LargeRounds:
                 traffic=traffic,
                 can_dump=True,
             )
-            self._board.take(worker, vitals)
+            self._table.take(worker, vitals, time.monotonic())

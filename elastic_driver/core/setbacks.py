@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic_driver.core.events import Fault
@@ -42,13 +41,6 @@ _OUTSIDE_CODES = frozenset(
 LONG_ROUND_S = 600.0
 # How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
 START_S = 60.0
-# A line of a traceback.
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# What faulthandler prints above the stack of a thread, the main one's last, and below all of them.
-_STACK = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\):$")
-_MODULES = "Extension modules: "
-# Before each line of a traceback, where torch.distributed is initialized.
-_RANK = re.compile(r"^\[rank\d+\]: ")
 # Of an error in a sentence, characters.
 _LONGEST_ERROR = 300
 # Addresses, process ids, steps and times differ in errors that are the same.
@@ -261,28 +253,6 @@ class Setbacks:
         if restarted and not self.commits:
             far = ""
         return f"the training failed {self.count} times in a row{far}; {alike}: {cause}"
-
-
-def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str, str]:
-    """What a process said of its end: its last line, and the line of code that it named last, or "".
-
-    Args:
-        lines: its last ones.
-        of_traceback: whether the error is the one of its last traceback, if there is one, whatever came after it.
-    """
-    plain = [text for line in lines if (text := _RANK.sub("", line).rstrip())]
-    said = [text.strip() for text in plain]
-    dumped = next((number for number in range(len(said) - 1, -1, -1) if _STACK.match(said[number])), None)
-    if dumped is not None and all(_FRAME.match(text) or text.startswith(_MODULES) for text in said[dumped + 1 :]):
-        # It was made to tell its stacks, the innermost frame first, and ended: no error of its own.
-        inner = next((match for text in said[dumped + 1 :] if (match := _FRAME.match(text))), None)
-        return "", "" if inner is None else f"{inner['file'].rpartition('/')[2]}:{inner['line']}"
-    named = [(number, match) for number, line in enumerate(said) if (match := _FRAME.match(line))]
-    if not named:
-        return (said[-1] if said else ""), ""
-    last, match = named[-1]
-    raised = next((text for text in plain[last + 1 :] if not text[0].isspace()), said[-1])
-    return (raised if of_traceback else said[-1]), f"{match['file'].rpartition('/')[2]}:{match['line']}"
 
 
 # What the programs of this package begin a line on stderr with that says why they end.

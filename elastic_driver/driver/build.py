@@ -11,12 +11,10 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from elastic_driver.core.events import Command
-from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.ending import JobEnd
@@ -34,9 +32,9 @@ from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import StatusDetails
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.driver.workers import Workers
+from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader_header
 from elastic_driver.rendezvous.messages import DiscReport
@@ -99,10 +97,11 @@ def build(
 
     def forget(worker: WorkerId) -> None:
         rounds.gone(worker)
-        health.forget(worker)
+        health.gone(worker)
 
     def on_disc(report: DiscReport) -> None:
-        health.on_disc(report)
+        if report.drivers and report.written >= 0:
+            health.commit_found()
         chronicle.on_disc(report)
 
     stepper = Stepper(policy_of(settings, dialect.on_change), clock=clock, carry_out=carry_out, on_error=crash)
@@ -121,24 +120,22 @@ def build(
     stacks = Stacks(lambda: workers.living, host_of=fleet.link_of)
     health = Health(
         stepper,
+        Rules(
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            hang_timeout_s=settings.hang_timeout_s,
+            hang_action=settings.hang_action,
+            straggler_action=settings.straggler_action,
+        ),
         chronicle=chronicle,
         clock=clock,
         tasks=tasks,
         stacks=stacks.take_one,
-        hang_action=settings.hang_action,
-        straggler_action=settings.straggler_action,
         is_of_the_job=fleet.has_address,
         unheard=fleet.unheard,
-    )
-    board = Board(clock, health.on_vitals, lost_s=lambda: clock.lost_s)
-    supervisor = Supervisor(
-        Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s),
-        clock=clock,
-        report=stepper.report,
         works_for_s=fleet.works_for_s,
-        debugged=lambda worker: board.is_debugged(worker) or health.may_not_end(worker),
+        lost_s=lambda: clock.lost_s,
     )
-    end = JobEnd(stepper, chronicle=chronicle, workers=workers, supervisor=supervisor)
+    end = JobEnd(stepper, chronicle=chronicle, workers=workers)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, launcher=launcher, chief=keeper)
     details = StatusDetails(
         settings,
@@ -152,7 +149,7 @@ def build(
     rounds = Rounds(
         stepper,
         processes=workers,
-        heartbeats=supervisor,
+        heartbeats=health,
         clock=clock,
         on_disc=on_disc,
         end=interrupts.end,
@@ -160,19 +157,18 @@ def build(
         booked=details.booked,
         remark=details.remark,
         stall=lambda: health.stall,
-        board=board,
+        table=health.table,
     )
-    standstills = DriverStandstills(stepper, chronicle=chronicle, board=board)
+    standstills = DriverStandstills(stepper, chronicle=chronicle, clock=clock, table=health.table)
     status_line = StatusLine(
         stepper,
         chronicle=chronicle,
         clock=clock,
         rounds=rounds,
-        board=board,
         health=health,
         standstills=standstills,
     )
-    reports = StackReports(stacks, stepper, board)
+    reports = StackReports(stacks, stepper, health.table, clock)
     metrics = MetricsPage(
         tally,
         rounds.status,
@@ -246,7 +242,6 @@ def build(
         store=store,
         requests=requests,
         page=page,
-        supervisor=supervisor,
         health=health,
         standstills=standstills,
         status_line=status_line,

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elastic_driver.core.events import ChiefExited, StartChief, StopChief
-from elastic_driver.core.setbacks import last_words
 from elastic_driver.core.state import ChiefPhase, parameter_servers, serving_workers
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
+from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus

@@ -16,7 +16,6 @@ from typing import Any
 
 from elastic_driver.core.events import EndJob
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.words import ExitCode
@@ -29,14 +28,12 @@ class JobEnd:
         stepper: decides nothing any more after an error.
         chronicle: is told of errors.
         workers: start nobody any more once the end is known.
-        supervisor: takes nobody for hung any more then.
     """
 
-    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, workers: Workers, supervisor: Supervisor) -> None:
+    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, workers: Workers) -> None:
         self._stepper = stepper
         self._chronicle = chronicle
         self._workers = workers
-        self._supervisor = supervisor
         self._end: EndJob | None = None
         self._known = asyncio.Event()
 
@@ -91,5 +88,4 @@ class JobEnd:
         self.crash(error)
 
     def _stop(self) -> None:
-        self._supervisor.forget_all()
         self._workers.job_ends()

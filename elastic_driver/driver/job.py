@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
@@ -29,6 +28,7 @@ from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, shortage
+from elastic_driver.health.heartbeats import interval_s
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.error_files import ENV_ERROR_FILE

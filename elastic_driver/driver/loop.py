@@ -51,7 +51,6 @@ from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import SettingsError
@@ -97,8 +96,7 @@ class ElasticDriver:
         store: the keys of the present round.
         requests: answer what workers ask through their agents.
         page: for browsers; None for none.
-        supervisor: finds who is frozen.
-        health: finds who hangs, and who is slow.
+        health: finds who is silent, who hangs, and who is slow.
         standstills: of this process.
         status_line: says where the job stands.
     """
@@ -123,7 +121,6 @@ class ElasticDriver:
     store: RoundStore
     requests: AgentRequests
     page: Page | None
-    supervisor: Supervisor
     health: Health
     standstills: DriverStandstills
     status_line: StatusLine
@@ -161,7 +158,6 @@ class ElasticDriver:
             tasks.start(self.clock.keep(self.standstills.stood_still))
             discovering = tasks.start(self.discovery_loop.run(self.job))
             tasks.start(self.status_line.run())
-            tasks.start(self.supervisor.watch_over())
             tasks.start(self.health.watch_over())
             self.stepper.set_timer()
             end = await self.end.wait()
@@ -221,7 +217,7 @@ class ElasticDriver:
 
     def carry_out(self, commands: Sequence[Command], now: float) -> None:
         """Does what a step of the core says, and tells of what has become of the job."""
-        self.health.note_step(commands, now)
+        self.health.note_step(now)
         # What has happened is told before what comes of it.
         for command in commands:
             if isinstance(command, ReportDying | ReportExit):

@@ -17,10 +17,10 @@ from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, record_of
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
@@ -42,9 +42,6 @@ from elastic_driver.rendezvous.routes import ALL, OPERATOR, WORKER, Route, Route
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind
 
-# Some beats of a worker's pulse: who was alive so lately is.
-_ALIVE_S = 2.0
-
 
 class Processes(Protocol):
     """What is to be known of the workers' processes."""
@@ -54,13 +51,13 @@ class Processes(Protocol):
 
 
 class Heartbeats(Protocol):
-    """Is told who lives."""
+    """Is told who has spoken."""
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         """A worker lives, has finished so many operations, and waits for others or not."""
 
-    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
-        """A worker's process lives, and has so many operations; none where nobody counts them."""
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        """A worker's agent has looked at it."""
 
     def forget(self, worker: WorkerId) -> None:
         """From here on its silence is no news."""
@@ -83,7 +80,7 @@ class Rounds:
         booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         stall: for how long no worker has stepped, and why, in words; "" while they step.
-        board: of the workers' vitals.
+        table: the last looks at the workers, which ``heartbeats`` keeps.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class Rounds:
         booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
         stall: Callable[[], str] = lambda: "",
-        board: Board | None = None,
+        table: VitalsTable | None = None,
     ) -> None:
         self._stepper = stepper
         self._processes = processes
@@ -111,7 +108,7 @@ class Rounds:
         self._booked = booked
         self._remark = remark
         self._stall = stall
-        self._board = board or Board(clock)
+        self._table = table or VitalsTable()
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
@@ -198,10 +195,8 @@ class Rounds:
         """Its agent has looked at a worker; at one that is none of this job's for nothing."""
         if record_of(self._stepper.state, worker) is None:
             return
-        self._board.take(worker, vitals)
+        self._heartbeats.seen(worker, vitals)
         self._newest_commit = max(self._newest_commit, vitals.commits)
-        if vitals.pulse_s is not None and vitals.pulse_s < _ALIVE_S:
-            self._heartbeats.alive(worker, submitted=vitals.submitted, finished=vitals.finished)
 
     def running(self, report: RunningReport) -> None:
         """A member trains.
@@ -264,7 +259,7 @@ class Rounds:
     def newest_commit(self) -> int:
         """The furthest worker's, by its number, also when that has ended since; those that a loss took back are not."""
         state = self._stepper.state
-        told = (vitals.commits for _, vitals in self._board)
+        told = (vitals.commits for _, vitals in self._table)
         self._newest_commit = max(self._newest_commit, state.commits, *(r.commits for r in state.workers), *told, 0)
         return self._newest_commit
 
@@ -284,7 +279,7 @@ class Rounds:
             "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
             "resets": state.resets,
             "progress": asdict(self.progress.estimate(now)),
-            **self._board.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)]),
+            **self._table.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)], now),
             "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
             "unused": unused_slots(state),
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
@@ -301,10 +296,10 @@ class Rounds:
                     "rank": record.rank if record.round_id else None,
                     "round_id": record.round_id,
                     "running": record.running,
-                    "commits": max(record.commits, self._board.commits(record.worker)),
+                    "commits": max(record.commits, self._table.commits(record.worker)),
                     "pid": self._processes.pid(record.worker),
                     "booked": self._booked(record.worker),
-                    "vitals": self._board.entry(record.worker),
+                    "vitals": self._table.entry(record.worker, now),
                     **_server_of(record),
                 }
                 for record in state.workers
@@ -363,7 +358,6 @@ class Rounds:
     def gone(self, worker: WorkerId) -> None:
         """A worker has ended: it waits for nothing any more, and its silence is no news."""
         self._heartbeats.forget(worker)
-        self._board.forget(worker)
         for kept in (self._parked, self._placed):
             kept.pop(worker, None)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
@@ -156,13 +156,15 @@ class StackReports:
     Args:
         stacks: takes them.
         stepper: has the state.
-        board: of the workers' vitals.
+        table: of the last looks at the workers.
+        clock: the job's time, seconds.
     """
 
-    def __init__(self, stacks: Stacks, stepper: Stepper, board: Board) -> None:
+    def __init__(self, stacks: Stacks, stepper: Stepper, table: VitalsTable, clock: Callable[[], float]) -> None:
         self._stacks = stacks
         self._stepper = stepper
-        self._board = board
+        self._table = table
+        self._clock = clock
 
     @property
     def routes(self) -> Routes:
@@ -181,7 +183,7 @@ class StackReports:
         records = {record.worker: record for record in self._stepper.state.workers}
         found = []
         for worker, dump in dumps.items():
-            record, vitals = records.get(worker), self._board.of(worker)
+            record, vitals = records.get(worker), self._table.of(worker)
             found.append(
                 {
                     "worker": worker.key,
@@ -192,4 +194,4 @@ class StackReports:
                     "steps": None if vitals is None else vitals.steps,
                 }
             )
-        return {"stacks": found, "waiting": self._board.waiting()}
+        return {"stacks": found, "waiting": self._table.waiting(self._clock())}

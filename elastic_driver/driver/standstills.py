@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 
 from elastic_driver.core.standing import Doing, standing_of
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.system.job_clock import JobClock
 
 # Looks at workers come about once a second: when those of the time after a standstill are there, and when they will not
 # come any more.
@@ -24,13 +25,15 @@ class DriverStandstills:
     Args:
         stepper: has the state.
         chronicle: is told.
-        board: knows what the workers did meanwhile.
+        clock: the job's time.
+        table: of the last looks at the workers: what they did meanwhile.
     """
 
-    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, board: Board) -> None:
+    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, clock: JobClock, table: VitalsTable) -> None:
         self._stepper = stepper
         self._chronicle = chronicle
-        self._board = board
+        self._clock = clock
+        self._table = table
         # Not booked yet: for how long, when it went on, and the round that trained; 0 for none.
         self._standstills: list[tuple[float, float, int]] = []
 
@@ -48,12 +51,16 @@ class DriverStandstills:
         while self._standstills:
             stood_s, went_on_at, round_id = self._standstills[0]
             ended_s = time.monotonic() - went_on_at
-            trained = round_id > 0 and self._round_that_trains() == round_id and self._board.went_on(round_id)
+            trained = round_id > 0 and self._round_that_trains() == round_id and self._went_on(round_id)
             # What came meanwhile is read first, and may be old.
             if not at_once and ended_s < (_FIRST_LOOKS_S if trained else _NO_LOOKS_S):
                 return
             del self._standstills[0]
-            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=bool(trained))
+            self._chronicle.stood_still(stood_s, ended_s=ended_s, trained=trained)
+
+    def _went_on(self, round_id: int) -> bool:
+        """Whether the workers are known to have gone on in a round meanwhile."""
+        return bool(self._table.went_on(round_id, lost_s=self._clock.lost_s))
 
     def _round_that_trains(self) -> int:
         """Its number; 0 for none."""

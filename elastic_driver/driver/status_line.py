@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 
 from elastic_driver.core.state import JobPhase
-from elastic_driver.driver.board import Board
 from elastic_driver.driver.health import Health
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.standstills import DriverStandstills
@@ -32,8 +31,7 @@ class StatusLine:
         chronicle: is told.
         clock: the job's time, seconds.
         rounds: explain where the job stands.
-        board: of the workers' vitals.
-        health: knows who may hang.
+        health: knows who may hang, and how far the workers are.
         standstills: of this process, booked while the line is kept.
     """
 
@@ -44,7 +42,6 @@ class StatusLine:
         chronicle: Chronicle,
         clock: Callable[[], float],
         rounds: Rounds,
-        board: Board,
         health: Health,
         standstills: DriverStandstills,
     ) -> None:
@@ -52,7 +49,6 @@ class StatusLine:
         self._chronicle = chronicle
         self._clock = clock
         self._rounds = rounds
-        self._board = board
         self._health = health
         self._standstills = standstills
         self._phase = stepper.state.phase  # as of the last step
@@ -101,8 +97,8 @@ class StatusLine:
         if self._stepper.state.phase is not JobPhase.RUNNING:
             return ()
         return figures(
-            steps_per_s=self._board.steps_per_s(),
-            steps=self._board.steps,
+            steps_per_s=self._health.table.steps_per_s(self._clock()),
+            steps=self._health.table.steps,
             commits=self._rounds.newest_commit(),
             suspected=self._health.suspected,
         )

@@ -20,10 +20,10 @@ from elastic_driver.core.events import (
     WorkerSpared,
     WorkerStarted,
 )
-from elastic_driver.core.setbacks import last_words
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
+from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess

@@ -17,6 +17,7 @@ from typing import Protocol
 from elastic_driver.core.events import Event, PublishRound, Report, ReportResumed, SetNotice, StopWorker
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.standing import Standing
+from elastic_driver.health.findings import StallEnded, Told
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.goodput import Goodput
@@ -49,22 +50,16 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     RoundSummary,
     ServerAnswers,
-    Stalled,
-    StallEnded,
     Status,
     StoodStill,
-    StragglerFound,
-    StragglerGone,
     Summary,
     TimeBooked,
     Warmed,
-    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
-    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant
@@ -313,27 +308,11 @@ class Chronicle:
         """A worker is frozen or hangs, and is about to be killed."""
         self._tell(WorkerHung(worker, reason))
 
-    def worker_suspected(self, suspected: WorkerSuspected) -> None:
-        """A worker may hang."""
-        self._tell(suspected)
-
-    def worker_cleared(self, cleared: WorkerCleared) -> None:
-        """It does not, or that is no question any more."""
-        self._tell(cleared)
-
-    def straggler(self, straggler: StragglerFound | StragglerGone) -> None:
-        """A worker is slower than the others, or is so no more."""
-        self._tell(straggler)
-
-    def stalled(self, stood_s: float, waits_for: Sequence[WorkerId]) -> None:
-        """No member of the round has gone on for so long."""
-        self._tell(Stalled(stood_s, waits_for))
-
-    def stall_ended(self, stood_s: float, waits_for: Sequence[WorkerId], *, resumed: bool) -> None:
-        """A stall is over: the members have gone on, or the round has ended."""
-        if not resumed:
-            self._stalled_s = stood_s
-        self._tell(StallEnded(stood_s, waits_for, resumed))
+    def found(self, finding: Told) -> None:
+        """Something was found of how the workers are: who may hang, who is slow, whether the round goes on."""
+        if isinstance(finding, StallEnded) and not finding.resumed:
+            self._stalled_s = finding.stood_s
+        self._tell(finding)
 
     def worker_dismissed(self, worker: WorkerId, reason: str) -> None:
         """A worker is told that it has no place any more."""

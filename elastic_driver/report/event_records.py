@@ -11,6 +11,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
@@ -37,21 +45,15 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
     ServerAnswers,
-    Stalled,
-    StallEnded,
     Status,
     StoodStill,
-    StragglerFound,
-    StragglerGone,
     TimeBooked,
     Warmed,
-    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
-    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant

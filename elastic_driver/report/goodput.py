@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic_driver.core.standing import Doing
+from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.happenings import (
     Happening,
@@ -26,8 +27,6 @@ from elastic_driver.report.happenings import (
     ProcessEnded,
     ProcessStarted,
     RoundFormed,
-    Stalled,
-    StallEnded,
     StoodStill,
     WorkerDismissed,
     WorkersDrained,

@@ -11,6 +11,14 @@ from typing import Protocol, TypeAlias
 
 from elastic_driver.core.standing import Doing
 from elastic_driver.core.state import JobPhase
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import Backend, NoticeKind, OnChange
 
@@ -213,80 +221,6 @@ class WorkerHung:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSuspected:
-    """A worker is suspected to hang.
-
-    Attributes:
-        worker, rank: which; no rank for one that is in no round.
-        kind: why, in a word: "stopped", "traced", "awaited", "deadlock", "idle" or "unheard".
-        why: in words.
-        collective: that others wait in; "" where that is not known.
-        stack: its Python stacks; "" where they cannot be had.
-        frames: the innermost ones of its main thread, "train.py:12 in step".
-        still_s: for how long it has not gone on.
-        limit_s, limit: which limit that exceeds, and how that is derived.
-        ends_s: it is ended when the proof is complete, at the earliest after so long; None where it is only named.
-        more: how many other workers are in the same case.
-        spared: why it is not ended, where that is not --hang-action's doing nor the kind's, in words; else "".
-    """
-
-    worker: WorkerId
-    rank: int | None
-    kind: str
-    why: str
-    collective: str
-    stack: str
-    frames: Sequence[str]
-    still_s: float
-    limit_s: float
-    limit: str
-    ends_s: float | None
-    more: int
-    spared: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCleared:
-    """A worker that was suspected does not hang: why, and for how long it has stood still."""
-
-    worker: WorkerId
-    rank: int | None
-    why: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerFound:
-    """A worker is slower than the others.
-
-    Attributes:
-        worker, rank: which.
-        own_s, median_s: a step's time without waiting, seconds: its own, and the median of all.
-        against_others: the median as a share of its own; 1.0 is as fast as the others, less is slower.
-        against_past: likewise its own best so far.
-        steps: over how many steps.
-    """
-
-    worker: WorkerId
-    rank: int
-    own_s: float
-    median_s: float
-    against_others: float
-    against_past: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerGone:
-    """A worker that was slower than the others is so no more: why, and how long it was."""
-
-    worker: WorkerId
-    rank: int
-    why: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerDismissed:
     """A worker is told that it has no place any more."""
 
@@ -337,34 +271,6 @@ class StoodStill:
     stood_s: float
     ended_s: float = 0.0
     trained: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stalled:
-    """No member of the round goes on.
-
-    Attributes:
-        stood_s: for so long already.
-        waits_for: the members that the others wait for; empty where all wait for each other, or nobody waits.
-    """
-
-    stood_s: float
-    waits_for: Sequence[WorkerId]
-
-
-@dataclass(frozen=True, slots=True)
-class StallEnded:
-    """A stall is over.
-
-    Attributes:
-        stood_s: how long it was.
-        waits_for: as before.
-        resumed: whether the members went on; else the round has ended.
-    """
-
-    stood_s: float
-    waits_for: Sequence[WorkerId]
-    resumed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_driver.core.explain import names
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report import wording
 from elastic_driver.report.console import Console
@@ -38,21 +46,15 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
     ServerAnswers,
-    Stalled,
-    StallEnded,
     Status,
     StoodStill,
-    StragglerFound,
-    StragglerGone,
     TimeBooked,
     Warmed,
-    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
-    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.version import __version__

@@ -1,163 +1,16 @@
-"""Stacks of many processes, grouped by likeness: what faulthandler prints, read and compared.
+"""Stacks of many processes, grouped by likeness.
 
-Owns how such a text is read, which threads are worth a look, and which stacks are alike. Knows no job and no terminal:
-what its answers hold comes from scripts, and whoever prints it makes it printable.
-
-The text is taken as it comes: cut off, mixed with other lines, of any Python. What is not understood is left out.
+Owns which stacks are alike; :mod:`elastic_driver.health.dumps` reads them. Knows no job and no terminal: what its
+answers hold comes from scripts, and whoever prints it makes it printable.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-# 'Thread 0x00007f33 [name] (most recent call first):'; the name since Python 3.14. A process that has one thread only
-# is asked without all_threads: 'Stack (most recent call first):'.
-_HEAD = re.compile(
-    r"(?:(?P<current>Current )?[Tt]hread 0x[0-9a-fA-F]+(?: \[(?P<name>.*)\])?|Stack) \(most recent call first\):?\s*"
-)
-# A file's name may hold anything but the end of the line: the last ', line N in ' counts.
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?+) in (?P<function>.*)')
-_PACKAGE = "elastic_driver/"
-_OUR_PLACES = tuple(f"{_PACKAGE}{folder}" for folder in ("worker/", "torch/", "launch/", "torchelastic/", "system/"))
-# Functions in which a thread of a pool, or one that waits to be woken, has nothing to do.
-_IDLE = {
-    "threading.py": None,  # None: any of its functions
-    "queue.py": None,
-    "concurrent/futures/thread.py": frozenset({"_worker"}),
-    "multiprocessing/pool.py": frozenset(
-        {"worker", "_handle_workers", "_handle_tasks", "_handle_results", "_wait_for_updates", "_help_stuff_finish"}
-    ),
-    "multiprocessing/connection.py": frozenset({"wait", "_recv", "_recv_bytes", "recv", "poll", "_poll"}),
-    "multiprocessing/queues.py": frozenset({"_feed"}),
-    "selectors.py": frozenset({"select"}),
-    "tqdm/_monitor.py": None,
-}
-_STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A line of a stack; ``line`` is 0 where it is not known."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def place(self) -> str:
-        """The file, without the folder that a Python has been installed in."""
-        for mark in ("/site-packages/", "/dist-packages/"):
-            _, found, rest = self.file.rpartition(mark)
-            if found:
-                return rest
-        match = re.fullmatch(r".*/lib/python3\.[0-9]+/(.+)", self.file)
-        return match[1] if match else self.file
-
-    def __str__(self) -> str:
-        return f"{self.place}:{self.line} in {self.function}"
-
-
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """A thread.
-
-    Attributes:
-        frames: the innermost first.
-        name: "" where the Python does not tell it.
-        is_cut: whether it has more frames further out, which were not printed.
-    """
-
-    frames: tuple[Frame, ...]
-    name: str = ""
-    is_cut: bool = False
-
-    @property
-    def is_started(self) -> bool:
-        """Whether Python's threading has started it, so that it is not the main thread."""
-        return any(frame.function == "_bootstrap" and frame.place == "threading.py" for frame in self.frames[-1:])
-
-    @property
-    def own(self) -> tuple[Frame, ...]:
-        """The frames without those with which every thread of threading begins."""
-        frames = list(self.frames)
-        while frames and frames[-1].place == "threading.py" and frames[-1].function in _STARTS:
-            frames.pop()
-        return tuple(frames)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits for work, as threads of a pool do; or has no Python to show."""
-        return all(_is_idle(frame) for frame in self.own)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this package has started it: the first that it calls is here."""
-        own = self.own
-        return self.is_started and bool(own) and any(place in own[-1].file for place in _OUR_PLACES)
-
-
-def _is_idle(frame: Frame) -> bool:
-    functions = _IDLE.get(frame.place, frozenset())
-    return functions is None or frame.function in functions
-
-
-@lru_cache(maxsize=1 << 14)
-def _frame(text: str) -> Frame | None:
-    # The same lines come from thousands of ranks.
-    match = _FRAME.fullmatch(text)
-    if match is None:
-        return None
-    return Frame(match["file"], int(match["line"]) if match["line"].isdigit() else 0, match["function"])
-
-
-def parse(text: str) -> list[Thread]:
-    """The threads in a text of faulthandler's, in its order. Of a text that holds none: []."""
-    threads: list[Thread] = []
-    frames: list[Frame] | None = None
-    name, is_cut = "", False
-
-    def end() -> None:
-        if frames is not None:
-            threads.append(Thread(tuple(frames), name, is_cut))
-
-    # Not splitlines(): names may hold what that takes for the end of a line.
-    for number, line in enumerate(text.split("\n")):
-        stripped = line.rstrip("\r")
-        if stripped.startswith("  "):
-            if frames is None:
-                if number or not stripped.startswith('  File "'):
-                    continue
-                frames = []  # the head of the first thread was cut off
-            if stripped == "  ...":
-                is_cut = True
-            elif (frame := _frame(stripped)) is not None:
-                frames.append(frame)
-        elif (match := _HEAD.fullmatch(stripped)) is not None:
-            end()
-            frames, name, is_cut = [], (match["name"] or "").strip(), False
-        elif stripped:
-            # A section of its own: the C stack, the list of extension modules.
-            end()
-            frames = None
-    end()
-    return threads
-
-
-def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """The thread that runs the script: the last that threading has not started. None where there is none.
-
-    faulthandler prints the oldest thread last. A stack that was cut shows no beginning: where nothing else does, the
-    last thread is it.
-    """
-    seen = [thread for thread in threads if thread.frames]
-    for thread in reversed(seen):
-        if not thread.is_started and not thread.is_idle:
-            return thread
-    return seen[-1] if seen else None
+from elastic_driver.health.dumps import Frame, Thread, main_thread, parse
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from elastic_driver.health.dumps import Frame, Thread, main_thread, parse
 from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.stacks import (
     Family,
-    Frame,
     Group,
     Process,
-    Thread,
     families,
-    main_thread,
-    parse,
     process_of,
     spell_ranks,
 )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elastic_driver.health.findings import StragglerFound, StragglerGone, WorkerCleared, WorkerSuspected
 from elastic_driver.hosts import WorkerId
-from elastic_driver.report.happenings import StragglerFound, StragglerGone, WorkerCleared, WorkerSuspected
 
 # By the kind of the suspicion.
 _NOT_ENDED = {

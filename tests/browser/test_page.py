@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.health.findings import StragglerFound
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
-from elastic_driver.report.happenings import JobEnded, StragglerFound, Summary
+from elastic_driver.report.happenings import JobEnded, Summary
 from tests.support.fakes.rendezvous_service import Service, serving
 from tests.support.fakes.shown_job import ShownJob
 from tests.support.network.relay import relaying

@@ -20,6 +20,7 @@ from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, StopWorker
 from elastic_driver.core.standing import Doing, Standing
 from elastic_driver.core.state import JobPhase
+from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_records import line_of, records_of
@@ -113,9 +114,9 @@ class History:
                 chronicle.stood_still(seconds, ended_s=later_s if later_s < seconds else 0.0, trained=number % 3 == 0)
             case "stall":
                 # It may be found that nobody has gone on for longer than the round has trained.
-                chronicle.stalled(seconds, [] if worker is None else [worker])
+                chronicle.found(Stalled(seconds, [] if worker is None else [worker]))
             case "goes on":
-                chronicle.stall_ended(seconds, [], resumed=True)
+                chronicle.found(StallEnded(seconds, [], resumed=True))
             case _ if worker is None:
                 pass
             case "ready":

@@ -12,17 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_driver.core.hangs import (
-    STALE_S,
-    STOPPED_PROOF_S,
-    Cleared,
-    Finding,
-    HangWatch,
-    Kind,
-    ProvenHung,
-    StackWanted,
-    Suspected,
-)
+from elastic_driver.core.events import WorkerHung
+from elastic_driver.health.findings import Kind, StackWanted, WorkerCleared, WorkerSuspected
+from elastic_driver.health.hangs import STOPPED_PROOF_S, Finding, HangWatch
+from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals, Waiting
 
@@ -175,9 +168,9 @@ class World:
         looks = self.looks[worker]
         now = looks[-1]
         before = [one for _, one in self.told if one.worker == worker and not isinstance(one, StackWanted)]
-        is_open = bool(before) and isinstance(before[-1], Suspected)
+        is_open = bool(before) and isinstance(before[-1], WorkerSuspected)
         match finding:
-            case Suspected():
+            case WorkerSuspected():
                 assert not is_open, "it has been told already"
                 assert not finding.spared or finding.ends_s is None
                 assert now.waits_s == 0 or finding.kind is Kind.DEADLOCK
@@ -185,11 +178,11 @@ class World:
                     assert looks[-2].state in ("T", "t")
                     assert (now.state, now.traced) == ("T", False)
                 elif finding.kind is Kind.LACKS or finding.kind is Kind.IDLE:
-                    assert _stands_s(looks) >= finding.limit.seconds
+                    assert _stands_s(looks) >= finding.limit_s
                 assert not self.proves or finding.ends_s is None or finding.kind in (Kind.STOPPED, Kind.LACKS)
-            case Cleared():
+            case WorkerCleared():
                 assert is_open, "it was not suspected"
-            case ProvenHung(silent=silent):
+            case WorkerHung(silent=silent):
                 assert is_open
                 assert self.proves
                 self.ended.add(worker)
@@ -224,7 +217,7 @@ class World:
     def _check_order(self, found: list[Finding]) -> None:
         ranks: dict[bool, list[int]] = {True: [], False: []}
         for finding in found:
-            if isinstance(finding, Suspected):
+            if isinstance(finding, WorkerSuspected):
                 assert finding.rank is not None
                 halted = self.looks[finding.worker][-1].state in ("T", "t")
                 ranks[halted].append(finding.rank)
@@ -289,7 +282,7 @@ def test_whatever_was_before_who_is_stopped_is_ended_after_ten_seconds(
         return
     modes = tuple("stop" if rank == victim else "train" for rank in range(4))
     world.play(Segment(modes, STOPPED_PROOF_S + 2 * pace_s + 0.5, pace_s, "none"))
-    (at,) = [at for at, one in world.told if isinstance(one, ProvenHung) and one.worker == worker]
+    (at,) = [at for at, one in world.told if isinstance(one, WorkerHung) and one.worker == worker]
     assert STOPPED_PROOF_S <= at - began <= STOPPED_PROOF_S + 2 * pace_s
 
 
@@ -367,8 +360,8 @@ def test_rubbish_raises_nothing_and_nothing_remains_of_those_who_ended(things: l
 def _follow(found: list[Finding], suspected: set[WorkerId]) -> None:
     for finding in found:
         match finding:
-            case Suspected(worker):
+            case WorkerSuspected(worker):
                 assert worker not in suspected
                 suspected.add(worker)
-            case Cleared(worker) | ProvenHung(worker):
+            case WorkerCleared(worker) | WorkerHung(worker):
                 suspected.remove(worker)

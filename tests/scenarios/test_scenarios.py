@@ -36,6 +36,20 @@ A line that is not indented is input:
     TIME driver-failed ERROR
     TIME timer
 
+Of a history whose workers' health is watched:
+
+    health [--hang-action warn] [--straggler-action drain] [--heartbeat-timeout S] [--hang-timeout S]
+                                    from here on; time passes as in a job: agents look once a second, timers expire
+    TIME does WHO WHAT              trains, trains=1.5 (it takes so many times as long for each step), hangs, computes,
+                                    is-stopped, is-debugged, waits-for-a-lock, is-silent: others wait for it meanwhile
+    TIME stacks WHAT                of all who are asked: same (unless this says otherwise), none, moving, debugger
+    TIME on-disc                    a commit that the job can go on from
+    TIME scripts                    the workers do not use this library: who "hangs" does nothing, all others compute
+    TIME mute HOST                  its agent says nothing, though its machine acknowledges; unmute for the opposite
+    TIME pass                       nothing, but the time until then
+
+What is found until a line's time comes before what the line itself does, with the seconds; then who is suspected now.
+
 TIME is seconds, "+" and seconds since the line before, "." for the same moment, or "next" for the next deadline. WHO is
 a worker (a[0], a[0]#1), several with commas, or "booting" or "members" for all of these.
 
@@ -93,9 +107,22 @@ from elastic_driver.core.events import (  # noqa: E402
 )
 from elastic_driver.core.membership import explain  # noqa: E402
 from elastic_driver.core.state import WorkerPhase  # noqa: E402
+from elastic_driver.health.findings import (  # noqa: E402
+    NotDrained,
+    Spared,
+    StackWanted,
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
+from elastic_driver.health.watch import Finding, Rules  # noqa: E402
 from elastic_driver.hosts import Departure  # noqa: E402
 from elastic_driver.words import Backend, Ending, OnChange, ReadyCause, Sizing  # noqa: E402
 from tests.support.fakes.membership_job import BOTH, Job, worker_id  # noqa: E402
+from tests.support.fakes.watched_workers import AT_A_PROMPT, STACK, WatchedJob  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
 
@@ -209,6 +236,87 @@ def told(command: Command) -> str:
             return f"{'warn' if command.warning else 'say'}: {command.text}"
         case EndJob():
             return f"end with exit code {command.exit_code}: {command.message}"
+
+
+def make_watch(job: Job, flags: list[str]) -> WatchedJob:
+    """The watch over the workers' health that these flags ask for."""
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    return WatchedJob(
+        job,
+        Rules(
+            heartbeat_timeout_s=float(given.pop("--heartbeat-timeout", 0)),
+            hang_timeout_s=float(given.pop("--hang-timeout", 0)),
+            hang_action=given.pop("--hang-action", "end"),
+            straggler_action=given.pop("--straggler-action", "warn"),
+            **given,  # what is misspelt
+        ),
+    )
+
+
+def found(finding: Finding) -> str:
+    """A finding as one line."""
+    match finding:
+        case WorkerSuspected():
+            then = "" if finding.ends_s is None else f"; ended in {finding.ends_s:g} s"
+            then += f"; spared: {finding.spared}" if finding.spared else ""
+            then += f"; and {finding.more} more" if finding.more else ""
+            frames = f" at {finding.frames[0]}" if finding.frames else ""
+            return f"suspect {finding.worker} ({finding.kind}): {finding.why}{then}{frames}"
+        case WorkerCleared():
+            return f"clear {finding.worker}: {finding.why}; it stood still for {finding.took_s:g} s"
+        case Spared():
+            return f"spare {finding.worker}: {finding.reason}"
+        case StackWanted():
+            return f"ask {finding.worker} for its stack"
+        case Stalled() | StallEnded():
+            what = "stalled" if isinstance(finding, Stalled) else "goes on" if finding.resumed else "stall over"
+            return (
+                f"{what} after {finding.stood_s:g} s; waiting for {', '.join(map(str, finding.waits_for)) or 'nobody'}"
+            )
+        case StragglerFound():
+            return f"slow {finding.worker}: {1 / finding.against_others:.2f} times the others"
+        case StragglerGone():
+            return f"slow no more {finding.worker}: {finding.why}"
+        case NotDrained():
+            return f"keep {finding.worker}: {finding.why}"
+        case WorkerHung():
+            return f"{'silent' if finding.silent else 'hung'} {finding.worker}: {finding.reason}"
+        case DrainRequested():
+            place = finding.hostname if finding.slot is None else f"{finding.hostname}[{finding.slot}]"
+            return f"drain {place}: {finding.why}"
+
+
+def play_health(watched: WatchedJob, words: list[str]) -> list[str]:
+    """Lets time pass until the line's, and does what it says of the workers. What it says of the job is left to do."""
+    time, verb, *rest = words
+    if time == "next":
+        deadline = next_deadline(watched.job.state)
+        assert deadline is not None, "there is no next deadline"
+        watched.pass_until(deadline)
+    elif time != ".":
+        watched.pass_until(watched.job.now + float(time[1:]) if time.startswith("+") else float(time))
+    match verb:
+        case "does":
+            for who in who_is(watched.job, rest[0]):
+                watched.workers.does[worker_id(who)] = rest[1]
+        case "stacks":
+            watched.stack = {"same": STACK, "none": None, "debugger": AT_A_PROMPT, "moving": ""}[rest[0]]
+        case "scripts":
+            watched.workers.scripts = True
+        case "on-disc":
+            watched.find_commit()
+        case "mute":
+            watched.unheard[rest[0]] = watched.job.now
+        case "unmute":
+            del watched.unheard[rest[0]]
+    lines = []
+    for at, one in watched.found:
+        lines.append(f"        {told(one)}" if isinstance(one, Command) else f"    {at:g} {found(one)}")
+    watched.found.clear()
+    return lines
+
+
+HEALTH = ("does", "stacks", "scripts", "on-disc", "mute", "unmute", "pass")
 
 
 def feed_line(job: Job, words: list[str]) -> list[Command]:
@@ -327,6 +435,7 @@ def who_is(job: Job, text: str) -> list[str]:
 def play(text: str) -> str:
     """The history with its output written anew."""
     job: Job | None = None
+    watched: WatchedJob | None = None
     lines = []
     for line in text.splitlines():
         if line.startswith(" "):
@@ -339,14 +448,26 @@ def play(text: str) -> str:
             job = make_job(words[1:])
             continue
         assert job is not None, "the first input line is not a job"
+        if words[0] == "health":
+            watched = make_watch(job, words[1:])
+            continue
         try:
-            lines += [f"    {told(command)}" for command in feed_line(job, words)]
+            if watched is not None:
+                lines += play_health(watched, words)
+                words[0] = "."
+            commands = [] if words[1] in HEALTH else feed_line(job, words)
+            lines += [f"    {told(command)}" for command in commands]
+            if watched is not None and words[1] not in HEALTH:
+                watched.follow(commands)
+                lines += play_health(watched, [".", "pass"])
         except Exception as error:
             error.add_note(f"at {line!r}")
             raise
         deadline = next_deadline(job.state)
         left = "" if deadline is None else f" [timer in {deadline - job.now:g} s]"
         lines.append(f"    = {explain(job.state, job.now)}{left}")
+        if watched is not None and (suspects := watched.watch.suspects(job.now)):
+            lines.append(f"    ~ suspected: {', '.join(str(worker) for worker, *_ in suspects)}")
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -46,14 +46,12 @@ from elastic_driver.core.events import (
     WorkerRunning,
     WorkerSpared,
 )
-from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import JobPhase, State
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.caller import Finder, hosts_of
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import DiscoveryError, LaunchError
 from elastic_driver.hosts import Host, WorkerId
@@ -62,6 +60,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ExitCode, ReadyCause
 
 # Horovod's constant.
@@ -72,6 +71,22 @@ _log = logging.getLogger("elastic_driver.horovod")
 
 Slot = tuple[str, int]
 """A worker as Horovod names it: its host, and the local rank that it was started with."""
+
+
+class _Unwatched:
+    """Nobody is missed for his silence: the workers are threads of this process."""
+
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+        pass
+
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        pass
+
+    def forget(self, worker: WorkerId) -> None:
+        pass
+
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        pass
 
 
 class ThreadJob:
@@ -277,7 +292,7 @@ class ThreadJob:
         self._rounds = Rounds(
             stepper,
             processes=self._workers,
-            heartbeats=Supervisor(Heartbeats(0.0, 0.0), clock=self._clock, report=stepper.report),
+            heartbeats=_Unwatched(),
             clock=self._clock,
             on_disc=lambda report: None,
             end=lambda: "",

@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import Host
 from elastic_driver.report import printable, wording
 from elastic_driver.report.happenings import (
@@ -29,15 +37,9 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
-    Stalled,
-    StallEnded,
-    StragglerFound,
-    StragglerGone,
-    WorkerCleared,
     WorkerHung,
     WorkersDrained,
     WorkersStopped,
-    WorkerSuspected,
 )
 
 Entry = dict[str, Any]

@@ -190,7 +190,7 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 job.driver.agents.tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
                 job.driver.agents.tasks.start(asyncio.to_thread(fail))
             case "watch_over":
-                job.driver.supervisor._heartbeats.find = fail  # type: ignore[method-assign]
+                job.driver.health.watch._heartbeats.find = fail  # type: ignore[method-assign]
             case "kill":
                 job.world.break_orders(Kill, ZeroDivisionError("a bug"))
                 job.driver.stepper.report(WorkerHung(job.world.asked[0], "no heartbeat", True))

@@ -23,7 +23,9 @@ STAYS = "localhost"
 def sizes(job: Job) -> dict[str, int]:
     """Of everything that the driver's side keeps in a collection. What is bounded or told at the end is left out."""
     fleet = job.world.fleet
-    owners = (*vars(job.driver).values(), job.driver.supervisor._heartbeats, fleet.fleet, fleet.launcher)
+    watch = job.driver.health.watch
+    watches = (watch._hangs, watch._suspicions, watch._standstills, watch._stragglers, watch._heartbeats)
+    owners = (*vars(job.driver).values(), *watches, fleet.fleet, fleet.launcher)
     return {
         f"{type(owner).__name__}.{name}": len(value)
         for owner in owners

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.core.stalls import LEAST_S
+from elastic_driver.health.stalls import LEAST_S
 from tests.support.paths import PROGRAMS, ROOT, SUPPORT
 from tests.support.processes.jobs import Job
 from tests.support.processes.subcommands import elasticrun

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_low
 
-from elastic_driver.core.stragglers import StragglerFound, StragglerGone, StragglerWatch
+from elastic_driver.health.findings import StragglerFound, StragglerGone
+from elastic_driver.health.stragglers import StragglerWatch
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import OWN_CAP, OWN_STEPS, Vitals
 

@@ -30,6 +30,7 @@ from elastic_driver.core.membership import Policy
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
@@ -61,7 +62,7 @@ class Known:
 
     def __init__(self) -> None:
         self.watched: set[WorkerId] = set()
-        self.alives: list[tuple[WorkerId, int, int]] = []
+        self.table = VitalsTable()
 
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
@@ -69,8 +70,8 @@ class Known:
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
 
-    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
-        self.alives.append((worker, submitted, finished))
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        self.table.take(worker, vitals, asyncio.get_running_loop().time())
 
     def forget(self, worker: WorkerId) -> None:
         self.watched.discard(worker)
@@ -137,6 +138,7 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         end=lambda: "it ends",
         about=lambda: {"job_id": "1f", "command": ["true"]},
         remark=lambda: world.remark,
+        table=world.known.table,
     )
 
 
@@ -494,7 +496,6 @@ def test_whose_pulse_beats_lives_and_the_status_tells_how_it_is() -> None:
         world.rounds.seen(A, replace(first, at_s=2.0, steps=14, cpu_s=1.5, traffic=traffic, waiting=(lacks,)))
         world.rounds.seen(B, Vitals(1.0, 12, state="T", pulse_s=3.0, rank=1, traffic=traffic, waited_s=2.5))
         world.rounds.seen(C, first)
-        assert world.known.alives == [(A, 9, 8)] * 2, "who was stopped, and who is none of the job's, was not heard"
         assert told(A) == {
             "state": "S",
             "traced": False,

@@ -15,20 +15,14 @@ import pytest
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.core.state import Failure
+from elastic_driver.health.findings import Stalled, StallEnded, WorkerCleared, WorkerSuspected
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import (
-    Happening,
-    LinkMeasured,
-    NetworkChecked,
-    RoundFormed,
-    WorkerCleared,
-    WorkerSuspected,
-)
+from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.words import Backend
 
@@ -300,10 +294,10 @@ def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
 def test_what_a_change_costs_begins_when_the_round_before_stalled(story: Story) -> None:
     worker = WorkerId("a", 0, 0)
     story.round(1, "start", old_size=0)
-    story.chronicle.stalled(3.0, [worker])
-    story.chronicle.stall_ended(5.0, [worker], resumed=True)
-    story.chronicle.stalled(2.0, [worker])
-    story.chronicle.stall_ended(60.0, [worker], resumed=False)
+    story.chronicle.found(Stalled(3.0, [worker]))
+    story.chronicle.found(StallEnded(5.0, [worker], resumed=True))
+    story.chronicle.found(Stalled(2.0, [worker]))
+    story.chronicle.found(StallEnded(60.0, [worker], resumed=False))
     story.round(2, "host a lost")
     story.chronicle.round_resumed(ReportResumed(2, 2, 0.5))
     story.round(3, "host a added")
@@ -468,8 +462,8 @@ SUSPICIONS = {
 @pytest.mark.parametrize("case", SUSPICIONS)
 def test_who_may_hang_why_where_and_what_comes_of_it(story: Story, case: str) -> None:
     suspected, line = SUSPICIONS[case]
-    story.chronicle.worker_suspected(suspected)
-    story.chronicle.worker_cleared(WorkerCleared(suspected.worker, suspected.rank, "it goes on", 12.34))
+    story.chronicle.found(suspected)
+    story.chronicle.found(WorkerCleared(suspected.worker, suspected.rank, "it goes on", 12.34))
     who = line.partition(" (and ")[0].partition(" may ")[0]
     assert story.said() == [
         f"elasticrun: warning: {line}",

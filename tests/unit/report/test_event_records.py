@@ -16,6 +16,14 @@ from jsonschema import Draft202012Validator
 
 from elastic_driver.core.standing import Doing
 from elastic_driver.core.state import JobPhase
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.event_records import FORMAT, line_of, records_of
 from elastic_driver.report.happenings import (
@@ -46,22 +54,16 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
     ServerAnswers,
-    Stalled,
-    StallEnded,
     Status,
     StoodStill,
-    StragglerFound,
-    StragglerGone,
     Summary,
     TimeBooked,
     Warmed,
-    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
-    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant

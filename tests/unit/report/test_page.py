@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.health.findings import (
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
 from elastic_driver.report.happenings import (
@@ -19,13 +27,7 @@ from elastic_driver.report.happenings import (
     ProcessStarted,
     Remark,
     RoundFormed,
-    Stalled,
-    StallEnded,
-    StragglerFound,
-    StragglerGone,
     Summary,
-    WorkerCleared,
-    WorkerSuspected,
 )
 from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from elastic_driver.health.findings import StragglerFound, StragglerGone
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import OWN_STEPS, Vitals
 
@@ -34,37 +35,6 @@ _ENOUGH_FOR_SPREAD = 8
 _MOST_CHANGES, _ENOUGH_CHANGES, _MOST_BY_CHANGES = 64, 4, 0.045
 # Half of the normally distributed are within so many standard deviations of the middle.
 _PROBABLE = 0.6745
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerFound:
-    """A worker is slower than the others.
-
-    Attributes:
-        worker, rank: which.
-        own_s, median_s: a step without waiting, seconds: its own, and the median of all.
-        against_others: the median as a share of its own.
-        against_past: its own best as a share of its own.
-        steps: that this was seen in.
-    """
-
-    worker: WorkerId
-    rank: int
-    own_s: float
-    median_s: float
-    against_others: float
-    against_past: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerGone:
-    """It is so no more: why, in words, and for how long it was."""
-
-    worker: WorkerId
-    rank: int
-    why: str
-    took_s: float
 
 
 @dataclass(slots=True)

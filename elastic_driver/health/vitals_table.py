@@ -1,18 +1,17 @@
 """The workers' vitals as they came last, and the rates that follow from two of them.
 
-Owns those of the job's living workers. Decides nothing, and asks nobody: agents send them, and
-who wants to know reads them here.
+Owns those of the job's living workers, for the status and all others who want to know. Decides nothing.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import DEBUGGED, Vitals
+from elastic_driver.vitals import Vitals
 
 # Rates are of what happened in about this time.
 _WINDOW_S = 5.0
@@ -43,30 +42,16 @@ class Rates:
     cpu: float | None = None
 
 
-class Board:
-    """See above. Used on the event loop only.
-
-    Args:
-        clock: the job's time, seconds.
-        lost_s: for how long that clock has stood still so far.
-        on_vitals: told of each look at a worker, once it stands here.
+class VitalsTable:
+    """The last look at each worker. Times ``now`` are the job's, seconds.
 
     Attributes:
         steps: that the job has done so far, those that were done again included.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        on_vitals: Callable[[WorkerId, Vitals, float], None] = lambda worker, vitals, now: None,
-        *,
-        lost_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self._clock = clock
-        self._lost_s = lost_s
-        self._known_lost_s = lost_s()
+    def __init__(self) -> None:
+        self._known_lost_s = 0.0
         self._before: dict[WorkerId, Vitals] = {}  # the last looks before the driver stood still
-        self.on_vitals = on_vitals
         self._entries: dict[WorkerId, _Entry] = {}
         # Of processes that are no more.
         self._past_operations: Counter[str] = Counter()
@@ -77,17 +62,26 @@ class Board:
         self._round_id = 0
         self._begun_at: dict[WorkerId, int] = {}
 
-    def take(self, worker: WorkerId, vitals: Vitals) -> None:
-        """An agent has looked at a worker. A look that is not later than the last one is dropped."""
-        now = self._clock()
-        if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
+    def take(self, worker: WorkerId, vitals: Vitals, now: float, *, lost_s: float = 0.0) -> bool:
+        """An agent has looked at a worker.
+
+        Args:
+            worker: which.
+            vitals: what it has seen.
+            now: when it came.
+            lost_s: for how long the job's clock has stood still so far.
+
+        Returns:
+            Whether that is later than the last look at the worker. One that is not is dropped.
+        """
+        if lost_s - self._known_lost_s >= _STANDSTILL_S:
             self._before = dict(self)
-        self._known_lost_s = self._lost_s()
+        self._known_lost_s = lost_s
         entry = self._entries.get(worker)
         if entry is None:
             entry = self._entries[worker] = _Entry(vitals, now)
         elif vitals.at_s <= entry.vitals.at_s:
-            return
+            return False
         elif vitals.pid != entry.vitals.pid or vitals.submitted < entry.vitals.submitted:
             # Another process speaks for it, or another program in it, whose counts begin anew.
             self._keep(entry.vitals)
@@ -97,7 +91,7 @@ class Board:
         entry.past.append(vitals)
         while len(entry.past) > 2 and vitals.at_s - entry.past[1].at_s >= _WINDOW_S:
             entry.past.popleft()
-        self.on_vitals(worker, vitals, now)
+        return True
 
     def _count_steps(self, worker: WorkerId, vitals: Vitals, before: Vitals | None) -> None:
         if vitals.round_id > self._round_id:
@@ -126,13 +120,13 @@ class Board:
         entry = self._entries.get(worker)
         return None if entry is None else entry.vitals
 
-    def age_s(self, worker: WorkerId) -> float:
+    def age_s(self, worker: WorkerId, now: float) -> float:
         """How long ago the last look at a worker came, seconds."""
-        return self._clock() - self._entries[worker].taken_at
+        return now - self._entries[worker].taken_at
 
-    def went_on(self, round_id: int) -> bool | None:
+    def went_on(self, round_id: int, *, lost_s: float) -> bool | None:
         """Whether the workers went on in a round while the driver last stood still; None where nobody knows."""
-        if self._lost_s() - self._known_lost_s >= _STANDSTILL_S:
+        if lost_s - self._known_lost_s >= _STANDSTILL_S:
             return None  # nothing has come since
         heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
         if not heard:
@@ -145,15 +139,10 @@ class Board:
             for old, new in heard
         )
 
-    def is_debugged(self, worker: WorkerId) -> bool:
-        """Whether a debugger had stopped it at the last look."""
-        vitals = self.of(worker)
-        return vitals is not None and vitals.state == DEBUGGED
-
-    def rates(self, worker: WorkerId) -> Rates:
+    def rates(self, worker: WorkerId, now: float) -> Rates:
         """What it did in the last seconds."""
         entry = self._entries.get(worker)
-        if entry is None or len(entry.past) < 2 or self.age_s(worker) > _WINDOW_S:
+        if entry is None or len(entry.past) < 2 or self.age_s(worker, now) > _WINDOW_S:
             return Rates()
         first, last = entry.past[0], entry.past[-1]
         took_s = last.at_s - first.at_s
@@ -166,12 +155,12 @@ class Board:
         vitals = self.of(worker)
         return 0 if vitals is None else vitals.commits
 
-    def entry(self, worker: WorkerId) -> dict[str, object] | None:
+    def entry(self, worker: WorkerId, now: float) -> dict[str, object] | None:
         """What the status says of a worker's vitals; None before the first look."""
         vitals = self.of(worker)
         if vitals is None:
             return None
-        age_s, rates = self.age_s(worker), self.rates(worker)
+        age_s, rates = self.age_s(worker, now), self.rates(worker, now)
         return {
             "state": vitals.state,
             "traced": vitals.traced,
@@ -187,11 +176,12 @@ class Board:
             "can_dump": vitals.can_dump,
         }
 
-    def summary(self, members: Collection[WorkerId]) -> dict[str, object]:
+    def summary(self, members: Collection[WorkerId], now: float) -> dict[str, object]:
         """What the status says of all of them together.
 
         Args:
             members: of the present round.
+            now: the job's time, seconds.
         """
         operations, payload = Counter(self._past_operations), Counter(self._past_bytes)
         for _, vitals in self:
@@ -199,9 +189,9 @@ class Board:
                 operations[each.kind] += each.operations
                 payload[each.kind] += each.payload_bytes
         return {
-            "steps_per_s": _rounded(self.steps_per_s(members)),
+            "steps_per_s": _rounded(self.steps_per_s(now, members)),
             "steps": self.steps,
-            "waiting": self.waiting(),
+            "waiting": self.waiting(now),
             "collectives": [
                 {"kind": kind, "operations": operations[kind], "payload_bytes": payload[kind]}
                 for kind in sorted(operations)
@@ -209,10 +199,10 @@ class Board:
             "waited_s": round(self._past_waited_s + sum(vitals.waited_s for _, vitals in self), 3),
         }
 
-    def waiting(self) -> list[dict[str, object]]:
+    def waiting(self, now: float) -> list[dict[str, object]]:
         """The collectives that lack ranks, the oldest first."""
         found = [
-            (each.since_s + self.age_s(worker), each)
+            (each.since_s + self.age_s(worker, now), each)
             for worker, vitals in self
             if vitals.rank == 0
             for each in vitals.waiting
@@ -222,14 +212,14 @@ class Board:
             {"name": each.name, "since_s": round(since_s, 3), "missing": list(each.missing)} for since_s, each in found
         ]
 
-    def steps_per_s(self, workers: Iterable[WorkerId] | None = None) -> float | None:
+    def steps_per_s(self, now: float, workers: Iterable[WorkerId] | None = None) -> float | None:
         """The median of what these workers do, or all, as far as they tell of steps; None where none does."""
         known = [
             rate
             for worker in (self._entries if workers is None else workers)
             if (vitals := self.of(worker)) is not None
             and vitals.steps
-            and (rate := self.rates(worker).steps_per_s) is not None
+            and (rate := self.rates(worker, now).steps_per_s) is not None
         ]
         return statistics.median(known) if known else None
 

@@ -8,20 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.core.dumps import alike, debugger, innermost
-from elastic_driver.core.hangs import (
-    STALE_S,
-    Cleared,
-    Finding,
-    HangWatch,
-    Kind,
-    ProvenHung,
-    Spared,
-    StackWanted,
-    Suspected,
-    limit_of,
-    proof_of,
-)
+from elastic_driver.core.events import WorkerHung
+from elastic_driver.health.findings import Kind, Spared, StackWanted, WorkerCleared, WorkerSuspected
+from elastic_driver.health.hangs import Finding, HangWatch
+from elastic_driver.health.limits import limit_of, proof_of
+from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals, Waiting
 
@@ -39,7 +30,7 @@ class World:
     def __init__(self, size: int = 4, *, proves: bool = True, step_s: float = 0.25) -> None:
         self.now = 100.0
         self.workers = [WorkerId(f"h{rank}", 0, 0) for rank in range(size)]
-        self.watch = HangWatch(proves=proves, is_of_the_job=lambda address: address == "10.0.0.1")
+        self.watch = HangWatch(proves=proves)
         self.spares: Callable[[WorkerId], str] = lambda worker: ""
         self.watch.begin(1, {worker: rank for rank, worker in enumerate(self.workers)})
         self.looks = {
@@ -100,8 +91,8 @@ class World:
                     )
                 self.looks[worker] = look
                 if rank not in silent:
-                    self.watch.take(worker, look, self.now)
-                    self.watch.take(worker, look, self.now)  # twice is once
+                    for _ in range(2):  # twice is once
+                        self.watch.take(worker, look, self.now, peer_is_ours=look.peer == "10.0.0.1")
             found = self.watch.look(
                 self.now,
                 trains=lambda worker: self.trains,
@@ -140,17 +131,17 @@ def test_a_rank_that_others_wait_for_is_suspected_by_name_and_cleared_when_it_go
     world = World()
     world.train()
     found = world.pass_s(15, culprits=(2,), cpu=0.9)
-    assert kinds(found) == [Suspected]
-    suspected = only(found, Suspected)[0]
-    assert isinstance(suspected, Suspected)
+    assert kinds(found) == [WorkerSuspected]
+    suspected = only(found, WorkerSuspected)[0]
+    assert isinstance(suspected, WorkerSuspected)
     assert (suspected.worker, suspected.rank, suspected.kind) == (world.workers[2], 2, Kind.LACKS)
     assert "allreduce 'grad.3'" in suspected.why
     assert suspected.collective == "allreduce 'grad.3'"
     assert 5.0 <= suspected.still_s <= 7.0
     found = world.pass_s(3)
-    assert kinds(found) == [Cleared]
-    cleared = only(found, Cleared)[0]
-    assert isinstance(cleared, Cleared)
+    assert kinds(found) == [WorkerCleared]
+    cleared = only(found, WorkerCleared)[0]
+    assert isinstance(cleared, WorkerCleared)
     assert 15.0 <= cleared.took_s <= 17.0
     world.train(15)
     # What it took is learned: the same once more is no news.
@@ -160,15 +151,15 @@ def test_a_rank_that_others_wait_for_is_suspected_by_name_and_cleared_when_it_go
 def test_a_suspicion_that_is_not_confirmed_for_two_seconds_is_cleared() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(8, culprits=(2,), cpu=0.9)) == [Suspected]
+    assert kinds(world.pass_s(8, culprits=(2,), cpu=0.9)) == [WorkerSuspected]
     assert kinds(world.pass_s(1, culprits=(2,), cpu=0.9, others_wait=False)) == []
-    assert kinds(world.pass_s(1, culprits=(2,), cpu=0.9, others_wait=False)) == [Cleared]
+    assert kinds(world.pass_s(1, culprits=(2,), cpu=0.9, others_wait=False)) == [WorkerCleared]
 
 
 def test_before_the_first_steps_a_minute_is_given() -> None:
     world = World()
     assert world.pass_s(55, culprits=(1,)) == []
-    assert kinds(world.pass_s(10, culprits=(1,))) == [Suspected]
+    assert kinds(world.pass_s(10, culprits=(1,))) == [WorkerSuspected]
 
 
 def test_a_pause_is_learned_though_many_steps_are_seen_with_its_end() -> None:
@@ -204,17 +195,17 @@ def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() ->
     world = World()
     world.train()
     found = world.pass_s(64, culprits=(2,))
-    assert kinds(found) == [Suspected]
+    assert kinds(found) == [WorkerSuspected]
     found += world.pass_s(6, culprits=(2,))
-    assert kinds(found) == [Suspected, ProvenHung]
+    assert kinds(found) == [WorkerSuspected, WorkerHung]
     assert len(only(found, StackWanted)) == 3
-    proven = only(found, ProvenHung)[0]
-    assert isinstance(proven, ProvenHung)
+    proven = only(found, WorkerHung)[0]
+    assert isinstance(proven, WorkerHung)
     assert (proven.worker, proven.silent) == (world.workers[2], False)
-    assert "its stacks are the same" in proven.why
-    assert "have waited for 66 s" in proven.why
+    assert "its stacks are the same" in proven.reason
+    assert "have waited for 66 s" in proven.reason
     at = next(at for at, finding in world.told if finding is proven)
-    since = next(at for at, finding in world.told if isinstance(finding, Suspected))
+    since = next(at for at, finding in world.told if isinstance(finding, WorkerSuspected))
     assert at - since >= 60.0
 
 
@@ -227,7 +218,7 @@ def test_ticks_of_the_clock_are_no_doing() -> None:
             found += world.pass_s(1, culprits=(1,))
             look = world.looks[world.workers[1]]
             world.looks[world.workers[1]] = replace(look, cpu_s=before + 0.01 * draw.randrange(-1, 2))
-        assert kinds(found)[:2] == [Suspected, ProvenHung]
+        assert kinds(found)[:2] == [WorkerSuspected, WorkerHung]
 
 
 def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
@@ -236,8 +227,8 @@ def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
     world.train()
     found = world.pass_s(3600, culprits=(2,), cpu=1.0)
     found += world.pass_s(600, culprits=(1, 2), cpu=0.1)
-    assert ProvenHung not in kinds(found)
-    assert {finding.rank for finding in found if isinstance(finding, Suspected)} == {1, 2}
+    assert WorkerHung not in kinds(found)
+    assert {finding.rank for finding in found if isinstance(finding, WorkerSuspected)} == {1, 2}
 
 
 @pytest.mark.parametrize("moves", ["cpu", "io", "stack", "no stack", "warn only", "no pulse", "traced"])
@@ -257,8 +248,8 @@ def test_who_moves_is_named_and_never_ended(moves: str) -> None:
     found = world.pass_s(
         600, culprits=(1,), cpu=0.02 if moves == "cpu" else 0.0, io=2048 if moves == "io" else 0, **more
     )  # type: ignore[arg-type]
-    assert ProvenHung not in kinds(found)
-    assert kinds(found) == ([] if moves == "no pulse" else [Suspected])
+    assert WorkerHung not in kinds(found)
+    assert kinds(found) == ([] if moves == "no pulse" else [WorkerSuspected])
     # A question each few seconds at most.
     assert len(only(found, StackWanted)) <= 150
 
@@ -269,11 +260,11 @@ def test_a_main_thread_that_wakes_is_named_and_never_ended(each_s: float) -> Non
     world = World()
     world.train()
     found = world.pass_s(600, culprits=(2,), wakes_each_s=each_s)
-    assert kinds(found) == [Suspected]
+    assert kinds(found) == [WorkerSuspected]
     assert len(only(found, StackWanted)) <= 150
     assert kinds(world.pass_s(1, culprits=(2,), wakes_each_s=1.0)) == []
     assert kinds(world.pass_s(58, culprits=(2,))) == []
-    assert kinds(world.pass_s(10, culprits=(2,))) == [ProvenHung], "it wakes no more"
+    assert kinds(world.pass_s(10, culprits=(2,))) == [WorkerHung], "it wakes no more"
 
 
 @pytest.mark.parametrize(
@@ -290,9 +281,9 @@ def test_who_waits_for_something_outside_the_job_is_named_and_never_ended(awaits
     world = World()
     world.train()
     found = world.pass_s(600, culprits=(2,), awaits=awaits, peer=peer)
-    assert kinds(found) == ([Suspected, ProvenHung] if ends else [Suspected])
-    suspected = only(found, Suspected)[0]
-    assert isinstance(suspected, Suspected)
+    assert kinds(found) == ([WorkerSuspected, WorkerHung] if ends else [WorkerSuspected])
+    suspected = only(found, WorkerSuspected)[0]
+    assert isinstance(suspected, WorkerSuspected)
     assert suspected.kind is Kind.LACKS
     assert suspected.ends_s == (60.0 if ends else None)
     assert suspected.spared == ("" if ends else f"its main thread waits for {awaits}")
@@ -301,7 +292,7 @@ def test_who_waits_for_something_outside_the_job_is_named_and_never_ended(awaits
 def test_who_is_ready_to_run_and_gets_no_processor_is_never_ended() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(600, culprits=(2,), state="R")) == [Suspected]
+    assert kinds(world.pass_s(600, culprits=(2,), state="R")) == [WorkerSuspected]
 
 
 def test_who_comes_to_a_lock_of_its_own_after_one_outside_has_the_whole_deadline() -> None:
@@ -310,8 +301,8 @@ def test_who_comes_to_a_lock_of_its_own_after_one_outside_has_the_whole_deadline
     found = world.pass_s(50, culprits=(2,))
     found += world.pass_s(30, culprits=(2,), awaits="a file lock (flock)")
     found += world.pass_s(58, culprits=(2,), awaits="")
-    assert kinds(found) == [Suspected]
-    assert kinds(world.pass_s(10, culprits=(2,))) == [ProvenHung]
+    assert kinds(found) == [WorkerSuspected]
+    assert kinds(world.pass_s(10, culprits=(2,))) == [WorkerHung]
 
 
 @pytest.mark.parametrize("state", ["S", "T"])
@@ -320,15 +311,15 @@ def test_who_alone_has_the_state_is_warned_of_once_and_ended_when_others_have_it
     world.train()
     world.spares = lambda worker: "nobody else has it"
     found = world.pass_s(100, culprits=(2,), state=state)
-    assert kinds(found) == [Suspected, Spared]
-    suspected, spared = only(found, Suspected)[0], only(found, Spared)[0]
-    assert isinstance(suspected, Suspected)
+    assert kinds(found) == [WorkerSuspected, Spared]
+    suspected, spared = only(found, WorkerSuspected)[0], only(found, Spared)[0]
+    assert isinstance(suspected, WorkerSuspected)
     assert isinstance(spared, Spared)
     assert (suspected.ends_s, suspected.spared) == (None, "nobody else has it")
     assert spared.reason == "nobody else has it"
     assert "its stacks are the same" in spared.why if state == "S" else "state T" in spared.why
     world.spares = lambda worker: ""
-    assert kinds(world.pass_s(2, culprits=(2,), state=state)) == [ProvenHung]
+    assert kinds(world.pass_s(2, culprits=(2,), state=state)) == [WorkerHung]
 
 
 def test_a_stopped_process_is_suspected_at_the_second_look_and_ended_after_ten_seconds() -> None:
@@ -336,29 +327,29 @@ def test_a_stopped_process_is_suspected_at_the_second_look_and_ended_after_ten_s
     world.train()
     began = world.now
     found = world.pass_s(14, culprits=(3,), state="T", pulse_s=5.0, by_s=0.5)
-    assert kinds(found) == [Suspected, ProvenHung]
+    assert kinds(found) == [WorkerSuspected, WorkerHung]
     times = [at - began for at, finding in world.told if not isinstance(finding, StackWanted)]
     assert times[0] <= 2.0
     assert 10.0 <= times[1] <= 11.0
-    proven = only(found, ProvenHung)[0]
-    assert isinstance(proven, ProvenHung)
+    proven = only(found, WorkerHung)[0]
+    assert isinstance(proven, WorkerHung)
     assert proven.silent
 
 
 def test_a_stopped_process_that_is_continued_is_cleared() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
-    assert kinds(world.pass_s(5)) == [Cleared]
+    assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [WorkerSuspected]
+    assert kinds(world.pass_s(5)) == [WorkerCleared]
 
 
 def test_a_script_that_is_stopped_and_continued_goes_on_though_it_never_says_that_it_trains() -> None:
     world = World()
     world.trains = False
     world.train()
-    assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
-    [cleared] = only(world.pass_s(5), Cleared)
-    assert isinstance(cleared, Cleared)
+    assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [WorkerSuspected]
+    [cleared] = only(world.pass_s(5), WorkerCleared)
+    assert isinstance(cleared, WorkerCleared)
     assert cleared.why == "it goes on"
 
 
@@ -386,7 +377,7 @@ def test_who_is_stopped_and_let_go_on_in_turn_is_not_stopped(state: str) -> None
         look = world.looks[victim]
         world.looks[victim] = replace(look, cpu_s=look.cpu_s + 0.02)
         assert world.pass_s(0.5, culprits=(1,), others_wait=False, state=state, traced=state == "t", by_s=0.5) == []
-    assert Suspected in kinds(world.pass_s(2, culprits=(1,), state=state, traced=state == "t", by_s=0.5))
+    assert WorkerSuspected in kinds(world.pass_s(2, culprits=(1,), state=state, traced=state == "t", by_s=0.5))
 
 
 def test_one_that_a_debugger_leaves_stopped_has_its_ten_seconds_from_then_on() -> None:
@@ -394,17 +385,17 @@ def test_one_that_a_debugger_leaves_stopped_has_its_ten_seconds_from_then_on() -
     world.train()
     found = world.pass_s(8, culprits=(1,), state="t", traced=True, by_s=0.5)
     found += world.pass_s(10, culprits=(1,), state="T", traced=False, by_s=0.5)
-    assert kinds(found) == [Suspected]
-    assert kinds(world.pass_s(1, culprits=(1,), state="T", by_s=0.5)) == [ProvenHung]
+    assert kinds(found) == [WorkerSuspected]
+    assert kinds(world.pass_s(1, culprits=(1,), state="T", by_s=0.5)) == [WorkerHung]
 
 
 def test_who_waits_at_a_debuggers_prompt_is_named_and_never_ended() -> None:
     world = World()
     world.train()
     world.stack = lambda rank: STACK.replace("/x/train.py", "/usr/lib/python3.12/bdb.py")
-    assert kinds(world.pass_s(600, culprits=(1,))) == [Suspected]
+    assert kinds(world.pass_s(600, culprits=(1,))) == [WorkerSuspected]
     world.stack = lambda rank: STACK
-    assert kinds(world.pass_s(80, culprits=(1,))) == [ProvenHung]
+    assert kinds(world.pass_s(80, culprits=(1,))) == [WorkerHung]
 
 
 def test_who_has_been_told_to_end_is_not_suspected() -> None:
@@ -418,16 +409,16 @@ def test_who_has_been_told_to_end_is_not_suspected() -> None:
             world.looks[worker] = replace(look, at_s=look.at_s + 1, waits_s=waits_s, waiting=())
             world.watch.take(worker, world.looks[worker], world.now)
         assert world.watch.look(world.now, lives=lambda worker: worker != world.workers[1]) == []
-    assert kinds(world.watch.look(world.now)) == [Suspected]
+    assert kinds(world.watch.look(world.now)) == [WorkerSuspected]
 
 
 def test_a_process_in_a_debugger_is_named_only() -> None:
     world = World()
     world.train()
     found = world.pass_s(300, culprits=(3,), state="t", traced=True)
-    assert kinds(found) == [Suspected]
-    suspected = only(found, Suspected)[0]
-    assert isinstance(suspected, Suspected)
+    assert kinds(found) == [WorkerSuspected]
+    suspected = only(found, WorkerSuspected)[0]
+    assert isinstance(suspected, WorkerSuspected)
     assert suspected.kind is Kind.TRACED
     assert suspected.ends_s is None
 
@@ -435,9 +426,9 @@ def test_a_process_in_a_debugger_is_named_only() -> None:
 def test_who_was_told_to_end_is_not_suspected_again_while_it_does() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(10, culprits=(3,), state="t", traced=True)) == [Suspected]
+    assert kinds(world.pass_s(10, culprits=(3,), state="t", traced=True)) == [WorkerSuspected]
     world.told_to_end = world.workers[3]
-    assert kinds(world.pass_s(10, culprits=(3,), state="t", traced=True)) == [Cleared]
+    assert kinds(world.pass_s(10, culprits=(3,), state="t", traced=True)) == [WorkerCleared]
 
 
 def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:
@@ -455,9 +446,9 @@ def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:
             world.looks[worker] = waits
             world.watch.take(worker, waits, world.now)
         found += world.watch.look(world.now)
-    assert kinds(found) == [Suspected]
-    suspected = only(found, Suspected)[0]
-    assert isinstance(suspected, Suspected)
+    assert kinds(found) == [WorkerSuspected]
+    suspected = only(found, WorkerSuspected)[0]
+    assert isinstance(suspected, WorkerSuspected)
     assert (suspected.rank, suspected.kind, suspected.ends_s) == (1, Kind.DEADLOCK, None)
 
 
@@ -465,21 +456,23 @@ def test_without_rank_0s_word_it_is_who_does_not_wait() -> None:
     world = World()
     world.train()
     found = world.pass_s(20, culprits=(2,), cpu=1.0, known=False)
-    assert [(finding.rank, finding.kind) for finding in found if isinstance(finding, Suspected)] == [(2, Kind.LACKS)]
+    assert [(finding.rank, finding.kind) for finding in found if isinstance(finding, WorkerSuspected)] == [
+        (2, Kind.LACKS)
+    ]
 
 
 def test_those_who_wait_are_innocent_however_long() -> None:
     world = World()
     world.train()
     found = world.pass_s(2000, culprits=(0,), cpu=1.0, known=False)
-    assert {finding.rank for finding in found if isinstance(finding, Suspected)} == {0}
+    assert {finding.rank for finding in found if isinstance(finding, WorkerSuspected)} == {0}
 
 
 def test_a_job_that_does_nothing_is_named_and_one_that_computes_is_not() -> None:
     world = World(1)
     world.train()
     found = world.pass_s(300, culprits=(0,), others_wait=False)
-    assert [(finding.kind, finding.ends_s) for finding in found if isinstance(finding, Suspected)] == [
+    assert [(finding.kind, finding.ends_s) for finding in found if isinstance(finding, WorkerSuspected)] == [
         (Kind.IDLE, None)
     ]
     world = World(1)
@@ -497,14 +490,14 @@ def test_nobody_is_suspected_while_no_round_trains() -> None:
 def test_a_suspicion_ends_with_the_round_and_with_the_worker() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(8, culprits=(2,))) == [Suspected]
+    assert kinds(world.pass_s(8, culprits=(2,))) == [WorkerSuspected]
     world.watch.begin(2, {worker: rank for rank, worker in enumerate(world.workers)})
-    assert kinds(world.watch.look(world.now)) == [Cleared]
+    assert kinds(world.watch.look(world.now)) == [WorkerCleared]
     world = World()
     world.train()
-    assert kinds(world.pass_s(8, culprits=(2,))) == [Suspected]
+    assert kinds(world.pass_s(8, culprits=(2,))) == [WorkerSuspected]
     world.watch.forget(world.workers[2])
-    assert kinds(world.watch.look(world.now)) == [Cleared]
+    assert kinds(world.watch.look(world.now)) == [WorkerCleared]
     assert world.watch.look(world.now) == []
 
 
@@ -514,10 +507,10 @@ def test_who_is_not_heard_is_excused_and_begins_anew() -> None:
     assert world.pass_s(30, culprits=(2,), silent=(2,)) == []
     # Heard again: what it did meanwhile nobody knows.
     assert world.pass_s(4, culprits=(2,)) == []
-    assert kinds(world.pass_s(4, culprits=(2,))) == [Suspected]
+    assert kinds(world.pass_s(4, culprits=(2,))) == [WorkerSuspected]
     assert world.pass_s(20, culprits=(2,), silent=(2,)) == []
-    (cleared,) = only(world.pass_s(1, culprits=(2,)), Cleared)
-    assert isinstance(cleared, Cleared)
+    (cleared,) = only(world.pass_s(1, culprits=(2,)), WorkerCleared)
+    assert isinstance(cleared, WorkerCleared)
     assert cleared.why == "nothing was heard of it for 21 s"
 
 
@@ -528,46 +521,46 @@ def test_a_suspicion_outlasts_a_silence_of_those_who_know(silent: tuple[int, ...
     world = World()
     world.train()
     found = world.pass_s(20, culprits=(2,), known=known)
-    assert kinds(found) == [Suspected]
+    assert kinds(found) == [WorkerSuspected]
     found = world.pass_s(20, culprits=(2,), known=known, silent=silent)
     assert kinds(found) == []
     found = world.pass_s(100, culprits=(2,), known=known)
     # By what ranks say of themselves, who was not heard is not known to have waited.
-    assert kinds(found) == [ProvenHung]
+    assert kinds(found) == [WorkerHung]
     if known and 0 not in silent:
         return  # rank 0 knows by itself
-    at = next(at for at, finding in world.told if isinstance(finding, ProvenHung))
-    since = next(at for at, finding in world.told if isinstance(finding, Suspected))
+    at = next(at for at, finding in world.told if isinstance(finding, WorkerHung))
+    since = next(at for at, finding in world.told if isinstance(finding, WorkerSuspected))
     assert at - since >= 60.0 + 20.0 - STALE_S, "what nobody could know is no evidence"
 
 
 def test_of_two_the_one_that_is_heard_is_not_taken_for_idle_while_the_other_may_wait_for_it() -> None:
     world = World(2)
     world.train()
-    assert kinds(world.pass_s(10, culprits=(1,))) == [Suspected]
+    assert kinds(world.pass_s(10, culprits=(1,))) == [WorkerSuspected]
     assert world.pass_s(20, culprits=(1,), silent=(0,)) == []
     assert [(rank, why.partition(",")[0]) for _, rank, why, _, _ in world.watch.suspects()] == [
         (1, "it has not submitted allreduce 'grad.3'")
     ]
-    assert kinds(world.pass_s(70, culprits=(1,))) == [ProvenHung]
+    assert kinds(world.pass_s(70, culprits=(1,))) == [WorkerHung]
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_who_is_let_go_on_while_rank_0_is_not_heard_is_cleared(known: bool) -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(3, culprits=(2,), state="T", known=known)) == [Suspected]
-    assert kinds(world.pass_s(10, culprits=(2,), state="S", known=known, silent=(0,))) == [Cleared]
+    assert kinds(world.pass_s(3, culprits=(2,), state="T", known=known)) == [WorkerSuspected]
+    assert kinds(world.pass_s(10, culprits=(2,), state="S", known=known, silent=(0,))) == [WorkerCleared]
 
 
 def test_a_suspicion_that_was_dropped_while_the_worker_stood_still_is_taken_up_again() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(10, culprits=(2,))) == [Suspected]
+    assert kinds(world.pass_s(10, culprits=(2,))) == [WorkerSuspected]
     world.trains = False
-    assert kinds(world.pass_s(5, culprits=(2,))) == [Cleared]
+    assert kinds(world.pass_s(5, culprits=(2,))) == [WorkerCleared]
     world.trains = True
-    assert kinds(world.pass_s(80, culprits=(2,))) == [Suspected, ProvenHung]
+    assert kinds(world.pass_s(80, culprits=(2,))) == [WorkerSuspected, WorkerHung]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -578,7 +571,7 @@ def test_what_the_waiting_have_slept_through_with_their_hosts_makes_nobody_look_
     world.pass_s(6, culprits=(2,), others_wait=False, cpu=1.0)
     assert world.pass_s(60, culprits=(2,), cpu=1.0, known=known, silent=(0, 1, 3)) == []
     assert world.pass_s(4, culprits=(2,), cpu=1.0, known=known) == []
-    assert kinds(world.pass_s(4, culprits=(2,), cpu=1.0, known=known)) == [Suspected]
+    assert kinds(world.pass_s(4, culprits=(2,), cpu=1.0, known=known)) == [WorkerSuspected]
 
 
 @pytest.mark.parametrize("missed", [False, True])
@@ -611,39 +604,17 @@ def test_a_driver_that_stood_still_reads_what_came_meanwhile_and_blames_nobody(m
 def test_a_host_that_was_stopped_as_a_whole_has_its_ten_seconds_anew() -> None:
     world = World()
     world.train()
-    assert kinds(world.pass_s(5, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
+    assert kinds(world.pass_s(5, culprits=(3,), state="T", by_s=0.5)) == [WorkerSuspected]
     world.pass_s(20, culprits=(3,), state="T", silent=(3,))
     found = world.pass_s(9, culprits=(3,), state="T", by_s=0.5)
-    assert ProvenHung not in kinds(found)
-    assert ProvenHung in kinds(world.pass_s(3, culprits=(3,), state="T", by_s=0.5))
+    assert WorkerHung not in kinds(found)
+    assert WorkerHung in kinds(world.pass_s(3, culprits=(3,), state="T", by_s=0.5))
 
 
 def test_of_thousands_some_are_told() -> None:
     world = World(40)
     world.train(15)
     found = world.pass_s(10, culprits=tuple(range(1, 40)))
-    suspected = [finding for finding in found if isinstance(finding, Suspected)]
+    suspected = [finding for finding in found if isinstance(finding, WorkerSuspected)]
     assert [one.rank for one in suspected] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [one.more for one in suspected] == [0] * 7 + [31]
-
-
-def test_stacks_are_compared_by_what_the_user_runs() -> None:
-    own = (
-        'Thread 0x02 (most recent call first):\n  File "/p/elastic_driver/worker/rounds/watch.py", line {} in run\n'
-        '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n\n'
-    )
-    assert alike(own.format(5) + STACK, own.format(9) + STACK)
-    assert alike(own.format(5) + STACK, STACK.replace("Current thread", "Thread"))
-    assert not alike(STACK, STACK.replace("line 12", "line 13"))
-    assert innermost(own.format(5) + STACK) == ("/x/train.py:12 in wait", "/x/train.py:3 in <module>")
-    assert innermost("rubbish") == ()
-    library = "".join(f'  File "/usr/lib/python3.11/subprocess.py", line {line} in wait\n' for line in (1, 2, 3, 4))
-    head, frames = STACK.split("\n", 1)
-    assert innermost(f"{head}\n{library}{frames}") == (
-        "/usr/lib/python3.11/subprocess.py:1 in wait",
-        "/usr/lib/python3.11/subprocess.py:2 in wait",
-        "/x/train.py:12 in wait",
-    )
-    assert len(innermost(f"{head}\n{library}")) == 3
-    assert debugger(own.format(5) + STACK) == debugger("rubbish") == ""
-    assert debugger(STACK.replace("/x/train.py", "/y/debugpy/_vendored/pydevd/pydevd.py")) == "pydevd"

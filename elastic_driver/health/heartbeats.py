@@ -1,8 +1,8 @@
-"""Which workers are frozen or hang: they are silent, or they stand still while others wait for them.
+"""The two rules that are time limits: ``--heartbeat-timeout`` for workers that are silent, ``--hang-timeout`` for those
+that stand still while others wait for them.
 
-Owns when each was last heard and when it last made progress. Reads no clock and does no I/O; the driver tells
-the time, and ends who is found. It is a clock that stands still with the driver: nobody is blamed for a silence that
-the driver slept through.
+Owns when each was last heard and when it last made progress, by the job's time. That stands still with the driver:
+nobody is blamed for a silence that the driver slept through.
 
 A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
 is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
@@ -14,9 +14,10 @@ request for a round as often, and waits all the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from elastic_driver.core.events import WorkerHung
 from elastic_driver.hosts import WorkerId
 
 
@@ -41,7 +42,6 @@ class Heartbeats:
     Args:
         timeout_s: how long a member may be silent; 0 for ever.
         hang_timeout_s: how long a member may neither finish operations nor wait in one; 0 for ever.
-        now: the present, seconds.
     """
 
     def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:
@@ -97,38 +97,49 @@ class Heartbeats:
                 due.append(member.progress_at + self._hang_timeout_s - now)
         return max(0.0, min(due))
 
+    def overdue_hosts(self, now: float) -> list[str]:
+        """The hosts of those whose time is up."""
+        due = (worker.hostname for worker, member in self._members.items() if self._is_due(member, now))
+        return list(dict.fromkeys(due))
+
     def find(
         self,
         now: float,
         *,
-        audible_s: Callable[[WorkerId], float] = lambda worker: math.inf,
-        debugged: Callable[[WorkerId], bool] = lambda worker: False,
-    ) -> list[tuple[WorkerId, str, bool]]:
-        """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says.
+        audible_s: Mapping[str, float] | None = None,
+        excused: Callable[[WorkerId], bool] = lambda worker: False,
+    ) -> list[WorkerHung]:
+        """Who is to be ended, and why; each only once. To be called when ``look_in_s`` says.
 
         Args:
             now: the present, seconds.
-            audible_s: for how long a worker could have been heard: its time begins when that began.
-            debugged: whether a debugger has stopped a worker: its silence begins anew, its standstill does not.
+            audible_s: by host, for how long its workers could have been heard: their time begins when that began. One
+                that is not in it has been heard all the time.
+            excused: whether a worker's silence is not its own doing (a debugger has stopped it): it begins anew. A
+                standstill does not.
         """
         found = []
+        audible_s = audible_s or {}
         for worker, member in self._members.items():
             if not self._is_due(member, now):
                 continue
-            began = now - audible_s(worker)
+            began = now - audible_s.get(worker.hostname, math.inf)
             member.heard_at, member.progress_at = max(member.heard_at, began), max(member.progress_at, began)
-            if self._timeout_s and now - member.heard_at >= self._timeout_s and debugged(worker):
+            if self._is_silent(member, now) and excused(worker):
                 member.heard_at = now
-            if self._timeout_s and now - member.heard_at >= self._timeout_s:
-                found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
-            elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:
-                found.append((worker, f"no progress for {now - member.progress_at:.1f} s", False))
-        for worker, _, _ in found:
-            del self._members[worker]
+            if self._is_silent(member, now):
+                found.append(WorkerHung(worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
+            elif self._is_still(member, now):
+                found.append(WorkerHung(worker, f"no progress for {now - member.progress_at:.1f} s", False))
+        for hung in found:
+            del self._members[hung.worker]
         return found
 
     def _is_due(self, member: _Member, now: float) -> bool:
-        return bool(
-            (self._timeout_s and now - member.heard_at >= self._timeout_s)
-            or (self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s)
-        )
+        return self._is_silent(member, now) or self._is_still(member, now)
+
+    def _is_silent(self, member: _Member, now: float) -> bool:
+        return bool(self._timeout_s) and now - member.heard_at >= self._timeout_s
+
+    def _is_still(self, member: _Member, now: float) -> bool:
+        return bool(self._hang_timeout_s) and not member.waiting and now - member.progress_at >= self._hang_timeout_s

@@ -1,7 +1,7 @@
 """Standstills that nobody tells of: agents that say nothing, and scripts that do not use this library.
 
 Owns what is known of them, and names who is at fault as far as that can be seen. Pure; ends nobody. Workers that use
-this library say themselves what they wait for: :mod:`elastic_driver.core.hangs`.
+this library say themselves what they wait for: :mod:`elastic_driver.health.hangs`.
 
 An agent that says nothing while its machine acknowledges what it is sent is stopped, or gets no processor. What its
 workers do, nobody knows.
@@ -17,16 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_driver.core.hangs import (
-    LEARNED_FROM,
-    STALE_S,
-    START_LIMIT_S,
-    TIMES_SLOWEST,
-    Cleared,
-    Kind,
-    Limit,
-    Suspected,
-)
+from elastic_driver.health.findings import Kind, WorkerCleared, WorkerSuspected
+from elastic_driver.health.limits import LEARNED_FROM, START_LIMIT_S, TIMES_SLOWEST, Limit
+from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, STOPPED, Vitals, is_quiet
 
@@ -38,7 +31,7 @@ _TIMES_LONGEST = 2.0
 _UNHEARD = Limit(UNHEARD_S, f"{UNHEARD_S:g} s without a word")
 _NOT_ENDED = "what such a script does cannot be known from outside"
 
-Finding = Suspected | Cleared
+Finding = WorkerSuspected | WorkerCleared
 
 
 @dataclass(slots=True)
@@ -131,7 +124,7 @@ class StandstillWatch:
         for told in self._every_told():
             if told.suspects.pop(worker, None) is not None:
                 took_s = self._now - told.began
-                self._ended.append(Cleared(worker, self._ranks.get(worker), "it has ended", took_s))
+                self._ended.append(WorkerCleared(worker, self._ranks.get(worker), "it has ended", took_s))
 
     def look(
         self,
@@ -182,7 +175,7 @@ class StandstillWatch:
             told = self._of_hosts.pop(host)
             why = "nothing is heard of its host at all" if host in silent else "its host's agent is heard again"
             for worker in told.suspects:
-                self._ended.append(Cleared(worker, self._ranks.get(worker), why, now - told.began))
+                self._ended.append(WorkerCleared(worker, self._ranks.get(worker), why, now - told.began))
         if not self._unheard:
             return
         by_host: dict[str, list[WorkerId]] = {}
@@ -312,11 +305,13 @@ class StandstillWatch:
         self, worker: WorkerId, kind: Kind, why: str, still_s: float, limit: Limit, more: int, spared: str
     ) -> None:
         rank = self._ranks.get(worker)
-        self._ended.append(Suspected(worker, rank, kind, why, "", still_s, limit, None, more, spared))
+        self._ended.append(
+            WorkerSuspected(worker, rank, kind, why, "", "", (), still_s, limit.seconds, limit.told, None, more, spared)
+        )
 
     def _end_of_round(self, why: str) -> None:
         """The standstill that was told is over."""
         told, self._of_round = self._of_round, None
         if told is not None:
             took_s = self._now - told.began
-            self._ended += [Cleared(worker, self._ranks.get(worker), why, took_s) for worker in told.suspects]
+            self._ended += [WorkerCleared(worker, self._ranks.get(worker), why, took_s) for worker in told.suspects]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_driver.core.stalls import Sight, Stall, stall_of
+from elastic_driver.health.stalls import Sight, Stall, stall_of
 from elastic_driver.hosts import WorkerId
 
 pytestmark = pytest.mark.unit

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.core.hangs import Cleared, Kind, Suspected
-from elastic_driver.core.standstills import UNHEARD_S, Finding, StandstillWatch
+from elastic_driver.health.findings import Kind, WorkerCleared, WorkerSuspected
+from elastic_driver.health.standstills import UNHEARD_S, Finding, StandstillWatch
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 
@@ -73,17 +73,17 @@ def test_an_agent_that_says_nothing_is_named_once_and_again_when_it_is_heard() -
     world = World()
     world.pass_s(30)
     (found,) = world.pass_s(UNHEARD_S + 2, mute=(1,))
-    assert isinstance(found, Suspected)
+    assert isinstance(found, WorkerSuspected)
     assert (found.worker, found.rank, found.kind, found.ends_s) == (world.workers[1], 1, Kind.UNHEARD, None)
     assert "nothing was heard of its host's agent for 11 s, though the machine answers" in found.why
     assert world.pass_s(200, mute=(1,), idle=(0, 2)) == [], "one word is enough"
     assert [(worker, rank) for worker, rank, *_ in world.watch.suspects(world.now)] == [(world.workers[1], 1)]
     (cleared,) = world.pass_s(2)
-    assert isinstance(cleared, Cleared)
+    assert isinstance(cleared, WorkerCleared)
     assert cleared.why == "its host's agent is heard again"
     assert cleared.took_s > 200
     (again,) = world.pass_s(UNHEARD_S + 2, mute=(1,))
-    assert isinstance(again, Suspected)
+    assert isinstance(again, WorkerSuspected)
     (cleared,) = world.watch.look(world.now, silent=["h1"])
     assert cleared.why == "nothing is heard of its host at all"  # type: ignore[union-attr]
     assert world.watch.suspects(world.now) == []
@@ -102,10 +102,10 @@ def test_a_rank_that_is_behind_in_steps() -> None:
     world.pass_s(1, stuck=(1,))
     world.pass_s(9, idle=(0, 1, 2))
     (found,) = world.pass_s(10, idle=(0, 1, 2))
-    assert isinstance(found, Suspected)
+    assert isinstance(found, WorkerSuspected)
     assert (found.worker, found.kind) == (world.workers[1], Kind.LACKS)
     assert "it is at step 240 and does nothing; others have been at step 244 for 10 s" in found.why
-    assert found.limit.seconds == 10.0
+    assert found.limit_s == 10.0
     (cleared,) = world.pass_s(5)
     assert (cleared.worker, cleared.why) == (world.workers[1], "it goes on")
 
@@ -114,7 +114,7 @@ def test_a_rank_that_computes_while_the_others_wait_for_the_same_step() -> None:
     world = World(steps=True)
     world.pass_s(60)
     (found,) = world.pass_s(15, idle=(0, 2), stuck=(1,))
-    assert isinstance(found, Suspected)
+    assert isinstance(found, WorkerSuspected)
     assert (found.rank, found.kind) == (1, Kind.LACKS)
     assert "it computes, reads or writes; 2 others have done nothing for 10 s" in found.why
 
@@ -124,13 +124,13 @@ def test_ranks_that_all_do_nothing_and_one_that_sleeps() -> None:
     world = World(steps=True)
     world.pass_s(60)
     (found,) = world.pass_s(15, idle=(0, 1, 2))
-    assert isinstance(found, Suspected)
+    assert isinstance(found, WorkerSuspected)
     assert (found.rank, found.kind, found.more) == (0, Kind.IDLE, 2)
     assert "which of them the others wait for cannot be seen" in found.why
     world = World()
     world.pass_s(10)
     (found,) = world.pass_s(70, idle=(0, 1, 2), sleeps=2)
-    assert isinstance(found, Suspected)
+    assert isinstance(found, WorkerSuspected)
     assert (found.rank, found.kind) == (2, Kind.LACKS)
     assert found.why == "its main thread waits for a sleep to end, and others do nothing"
 
@@ -141,15 +141,15 @@ def test_without_steps_who_does_otherwise_than_most_is_named(idle: tuple[int, ..
     world.pass_s(10)
     assert world.pass_s(58, idle=idle) == []
     (found,) = world.pass_s(10, idle=idle)
-    assert isinstance(found, Suspected)
-    assert (found.rank, found.kind, found.limit.seconds) == (named, Kind.LACKS, 60.0)
+    assert isinstance(found, WorkerSuspected)
+    assert (found.rank, found.kind, found.limit_s) == (named, Kind.LACKS, 60.0)
 
 
 def test_a_standstill_that_was_usual_is_told_later_the_next_time() -> None:
     world = World()
     world.pass_s(10)
-    for expected in (Suspected, Cleared):
-        (found,) = world.pass_s(200, idle=(0, 1, 2)) if expected is Suspected else world.pass_s(10)
+    for expected in (WorkerSuspected, WorkerCleared):
+        (found,) = world.pass_s(200, idle=(0, 1, 2)) if expected is WorkerSuspected else world.pass_s(10)
         assert isinstance(found, expected)
     assert world.pass_s(300, idle=(0, 1, 2)) == []
     assert len(world.pass_s(200, idle=(0, 1, 2))) == 1
@@ -159,12 +159,12 @@ def test_an_evaluation_is_taken_for_a_standstill_once_in_a_job() -> None:
     world = World(4, steps=True)
     world.pass_s(60)
     suspected, cleared = world.pass_s(40, idle=(1, 2, 3), stuck=(0,)) + world.pass_s(10)
-    assert isinstance(suspected, Suspected)
-    assert isinstance(cleared, Cleared)
+    assert isinstance(suspected, WorkerSuspected)
+    assert isinstance(cleared, WorkerCleared)
     world.watch.begin(2, {worker: rank for rank, worker in enumerate(world.workers)})
     assert world.pass_s(60) + world.pass_s(40, idle=(1, 2, 3), stuck=(0,)) + world.pass_s(10) == []
     (found,) = world.pass_s(600, idle=(1, 2, 3), stuck=(0,))
-    assert isinstance(found, Suspected)
+    assert isinstance(found, WorkerSuspected)
 
 
 def test_what_others_tell_of_is_not_told_again() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_driver.core.stragglers import StragglerFound, StragglerGone, StragglerWatch
+from elastic_driver.health.findings import StragglerFound, StragglerGone
+from elastic_driver.health.stragglers import StragglerWatch
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 from tests.support.fakes.straggler_rounds import Draw, heavy, jitter, simulate

@@ -1,6 +1,6 @@
 """Whether a round goes on at all: since when none of its members has done anything, and whom they wait for.
 
-Owns that judgement. Pure: :mod:`elastic_driver.core.hangs` has the looks at the workers that it is made from. Nobody is
+Owns that judgement. :mod:`elastic_driver.health.hangs` has the looks at the workers that it is made from. Nobody is
 ended for a stall; it says what time goes into.
 """
 

@@ -1,0 +1,141 @@
+"""Who stands still now though others wait for it, or for no reason that is seen.
+
+Owns that judgement of one moment, in words; that it has lasted, and what comes of it, is
+:mod:`elastic_driver.health.hangs`'s. Whoever waits in a collective is innocent, however long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from elastic_driver.health.findings import Kind
+from elastic_driver.health.seen import Seen
+from elastic_driver.hosts import WorkerId
+from elastic_driver.vitals import STOPPED, Waiting
+
+
+class Case(NamedTuple):
+    """Why a worker stands still: the kind, in words, and the collective that others wait in ("" for none known)."""
+
+    kind: Kind
+    why: str
+    collective: str
+
+
+Cases = dict[WorkerId, Case]
+
+
+def case_of_halt(seen: Seen) -> Case:
+    """Of a process that is stopped."""
+    vitals = seen.vitals
+    if vitals.state == STOPPED and not vitals.traced:
+        return Case(Kind.STOPPED, "it is stopped by a signal (state T)", "")
+    return Case(Kind.TRACED, f"it is stopped by a debugger (state {vitals.state})", "")
+
+
+def cases_of_round(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], limit_s: float) -> Cases | None:
+    """Of a round. None where nobody can know, since somebody is not heard who would.
+
+    Args:
+        members: those whose last look is of the present, and of this round.
+        ranks: of all members.
+        limit_s: after how long a standstill is suspicious.
+    """
+    by_rank = {ranks[worker]: worker for worker in members}
+    root = members.get(by_rank[0]) if 0 in by_rank else None
+    listed = () if root is None else root.vitals.waiting
+    # What rank 0 has slept through with its host is no wait for anybody.
+    heard_s = 0.0 if root is None else root.at_s - root.heard_s
+    overdue = [one for one in listed if min(one.since_s, heard_s) >= limit_s]
+    if overdue:
+        return _of_waiting(overdue, members, by_rank, limit_s)
+    if not listed:
+        return _by_counts(members, ranks, limit_s)
+    return None if any(one.since_s >= limit_s for one in listed) else {}
+
+
+def _of_waiting(
+    overdue: Collection[Waiting], members: Mapping[WorkerId, Seen], by_rank: Mapping[int, WorkerId], limit_s: float
+) -> Cases:
+    """With what rank 0 knows."""
+    cases: Cases = {}
+    all_wait = True
+    for one in sorted(overdue, key=lambda one: (-one.since_s, one.name)):
+        for rank in one.missing:
+            worker = by_rank.get(rank)
+            if worker is None:
+                all_wait = False
+                continue
+            seen = members[worker]
+            if seen.vitals.waits_s > 0:
+                all_wait = all_wait and seen.waits_s >= limit_s
+                continue
+            all_wait = False
+            if seen.is_still(limit_s) and worker not in cases:
+                text = f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s"
+                cases[worker] = _awaited(seen, text, one.name)
+    if not cases and all_wait:
+        # Which of them are in the wrong nobody can know; the fewest are named.
+        one = min(overdue, key=lambda one: (len(one.missing), -one.since_s, one.name))
+        for rank in one.missing:
+            text = (
+                f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s, and waits "
+                "for others itself: the ranks wait for each other"
+            )
+            cases[by_rank[rank]] = Case(Kind.DEADLOCK, text, one.name)
+    return cases
+
+
+def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], limit_s: float) -> Cases | None:
+    """Without: the member that does not wait while all others do; who has submitted fewest.
+
+    None where some are not heard, or were not until a moment ago, who may wait or be waited for.
+    """
+    if len(members) < len(ranks):
+        return None
+    known = {worker: seen for worker, seen in members.items() if seen.vitals.pulse_s is not None}
+    waiters = [worker for worker, seen in known.items() if seen.vitals.waits_s > 0]
+    if not waiters:
+        return {
+            worker: Case(Kind.IDLE, f"{_does_nothing(seen)}, and nobody waits for it", "")
+            for worker, seen in known.items()
+            if seen.is_still(limit_s) and seen.at_s - seen.quiet_s >= limit_s
+        }
+    if len(known) < len(ranks) or any(known[worker].vitals.waits_s < limit_s for worker in waiters):
+        return {}
+    if any(known[worker].waits_s < limit_s for worker in waiters):
+        return None
+    others = [worker for worker in known if worker not in dict.fromkeys(waiters)]
+    counts = {worker: known[worker].vitals.submitted for worker in (others or waiters)}
+    fewest = min(counts.values())
+    waited_s = min(known[worker].vitals.waits_s for worker in waiters)
+    if others:
+        text = f"it waits in no collective, and all others have waited for {waited_s:.0f} s"
+        return {
+            worker: _awaited(known[worker], text, "")
+            for worker, count in counts.items()
+            if count == fewest and known[worker].is_still(limit_s)
+        }
+    if fewest == max(counts.values()):
+        return {}  # it is the collective itself that does not get on
+    text = f"it has submitted {fewest} collectives, others more, and all have waited for {waited_s:.0f} s"
+    return {
+        worker: Case(Kind.DEADLOCK, f"{text}: the ranks wait for each other", "")
+        for worker, count in counts.items()
+        if count == fewest
+    }
+
+
+def _awaited(seen: Seen, text: str, collective: str) -> Case:
+    vitals = seen.vitals
+    if vitals.traced:
+        return Case(Kind.TRACED, f"{text}; a debugger holds it", collective)
+    if vitals.state == "D":
+        text += "; it is in a system call that cannot be interrupted (state D): a disc, mostly"
+    return Case(Kind.LACKS, text, collective)
+
+
+def _does_nothing(seen: Seen) -> str:
+    text = f"it has neither computed, read nor written anything for {seen.at_s - seen.quiet_s:.0f} s"
+    return f"{text} (state D: a disc, mostly)" if seen.vitals.state == "D" else text

@@ -1,0 +1,42 @@
+"""What a process said of its end, by the last lines that it has written.
+
+Owns how a traceback, or a dump of stacks, is told from other words. Reads no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from elastic_driver.health.dumps import frame_of, is_head
+
+# A line of a traceback.
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# What faulthandler prints below all stacks.
+_MODULES = "Extension modules: "
+# Before each line of a traceback, where torch.distributed is initialized.
+_RANK = re.compile(r"^\[rank\d+\]: ")
+
+
+def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str, str]:
+    """What a process said of its end: its last line, and the line of code that it named last, or "".
+
+    Args:
+        lines: its last ones.
+        of_traceback: whether the error is the one of its last traceback, if there is one, whatever came after it.
+    """
+    plain = [text for line in lines if (text := _RANK.sub("", line).rstrip())]
+    dumped = next((number for number in range(len(plain) - 1, -1, -1) if is_head(plain[number])), None)
+    if dumped is not None:
+        # It was made to tell its stacks, the innermost frame first, and ended: no error of its own.
+        rest = [frame_of(text) for text in plain[dumped + 1 :] if not text.startswith(_MODULES)]
+        frames = [frame for frame in rest if frame is not None]
+        if len(frames) == len(rest):
+            return "", f"{frames[0].file.rpartition('/')[2]}:{frames[0].line}" if frames else ""
+    said = [text.strip() for text in plain]
+    named = [(number, match) for number, line in enumerate(said) if (match := _FRAME.match(line))]
+    if not named:
+        return (said[-1] if said else ""), ""
+    last, match = named[-1]
+    raised = next((text for text in plain[last + 1 :] if not text[0].isspace()), said[-1])
+    return (raised if of_traceback else said[-1]), f"{match['file'].rpartition('/')[2]}:{match['line']}"

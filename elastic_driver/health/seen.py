@@ -1,0 +1,221 @@
+"""One worker as its agent saw it last, and what follows from all looks so far: since when it does not go on, since when
+it does nothing.
+
+Owns that evidence; who is suspected for it, :mod:`elastic_driver.health.hangs` says. Times ending in ``_s`` are of the
+agent's clock, so that neither a driver nor a host that stands still makes anybody look slow; ``seen_at`` is the job's,
+and says only whether a look is old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic_driver.health.findings import Kind
+from elastic_driver.health.limits import Limit, Pace
+from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, RUNNABLE, STOPPED, Vitals, is_quiet
+
+STALE_S = 3.0
+"""Looks come about once a second. Between two that are further apart than this nobody knows what has happened."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Of one worker, for one standstill.
+
+    Attributes:
+        kind, why, collective, limit: as it was told.
+        began_s, confirmed_s: since when it stands still, and when that was seen last.
+        window_s, cpu_s, io_bytes, stacks: the evidence: since when it is collected, what the worker had done until
+            then, and the stacks since then.
+        followed_s: when it was looked at last.
+        is_first: whether no evidence was dropped yet.
+        is_spared: whether it was told that it is spared.
+        open: the number of the stack that was asked for, and has not come.
+    """
+
+    kind: Kind
+    why: str
+    collective: str
+    limit: Limit
+    began_s: float
+    confirmed_s: float
+    window_s: float
+    cpu_s: float
+    io_bytes: int
+    followed_s: float
+    is_first: bool = True
+    is_spared: bool = False
+    stacks: list[str] = field(default_factory=list)
+    open: int | None = None
+
+    def restart(self, at_s: float, vitals: Vitals) -> None:
+        """Drops the evidence so far."""
+        self.window_s, self.is_first = at_s, False
+        self.cpu_s, self.io_bytes = vitals.cpu_s, vitals.io_bytes
+        self.stacks, self.open = [], None
+
+
+@dataclass(slots=True)
+class Seen:
+    """A worker as it was seen last.
+
+    Attributes:
+        vitals, seen_at: the last look, and when it came.
+        awaits: what its main thread waits for outside the job, in words; "" for nothing that is known.
+        moved_s: when it went on last.
+        stepped_s, finished_s: when a step, and a collective, was finished last.
+        quiet_s: since when it neither waits nor does anything.
+        alone_s: since when its main thread has neither woken, nor been ready to run, nor waited for anything outside
+            the job.
+        heard_s: since when nothing was missed of it.
+        counted_s, cpu_s, io_bytes: since when what it does is measured, and what it had done until then.
+        steps, gaps: that were counted.
+        halted_s, halted_looks: since when it is stopped by a signal, and in how many looks it was stopped by anybody.
+        told: the last standstill that was told.
+    """
+
+    vitals: Vitals
+    seen_at: float
+    awaits: str
+    moved_s: float
+    stepped_s: float
+    finished_s: float
+    quiet_s: float
+    alone_s: float
+    heard_s: float
+    counted_s: float
+    cpu_s: float
+    io_bytes: int
+    steps: int = 0
+    gaps: int = 0
+    halted_s: float | None = None
+    halted_looks: int = 0
+    told: tuple[float, Kind] | None = None
+    suspicion: Suspicion | None = None
+
+    @classmethod
+    def first(cls, vitals: Vitals, now: float, awaits: str) -> Seen:
+        """By the first look at a worker, at another process of it, or at it in another round."""
+        at = vitals.at_s
+        return cls(vitals, now, awaits, at, at, at, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
+
+    # --- looks -----------------------------------------------------------------------------------------------------
+
+    def take(self, vitals: Vitals, now: float, awaits: str, pace: Pace) -> None:
+        """Takes a later look at the same process, in the same round."""
+        before, at = self.vitals, vitals.at_s
+        if vitals.steps != before.steps:
+            self._note_steps(vitals, pace)
+        if vitals.finished != before.finished:
+            self.gaps += 1
+            pace.add_gap(self.gaps, at - self.finished_s)
+            self.finished_s = at
+        if (vitals.submitted, vitals.finished, vitals.steps, vitals.commits) != (
+            before.submitted,
+            before.finished,
+            before.steps,
+            before.commits,
+        ):
+            self.moved_s = at
+        self._note_quiet(vitals)
+        # Who is ready to run and has not run has had no processor: a busy or throttled machine's doing.
+        if vitals.wakes != before.wakes or vitals.state == RUNNABLE or awaits:
+            self.alone_s = at
+        if _has_run(before, vitals):
+            # Who is stopped and let go on in turn (as it is by who limits its share of a processor, or traces its
+            # system calls) is not stopped.
+            self.halted_s, self.halted_looks = None, 0
+        self.vitals, self.seen_at, self.awaits = vitals, now, awaits
+        if self.halted_looks or vitals.state in (STOPPED, DEBUGGED):
+            self.note_halt()
+
+    def begin_evidence(self, vitals: Vitals) -> None:
+        """Nobody knows what it did since the look before this one."""
+        at = vitals.at_s
+        self.moved_s = self.stepped_s = self.finished_s = self.quiet_s = self.alone_s = self.heard_s = at
+        self.measure_from(vitals)
+        self.halted_s, self.halted_looks = None, 0
+
+    def _note_steps(self, vitals: Vitals, pace: Pace) -> None:
+        done, took_s = vitals.steps - self.vitals.steps, vitals.at_s - self.stepped_s
+        if done > 0:
+            first = self.steps + 1
+            self.steps += done
+            pace.add_steps(first, self.vitals.at_s - self.stepped_s, self.steps, took_s / done)
+        self.stepped_s = vitals.at_s
+
+    def _note_quiet(self, vitals: Vitals) -> None:
+        since_s = vitals.at_s - self.counted_s
+        cpu_s, done = vitals.cpu_s - self.cpu_s, vitals.io_bytes - self.io_bytes
+        if not is_quiet(since_s, cpu_s, done) or vitals.waits_s > 0:
+            self.quiet_s = vitals.at_s
+            self.measure_from(vitals)
+        elif since_s >= QUIET_BLOCK_S:
+            self.measure_from(vitals)
+
+    def measure_from(self, vitals: Vitals) -> None:
+        """Measures what it does from this look on."""
+        self.counted_s, self.cpu_s, self.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
+
+    def note_halt(self) -> None:
+        """Counts a look in which it was stopped."""
+        vitals = self.vitals
+        if vitals.state not in (STOPPED, DEBUGGED):
+            self.halted_s, self.halted_looks = None, 0
+            return
+        if vitals.traced or vitals.state != STOPPED:
+            self.halted_s = None  # a debugger's doing
+        elif self.halted_s is None:
+            self.halted_s = vitals.at_s
+        self.halted_looks += 1
+
+    # --- what follows ----------------------------------------------------------------------------------------------
+
+    @property
+    def at_s(self) -> float:
+        """When it was looked at last."""
+        return self.vitals.at_s
+
+    @property
+    def waits_s(self) -> float:
+        """For how long it has waited in a collective, as far as it was looked at."""
+        return min(self.vitals.waits_s, self.at_s - self.heard_s)
+
+    @property
+    def active_at(self) -> float:
+        """When it last did something other than to wait in a collective, the job's time."""
+        vitals = self.vitals
+        idle_s = 0.0 if vitals.state == RUNNABLE else vitals.at_s - max(self.moved_s, self.quiet_s)
+        return self.seen_at - (vitals.waits_s if vitals.waits_s > 0 else idle_s)
+
+    def is_still(self, limit_s: float) -> bool:
+        """Whether it has not gone on for so long, and would say so."""
+        return self.vitals.pulse_s is not None and self.at_s - self.moved_s >= limit_s
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether the last look is of the present, the job's time."""
+        return now - self.seen_at <= STALE_S
+
+    def is_awaited(self) -> bool:
+        """Whether it is suspected since others wait for it, and has not gone on since."""
+        one = self.suspicion
+        return one is not None and one.kind in (Kind.LACKS, Kind.DEADLOCK) and self.moved_s <= one.began_s
+
+    def pass_over(self) -> None:
+        """Leaves a suspicion as it is, while nobody can know what has become of it: that time is no evidence."""
+        if (one := self.suspicion) is not None:
+            missed_s, one.followed_s = self.at_s - one.followed_s, self.at_s
+            one.window_s += missed_s
+            one.confirmed_s += missed_s
+
+
+def _has_run(before: Vitals, after: Vitals) -> bool:
+    """Whether a process has run between two looks at it."""
+    return (before.cpu_s, before.io_bytes, before.steps, before.submitted, before.finished, before.commits) != (
+        after.cpu_s,
+        after.io_bytes,
+        after.steps,
+        after.submitted,
+        after.finished,
+        after.commits,
+    )

@@ -1,0 +1,292 @@
+"""HealthWatch: the one step of health. Its head is the folder's.
+
+Owns what the watches have in common: the job as it is, when they look, and who of its workers is asked about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import count
+
+from elastic_driver.core.events import DrainRequested, WorkerHung
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.health.drains import Drains
+from elastic_driver.health.events import (
+    CommitFound,
+    Event,
+    JobChanged,
+    OthersExcused,
+    StackTaken,
+    TimePassed,
+    VitalsSeen,
+    WorkerExcused,
+    WorkerGone,
+    WorkerHeard,
+)
+from elastic_driver.health.findings import (
+    NotDrained,
+    Spared,
+    StackWanted,
+    Stalled,
+    StallEnded,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
+from elastic_driver.health.hangs import HangWatch
+from elastic_driver.health.heartbeats import Heartbeats
+from elastic_driver.health.limits import Limit
+from elastic_driver.health.stall_watch import StallWatch
+from elastic_driver.health.stalls import Stall
+from elastic_driver.health.standstills import StandstillWatch
+from elastic_driver.health.stragglers import StragglerWatch
+from elastic_driver.health.survivors import why_spared
+from elastic_driver.health.suspicions import Suspicions
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import HangAction, StragglerAction
+
+LOOK_S = 0.5
+"""Agents look twice a second at those that stand still."""
+# Some beats of a worker's pulse: who was alive so lately is.
+_ALIVE_S = 2.0
+
+Finding = (
+    WorkerSuspected
+    | WorkerCleared
+    | Spared
+    | StackWanted
+    | Stalled
+    | StallEnded
+    | StragglerFound
+    | StragglerGone
+    | NotDrained
+    | WorkerHung
+    | DrainRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the user has asked for.
+
+    Attributes:
+        heartbeat_timeout_s: how long a worker may be silent; 0 for ever.
+        hang_timeout_s: how long a worker may neither finish operations nor wait in one; 0 for ever.
+        hang_action: what comes of a worker that is proven to hang.
+        straggler_action: what comes of one that is slow.
+    """
+
+    heartbeat_timeout_s: float = 0.0
+    hang_timeout_s: float = 0.0
+    hang_action: str = HangAction.END
+    straggler_action: str = StragglerAction.WARN
+
+
+class HealthWatch:
+    """The workers of one job.
+
+    Args:
+        rules: what the user has asked for.
+        state: of the job.
+        now: the job's time, seconds.
+    """
+
+    def __init__(self, rules: Rules, state: State, now: float) -> None:
+        numbers = count(1)
+        self._state = state
+        self._is_on_disc = False
+        self._hangs = HangWatch(proves=rules.hang_action == HangAction.END, numbers=numbers)
+        self._suspicions = Suspicions(numbers)
+        self._stalls = StallWatch(self._hangs)
+        self._standstills = StandstillWatch()
+        self._heartbeats = Heartbeats(rules.heartbeat_timeout_s, rules.hang_timeout_s)
+        self._stragglers = StragglerWatch()
+        self._drains = Drains() if rules.straggler_action == StragglerAction.DRAIN else None
+        self._look_at = now + LOOK_S
+        self._is_odd = False
+        self._silence_at = self._next_silence(now)
+        self._stalls.change(state, now, is_replaced=False)
+        self._begin_round(now)
+
+    def step(self, event: Event, now: float) -> list[Finding]:
+        """Takes an event in; what is new with it, in the order in which it is to be told.
+
+        Args:
+            event: what has happened.
+            now: the job's time, seconds; it does not go back.
+        """
+        match event:
+            case JobChanged(state):
+                return self._change(state, now)
+            case VitalsSeen():
+                self._see(event, now)
+            case WorkerHeard(worker, progress, waiting):
+                self._heartbeats.heard(worker, progress, waiting=waiting, now=now)
+            case WorkerExcused(worker):
+                self._heartbeats.forget(worker)
+            case OthersExcused(but):
+                self._heartbeats.forget_all(but=but)
+            case WorkerGone(worker):
+                self._hangs.forget(worker)
+                self._standstills.forget(worker)
+                self._stragglers.forget(worker, now)
+                self._heartbeats.forget(worker)
+            case StackTaken(worker, number, text):
+                self._hangs.answer(worker, number, text)
+                return [*self._suspicions.answer(worker, number, text)]
+            case CommitFound():
+                self._is_on_disc = True
+            case TimePassed():
+                return self._pass_time(event, now)
+        return []
+
+    # --- what is asked ---------------------------------------------------------------------------------------------
+
+    @property
+    def next_deadline(self) -> float:
+        """When TimePassed is due, the job's time."""
+        return min(self._look_at, self._silence_at)
+
+    def overdue_hosts(self, now: float) -> list[str]:
+        """The hosts of workers that have been silent, or without progress, for too long: see TimePassed."""
+        return [] if now < self._silence_at else self._heartbeats.overdue_hosts(now)
+
+    def suspects(self, now: float) -> list[tuple[WorkerId, int | None, str, float, float]]:
+        """Who is suspected now: worker, rank, why, for how long it stands still, and the limit."""
+        return [*self._hangs.suspects(), *self._standstills.suspects(now)]
+
+    @property
+    def limit(self) -> Limit:
+        """After how long a standstill is suspicious now."""
+        return self._hangs.limit
+
+    @property
+    def proof(self) -> Limit:
+        """After how long it would be proof."""
+        return self._hangs.proof
+
+    @property
+    def stall(self) -> Stall | None:
+        """The stall that was told; None while the round goes on."""
+        return self._stalls.stall
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def _change(self, state: State, now: float) -> list[Finding]:
+        is_replaced = state.round_id != self._state.round_id
+        found: list[Finding] = [*self._stalls.change(state, now, is_replaced=is_replaced)]
+        self._state = state
+        if is_replaced:
+            self._begin_round(now)
+        return found
+
+    def _begin_round(self, now: float) -> None:
+        round_id, ranks = self._state.round_id, {member: rank for rank, member in enumerate(self._state.members)}
+        self._hangs.begin(round_id, ranks)
+        self._standstills.begin(round_id, ranks)
+        self._stragglers.begin(round_id, ranks, now)
+
+    def _see(self, event: VitalsSeen, now: float) -> None:
+        worker, vitals = event.worker, event.vitals
+        if record_of(self._state, worker) is None:
+            return  # it has ended meanwhile
+        self._hangs.take(worker, vitals, now, peer_is_ours=event.peer_is_ours)
+        self._standstills.take(worker, vitals, now)
+        self._stragglers.take(worker, vitals)
+        if vitals.pulse_s is not None and vitals.pulse_s < _ALIVE_S:
+            self._heartbeats.alive(worker, now, submitted=vitals.submitted, finished=vitals.finished)
+
+    def _pass_time(self, event: TimePassed, now: float) -> list[Finding]:
+        found: list[Finding] = []
+        if now >= self._look_at:
+            # Not the later for each that came a little late.
+            self._look_at = self._look_at + LOOK_S if now < self._look_at + LOOK_S else now + LOOK_S
+            found += self._look(event, now)
+        if now >= self._silence_at:
+            found += self._heartbeats.find(now, audible_s=event.audible_s, excused=self._may_be_silent)
+            self._silence_at = self._next_silence(now)
+        return found
+
+    def _look(self, event: TimePassed, now: float) -> list[Finding]:
+        state = self._state
+        trains = state.phase is JobPhase.RUNNING and not finishing(state)
+        found: list[Finding] = [*self._stalls.look(state, now)]
+        for finding in self._hangs.look(
+            now,
+            trains=lambda worker: trains and _trains(state, worker),
+            lives=lambda worker: _lives(state, worker),
+            spares=self._why_spared,
+        ):
+            found += self._suspicions.take(finding)
+        # Each of the others once a second.
+        self._is_odd = not self._is_odd
+        if self._is_odd:
+            return found + self._look_for_stragglers(now, trains=trains)
+        known = {worker for worker, *_ in self._hangs.suspects()}
+        for standstill in self._standstills.look(
+            now,
+            step_of=lambda worker: _step_of(state, worker),
+            trains=lambda worker: trains and _stays(state, worker),
+            unheard=event.unheard,
+            silent=[one.hostname for one in state.silent],
+            is_known=known.__contains__,
+        ):
+            found += self._suspicions.take(standstill)
+        return found
+
+    def _look_for_stragglers(self, now: float, *, trains: bool) -> list[Finding]:
+        state = self._state
+        found: list[Finding] = []
+        for news in self._stragglers.look(now, trains=lambda worker: trains and _trains(state, worker)):
+            found.append(news)
+            if self._drains is None:
+                continue
+            if isinstance(news, StragglerFound):
+                found += self._drains.consider(news, state, now)
+            else:
+                self._drains.waiting.pop(news.worker, None)
+        for slow in [] if self._drains is None or not trains else list(self._drains.waiting.values()):
+            if self._drains is not None and _trains(state, slow.worker):
+                found += self._drains.consider(slow, state, now)
+        return found
+
+    def _next_silence(self, now: float) -> float:
+        return now + self._heartbeats.look_in_s(now) if self._heartbeats.interval_s else math.inf
+
+    def _why_spared(self, worker: WorkerId, ended: Collection[WorkerId]) -> str:
+        return why_spared(self._state, worker, ended, is_on_disc=self._is_on_disc)
+
+    def _may_be_silent(self, worker: WorkerId) -> bool:
+        """Whether it is in a debugger, or stopped by a signal and may not be ended: it alone has the state."""
+        is_stopped = self._hangs.is_stopped(worker)
+        return self._hangs.is_debugged(worker) or (is_stopped and bool(self._why_spared(worker, ())))
+
+
+def _trains(state: State, worker: WorkerId) -> bool:
+    """Whether it is a member that has said that it trains, and is not about to leave."""
+    record = record_of(state, worker)
+    return record is not None and record.running and _is_to_stay(record)
+
+
+def _stays(state: State, worker: WorkerId) -> bool:
+    """Whether it is a member that is not about to leave, whether it has said that it trains or cannot say so."""
+    record = record_of(state, worker)
+    return record is not None and record.killed is None and _is_to_stay(record)
+
+
+def _is_to_stay(record: WorkerRecord) -> bool:
+    return record.phase is WorkerPhase.MEMBER and record.leave_by is None and record.exit_by is None
+
+
+def _step_of(state: State, worker: WorkerId) -> int | None:
+    """How far a worker has said that it has come, in its present process; None where it has not."""
+    record = record_of(state, worker)
+    return record.commits if record is not None and record.running else None
+
+
+def _lives(state: State, worker: WorkerId) -> bool:
+    record = record_of(state, worker)
+    return record is not None and record.phase is not WorkerPhase.LEAVING and record.killed is None
