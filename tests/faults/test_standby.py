@@ -54,8 +54,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     cooldown = ("--blacklist-cooldown-range", "1000", "1000")
     with Job(tmp_path_factory.mktemp("history"), THREE, *FLAGS, *cooldown, "--heartbeat-timeout", "4") as job:
         stands_by(job, "127.0.0.2[0]")
-        before, at = job.steps(), time.time()
+        before = job.steps()
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
+        at = time.time()  # no step of its comes after that
         after = job.wait_for_steps(2, after=at)
         rounds_at["a death"] = sizes_of_rounds(job)
         job.set_hosts(THREE + "127.0.0.3:1\n")

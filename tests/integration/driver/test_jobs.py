@@ -200,9 +200,8 @@ def test_an_exception_in_one_worker(tmp_path: Path) -> None:
 def test_below_min_np_the_job_waits_and_goes_on(tmp_path: Path) -> None:
     with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "1", "1") as job:
         before = job.wait_for_steps(2)
-        at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
-        after = job.wait_for_steps(2, after=at)
+        after = job.wait_for_steps(2, after=time.time())
         assert len(pids(after, 2) & pids(before, 2)) == 1
         assert "waiting for 2 workers (--min-np)" in job.said()
         check_agreement(job.steps())

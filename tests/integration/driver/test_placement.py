@@ -37,8 +37,8 @@ def test_a_world_of_a_multiple_with_rank_0_on_a_protected_host(tmp_path: Path) -
         assert ranks(grown) == ["localhost[0]#0", "localhost[1]#0", "127.0.0.1[0]#0", "127.0.0.2[0]#0"]
 
         # Three are left of four: one of them stands by, in its process, until there are four again.
-        at = time.time()
         os.kill(next(line["pid"] for line in grown if line["worker"] == "127.0.0.1[0]#0"), signal.SIGKILL)
+        at = time.time()
         assert ranks(job.wait_for_steps(2, after=at)) == ["localhost[0]#0", "localhost[1]#0"]
         assert "1 slot of host 127.0.0.2 is not used: --np-multiple 2" in job.said()
         at = time.time()
