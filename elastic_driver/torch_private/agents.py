@@ -65,10 +65,10 @@ def give_back_a_restart() -> bool:
     It counts before it asks for anything, and there is no other way to it than up the stack. An agent that has none
     left (``--max-restarts=0``) has ended by then.
     """
-    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-
     if not RESTART_COUNT.has_parts():
         return False
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
     frame = inspect.currentframe()
     while frame is not None:
         agent = frame.f_locals.get("self")

@@ -18,7 +18,7 @@ from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver import rounds as rounds_module
 from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.rendezvous.agent_messages import Kill, KillAll, NoticeSet, Stop
+from elastic_driver.rendezvous.agent_messages import Close, Kill, KillAll, NoticeSet, Round, Stop
 from elastic_driver.rendezvous.messages import (
     JobOver,
     NextRoundReply,
@@ -484,3 +484,43 @@ def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: 
         assert await job.end() == 143
 
     virtually(tmp_path, main, min_num_proc=2, heartbeat_timeout_s=0.0)
+
+
+def test_a_job_that_ends_just_after_a_standstill_has_it_booked(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        await job.train(2)
+        loop.stand_still(1000)
+        await asyncio.sleep(2)
+        assert "the driver stood still" in job.text()
+        assert job.logged("stood_still") == [], "its workers have not said what they did meanwhile"
+        job.interrupt(signal.SIGTERM)
+        assert await job.end() == 143
+        assert len(job.logged("stood_still")) == 1
+
+    virtually(tmp_path, main, heartbeat_timeout_s=0.0)
+
+
+# --- what agents are told ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "preempted"),
+    [
+        (lambda job: job.interrupt(signal.SIGTERM), 143, True),
+        (lambda job: job.interrupt(signal.SIGINT), 130, False),
+        (lambda job: job.driver.rounds.end(), 143, False),
+    ],
+    ids=["SIGTERM", "SIGINT", "operator"],
+)
+def test_agents_are_told_of_rounds_and_of_the_end(
+    tmp_path: Path, end: Callable[[Job], object], code: int, preempted: bool
+) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        await job.train(2)
+        end(job)
+        assert await job.end() == code
+        for host in job.world.hosts.values():
+            assert [each.round_id for each in host.of(Round)] == [1]
+            assert [(each.exit_code, each.preempted) for each in host.of(Close)] == [(code, preempted)]
+
+    virtually(tmp_path, main, heartbeat_timeout_s=0.0)

@@ -376,6 +376,7 @@ def test_a_new_round_clears_a_suspicion_and_learns_anew() -> None:
         gone = world.workers[3]
         world.hung = set()
         world.stepper.report(WorkerExited(gone, -9, "was killed by SIGKILL", 0.5))
+        world.stepper.catch_up()  # however long the last step took in real time
         world.health.gone(gone)
         await asyncio.sleep(2)
         world.stepper.post(HostsDiscovered((Host("a", 2), Host("b", 1))))

@@ -364,3 +364,10 @@ def test_another_kind_of_agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     assert not agents.give_back_a_restart()
     (message,) = caplog.messages
     assert "the agent that calls is not a SimpleElasticAgent" in message
+
+
+def test_a_torch_without_the_agent_we_know(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delattr("torch.distributed.elastic.agent.server.api.SimpleElasticAgent")
+    monkeypatch.setattr(agents, "RESTART_COUNT", anew(agents.RESTART_COUNT))
+    assert not agents.give_back_a_restart()
+    assert len(caplog.messages) == 1

@@ -1,0 +1,100 @@
+"""Who may ask the driver for what, as it is built: a slip in any of its parts would open a route to others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.driver.build import build
+from elastic_driver.driver.chief import ChiefSide
+from elastic_driver.hosts import Host
+from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from elastic_driver.launch.local.keeper import ProcessKeeper, ProcessListener
+from elastic_driver.rendezvous import agent_messages as words
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.routes import WORKER, Route
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.tally import Tally
+from elastic_driver.settings.settings import Settings
+from tests.support.fakes.driver_fakes import OURS, FakeConsole, FakeSource, FakeWorld, Job
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+
+pytestmark = pytest.mark.integration
+
+A = Host("a", 1)
+ASKED_AT_THE_DRIVER = {
+    ("GET", "agent"): "an agent or a joiner or a ticket may",
+    ("GET", "stacks"): "an operator may",
+    ("GET", "status"): "an operator or a reader or a worker may",
+    ("POST", "drain"): "an operator may",
+    ("POST", "end"): "an operator may",
+    ("POST", "page"): "an operator may",
+    ("POST", "servers"): "a chief may",
+}
+WORKERS_ASK = {"call", "leave", "publish", "serving", "status", "store"}
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+class Peer:
+    """A connection on which somebody has proven who he is."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.status, self.body = 0, b""
+
+    def reply(self, status: int, body: bytes = b"", *, is_json: bool = False) -> None:
+        self.status, self.body = status, body
+
+
+def no_chief(listener: ProcessListener) -> ProcessKeeper:
+    return None  # type: ignore[return-value] # nobody starts it
+
+
+def test_who_may_ask_the_driver_for_what() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        fleet = FakeWorld().fleet
+        driver = build(
+            Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(A,), page=True),
+            discovery=FleetDiscovery(FakeSource(A), fleet.fleet),
+            chronicle=Chronicle(Narrator(FakeConsole())),  # type: ignore[arg-type]
+            dialect=OURS,
+            job_id="fake",
+            agents=fleet.side(),
+            tally=Tally(),
+            chief=ChiefSide(no_chief, None, ("true",), str),  # type: ignore[arg-type]
+            routes=(Route("GET", "call", WORKER, lambda request: None),),
+        )
+        asked = {}
+        for path in {path for _, path in ASKED_AT_THE_DRIVER} | WORKERS_ASK | {"next-round", "rounds/1/kv/s/k"}:
+            for method in ("GET", "POST", "PUT"):
+                peer = Peer(Identity(Role.MEMBER))  # who may nothing here
+                driver.server.serve(peer, method.encode(), f"/v1/{path}".encode(), b"")  # type: ignore[arg-type]
+                assert peer.status in (403, 404, 405)
+                if peer.status == 403:
+                    asked[method, path] = json.loads(peer.body)["error"].partition("; ")[2]
+        assert asked == ASKED_AT_THE_DRIVER
+
+    run_virtually(main)
+
+
+def test_workers_are_answered_what_is_theirs_through_their_agents(tmp_path: Path) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        job = Job(tmp_path, A)
+        (worker,) = await job.train(1)
+        host = job.world.hosts["a"]
+        paths = ("drain", "end", "stacks", "page", "servers", "agent", "next-round", "status")
+        for number, path in enumerate(paths):
+            host.say(words.Ask(number, worker.key, path, [], b"{}"))
+        await job.until(lambda: len(host.of(words.Answer)) == len(paths), "answers")
+        assert [each.status for each in host.of(words.Answer)] == [*[404] * (len(paths) - 1), 200]
+        job.exits(worker, 0)
+        assert await job.end() == 0
+
+    run_virtually(main)
