@@ -143,8 +143,9 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     kept = listed.intersection(t.state.listed) - has_gone
     staying = event.down.union(record.worker.hostname for record in t.state.workers)
     # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
-    known = () if t.state.phase is JobPhase.WAITING else discovery.order
-    known = tuple(host for host in known if host.name not in others)
+    known = tuple(host for host in discovery.order if host.name not in others)
+    if t.state.phase is JobPhase.WAITING:
+        known = (*event.hosts, *known)
     order = order_hosts(known, event.hosts, staying=staying)
     t.state = replace(
         t.state,

@@ -104,9 +104,14 @@ class Thread:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this package has started it: the first that it calls is here."""
+        """Whether it works for this package only: the first that it calls is in the parts that scripts do not see."""
+        return self.begins_here and any(place in self.own[-1].file for place in _OUR_PLACES)
+
+    @property
+    def begins_here(self) -> bool:
+        """Whether this package has started it, be it for the script: the first that it calls is here."""
         own = self.own
-        return self.is_started and bool(own) and any(place in own[-1].file for place in _OUR_PLACES)
+        return self.is_started and bool(own) and f"/{_PACKAGE}" in own[-1].file
 
 
 def _is_idle(frame: Frame) -> bool:
@@ -185,7 +190,7 @@ def alike(one: str, other: str) -> bool:
 
 
 def _standing(text: str) -> list[tuple[str, tuple[Frame, ...]]]:
-    threads = sorted((thread for thread in parse(text) if not thread.is_ours), key=lambda thread: thread.ident)
+    threads = sorted((thread for thread in parse(text) if not thread.begins_here), key=lambda thread: thread.ident)
     return [(thread.ident, thread.frames) for thread in threads]
 
 

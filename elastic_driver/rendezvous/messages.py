@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
-from elastic_driver.codec import OMITTABLE, CodecError, Count, Cut, Seconds, Within, decode, encode, from_text
+from elastic_driver.codec import OMITTABLE, CodecError, Count, Cut, Seconds, Within, encode, from_data, from_text
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.version import __version__
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 API = "/v1"
@@ -45,8 +46,19 @@ def parse(kind: Any, body: bytes, what: str = "message") -> Any:
     Raises:
         RendezvousProtocolError: it is not JSON, or not of this type.
     """
+    data = _json(body, what)
     try:
-        return decode(kind, body)
+        return from_data(kind, data)
+    except CodecError as error:
+        # It is read strictly: mostly it has come from another version.
+        raise RendezvousProtocolError(
+            f"cannot read {what}: {error}; elastic_driver {__version__} reads it, and both ends need the same version"
+        ) from None
+
+
+def _json(body: bytes, what: str) -> Any:
+    try:
+        return from_text(body)
     except CodecError as error:
         raise RendezvousProtocolError(f"cannot read {what}: {error}") from None
 
@@ -57,10 +69,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     Raises:
         RendezvousProtocolError: it is not JSON, or not an object.
     """
-    try:
-        data = from_text(body)
-    except CodecError as error:
-        raise RendezvousProtocolError(f"cannot read message: {error}") from None
+    data = _json(body, "message")
     if not isinstance(data, dict):
         raise RendezvousProtocolError("cannot read message: not a JSON object")
     return data

@@ -208,6 +208,9 @@ class Reader:
             case "host_lost":
                 text = f"host {event['host']} is lost: {event['reason']}"
                 story.marks.append(Mark(at, kind, text, str(event["host"])))
+                for life in self._living.values():
+                    if life.worker.hostname == event["host"]:
+                        life.how = life.how or "lost with its host"
             case "notice":
                 told = NoticeKind(event["kind"]).told
                 story.marks.append(Mark(at, kind, f"round {event['round_id']} {told}: {event['reason']}"))

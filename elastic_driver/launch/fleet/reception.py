@@ -285,7 +285,8 @@ def _hello(message: Message) -> Hello:
         hello = said(message)
     except RendezvousProtocolError:
         if other := version_of(message):
-            raise RefusedError(f"this agent has {other}, the driver {__version__} (protocol {PROTOCOL})") from None
+            ours = f"the driver {__version__} (protocol {PROTOCOL})"
+            raise RefusedError(f"this agent has {other}, {ours}: install the same version on both") from None
         raise
     if not isinstance(hello, Hello):
         raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")

@@ -99,6 +99,8 @@ class Story:
                 self.slow.discard(worker.key)
                 if expected or not code:
                     self._together("worker_ended", worker.key, "ended")
+                elif how.startswith("lost with"):  # the host's loss is told, and why
+                    self._together("worker_ended", worker.key, how)
                 else:
                     text = f"worker {worker.key} {how}"
                     self._add("worker_died", text, host=worker.hostname, worker=worker.key, warning=True)

@@ -148,6 +148,12 @@ def test_stacks_are_compared_by_what_the_user_runs() -> None:
     )
     assert alike(own.format(5) + STACK, own.format(9) + STACK)
     assert alike(own.format(5) + STACK, STACK.replace("Current thread", "Thread"))
+    # Also those that it has started for the script, or for TensorFlow.
+    for place in ("compat/data_loader.py", "tensorflow/following.py"):
+        of_script = own.replace("worker/rounds/watch.py", place)
+        assert alike(of_script.format(5) + STACK, of_script.format(9) + STACK)
+    mine = own.replace("/p/elastic_driver/worker", "/x/my_elastic_driver/worker")
+    assert not alike(mine.format(5) + STACK, mine.format(9) + STACK)
     assert not alike(STACK, STACK.replace("line 12", "line 13"))
     assert innermost(own.format(5) + STACK) == ("/x/train.py:12 in wait", "/x/train.py:3 in <module>")
     assert innermost("rubbish") == ()

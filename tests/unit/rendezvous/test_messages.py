@@ -27,6 +27,7 @@ from elastic_driver.rendezvous.messages import (
     parse_json,
     parse_next_round_reply,
 )
+from elastic_driver.version import __version__
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.unit
@@ -91,6 +92,13 @@ def test_ready_is_checked(change: dict[str, Any]) -> None:
 def test_a_program_need_not_say_when_a_drained_host_is_gone() -> None:
     """See docs/notices.md."""
     assert DrainHostRequest.from_json(b'{"hostname": "a", "undo": false}') == DrainHostRequest("a", undo=False)
+
+
+@pytest.mark.parametrize("change", [{"news": 1}, {"steps": None}])
+def test_who_speaks_another_versions_words_is_told_so(change: dict[str, Any]) -> None:
+    data = json.loads(READY.to_json()) | change
+    with pytest.raises(RendezvousProtocolError, match=f"elastic_driver {__version__} reads it, and both ends need"):
+        NextRoundRequest.from_json(json.dumps(data).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])

@@ -20,6 +20,7 @@ from elastic_driver.health.findings import (
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
 from elastic_driver.report.happenings import (
+    HostLost,
     HostsChanged,
     JobEnded,
     NoticeGiven,
@@ -394,6 +395,19 @@ class Nowhere:
 
     def end(self, worker: WorkerId) -> None:
         pass
+
+
+def test_workers_that_are_lost_with_their_host_are_one_entry(clock: Clock) -> None:
+    story = Story(clock)
+    story.hear(HostLost("a", "it was not heard for 5.0 s"))
+    for slot in range(8):
+        worker = WorkerId("a", slot, 0)
+        story.hear(ProcessEnded(worker, 7, str(slot), -9, "lost with its host", expected=False, foretold=True))
+    lost, ended = story.all()
+    assert (lost["kind"], lost["warning"]) == ("host_lost", True)
+    assert (ended["kind"], ended["count"]) == ("worker_ended", 8)
+    assert ended["text"].endswith("lost with its host")
+    assert not ended.get("warning")
 
 
 def test_who_is_slow_or_suspected_is_told_and_shown(job: ShownJob, clock: Clock) -> None:

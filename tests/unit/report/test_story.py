@@ -110,6 +110,23 @@ def test_a_story() -> None:
     )
 
 
+def test_a_host_that_is_lost_is_one_mark_however_many_workers_it_had() -> None:
+    log = Log()
+    log.phase("forming")
+    for worker in ("a[0]#0", "b[0]#0", "b[1]#0"):
+        log.add("worker_started", worker=worker, pid=1)
+    log.add("host_lost", 9.0, host="b", reason="it was not heard for 5.0 s")
+    for worker in ("b[0]#0", "b[1]#0"):
+        log.add("worker_exited", worker=worker, pid=1, returncode=-9, expected=False)
+    log.add("worker_exited", 1.0, worker="a[0]#0", pid=1, returncode=-9, expected=False)
+    story = read(log)
+    assert [life.how for life in story.lives] == ["killed by signal 9", "lost with its host", "lost with its host"]
+    assert [mark.text for mark in story.marks] == [
+        "host b is lost: it was not heard for 5.0 s",
+        "worker a[0]: killed by signal 9",
+    ]
+
+
 def test_a_loss_and_the_next_round_in_one_step() -> None:
     """The round is told before the phase."""
     log = Log()

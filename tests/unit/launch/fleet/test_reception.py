@@ -284,7 +284,9 @@ def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -
     async def main(fleet: FakeFleet) -> None:
         later = Message("hello", {"protocol": 99, "version": "9.9", "agent": {"uuid": "x"}})
         dial = Place(fleet).dial()
-        assert _refusal(dial.says(later)).startswith("this agent has elastic_driver 9.9 (protocol 99), the driver ")
+        said = _refusal(dial.says(later))
+        assert said.startswith("this agent has elastic_driver 9.9 (protocol 99), the driver ")
+        assert said.endswith("install the same version on both")
         assert dial.transport.is_closed
         rubbish = Place(fleet).dial()
         assert rubbish.says(Message("hello", {"agent": "x"})) is None
