@@ -4,7 +4,7 @@ All calls release the interpreter's lock. Times are in seconds. Buffers are C-co
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
@@ -33,6 +33,18 @@ def vitals_commit(commits: int) -> None:
 
 def vitals_dumps_at(signal: int) -> None:
     """At this signal stacks are written behind the page."""
+
+def stacks_take_over(signal: int) -> bool:
+    """The thread in ``stacks_asked`` answers this signal (see native/vitals/stacks.h). Returns whether so."""
+
+def stacks_asked() -> int:
+    """Blocks until a signal is to be answered, and returns which; the caller answers it, and says so."""
+
+def stacks_answered(signal: int) -> None:
+    """The answer is written."""
+
+def stacks_die_of(signal: int) -> NoReturn:
+    """Ends this process by the signal, as if it had no handler."""
 
 class CollectiveError(RuntimeError):
     """A collective, or the building of the contexts, did not succeed."""

@@ -20,6 +20,7 @@
 
 #include "engine/engine.h"
 #include "vitals/page.h"
+#include "vitals/stacks.h"
 
 namespace nb = nanobind;
 
@@ -244,6 +245,18 @@ nb::object allocate(Engine& engine, size_t bytes) {
   return nb::cast(bytes_array(memory, bytes, owner));
 }
 
+int asked_for_stacks() {
+  for (;;) {
+    {
+      const nb::gil_scoped_release unlocked;
+      stacks::wait();
+    }
+    // Only now, with the lock: until it could be had, a second signal may have been answered by the handler before.
+    const int signal = stacks::claim();
+    if (signal != 0) return signal;
+  }
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& module) {
@@ -257,6 +270,10 @@ void bind_engine(nb::module_& module) {
   module.def("vitals_step", &vitals::step);
   module.def("vitals_commit", &vitals::commit, arg("commits"));
   module.def("vitals_dumps_at", &vitals::dumps_at, arg("signal"));
+  module.def("stacks_take_over", &stacks::take_over, arg("signal"));
+  module.def("stacks_asked", &asked_for_stacks);
+  module.def("stacks_answered", &stacks::answered, arg("signal"));
+  module.def("stacks_die_of", &stacks::die_of, arg("signal"));
   nb::class_<Handle>(module, "Handle")
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)

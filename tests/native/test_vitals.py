@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import psutil
 import pytest
 
 from elastic_driver.launch.agent.vitals_page import PAGE_BYTES, PageFacts, VitalsPage
 from elastic_driver.vitals import Traffic
-from elastic_driver.worker.rounds import vitals
+from elastic_driver.worker.rounds import stacks, vitals
 
 from .conftest import native
 from .engines import Kind, Operation, allreduce, each_rank, engines, spec
@@ -59,6 +60,18 @@ def running(program: str, page: VitalsPage) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def until_taken(process: subprocess.Popen[str] | subprocess.Popen[bytes], number: int) -> None:
+    """Waits until no thread of it has the signal to take any more: one that is sent twice before may come once."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        assert time.monotonic() < end
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+        if not any(each >> (number - 1) & 1 for each in pending):
+            return
+        time.sleep(0.01)
 
 
 BEGIN = "import sys; from elastic_driver.worker.rounds import vitals; vitals.begin(sys.argv[1])\n"
@@ -219,18 +232,25 @@ def test_the_pulse_beats_while_a_c_call_holds_the_lock(page: VitalsPage) -> None
         until(page, lambda now: now.pulse_s is not None and now.pulse_s < 0.3)
 
 
-# A signal ends a sleep of the C library's.
+# A call that holds the lock, and that no signal ends.
+HOLDS = "ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
+
+
 @pytest.mark.parametrize(
-    "how", ["usleep = ctypes.PyDLL(None).usleep\n    while True: usleep(600_000_000)", "time.sleep(600)"]
+    ("how", "signals"),
+    [(HOLDS, 2), ("time.sleep(600)", 1)],
 )
-def test_stacks_come_whoever_holds_the_lock(page: VitalsPage, how: str) -> None:
+def test_stacks_come_whoever_holds_the_lock(page: VitalsPage, how: str, signals: int) -> None:
+    """Where a call holds it, at a second signal."""
     program = BEGIN + (
-        f"import ctypes, time\ndef hangs_here():\n    print('there', flush=True)\n    {how}\nhangs_here()"
+        f"import ctypes, os, time\ndef hangs_here():\n    print('there', flush=True)\n    {how}\nhangs_here()"
     )
     with running(program, page) as process:
-        assert facts(page).dump_signal == vitals.DUMP_SIGNAL
+        assert facts(page).dump_signal == stacks.DUMP_SIGNAL
         for _ in range(2):
-            process.send_signal(vitals.DUMP_SIGNAL)
+            for _ in range(signals):
+                process.send_signal(stacks.DUMP_SIGNAL)
+                until_taken(process, stacks.DUMP_SIGNAL)
             end = time.monotonic() + LIMIT_S
             while "in <module>" not in page.stacks():
                 assert time.monotonic() < end, page.stacks()
@@ -239,6 +259,85 @@ def test_stacks_come_whoever_holds_the_lock(page: VitalsPage, how: str) -> None:
             page.forget_stacks()
             assert page.stack_bytes() == 0
         assert process.poll() is None
+
+
+# Other threads run Python meanwhile: to read their frames without the lock ends the process at one of a dozen signals.
+BUSY = (
+    BEGIN
+    + """
+import email.parser, threading
+def works():
+    while True:
+        email.parser.Parser().parsestr("A: b\\r\\n\\r\\n", headersonly=True)
+def waits_here():
+    print("there", flush=True)
+    threading.Event().wait()
+for _ in range(3): threading.Thread(target=works, daemon=True).start()
+"""
+)
+
+
+def test_who_asks_for_stacks_ends_no_process(page: VitalsPage) -> None:
+    with running(BUSY + "waits_here()", page) as process:
+        for _ in range(50):
+            page.forget_stacks()
+            process.send_signal(stacks.DUMP_SIGNAL)
+            end = time.monotonic() + LIMIT_S
+            while not page.stacks().endswith(" in <module>\n"):
+                assert process.poll() is None, page.stacks()
+                assert time.monotonic() < end, page.stacks()
+                time.sleep(0.001)
+            assert page.stacks().count("in works") == 3
+            assert page.stacks().count("in waits_here") == 1
+
+
+@pytest.mark.parametrize("how", ["waits_here()", f"print('there', flush=True); {HOLDS}", "os.abort()"])
+def test_last_words_are_whole(page: VitalsPage, tmp_path: Path, how: str) -> None:
+    """Of a process that is told to end, be it at the second signal, and of one that ends itself."""
+    busy = BUSY if how == "waits_here()" else BEGIN
+    program = f"import ctypes, faulthandler, os\nfaulthandler.enable()\n{busy}\ndef main(): {how}\nmain()"
+    words = tmp_path / "words"
+    with words.open("wb") as file:
+        command = [sys.executable, "-c", program, page.path]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline():
+            process.send_signal(signal.SIGABRT)
+            if how != "waits_here()":
+                until_taken(process, signal.SIGABRT)
+                assert process.poll() is None
+                process.send_signal(signal.SIGABRT)
+        assert process.wait(LIMIT_S) == -signal.SIGABRT
+    finally:
+        process.kill()
+        process.communicate()
+    said = words.read_text()
+    assert said.startswith("Fatal Python error: Aborted\n\n")
+    assert " in main\n" in said
+    assert " in <module>\n" in said
+    assert said.count("Fatal") == 1
+
+
+def test_a_forked_child_has_nobody_who_answers(page: VitalsPage, tmp_path: Path) -> None:
+    """The handler before ours has."""
+    program = BEGIN + (
+        "import os\nchild = os.fork()\nif child == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(600)\n"
+        "os.waitpid(child, 0)"
+    )
+    command = [sys.executable, "-c", "import time\n" + program, page.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            os.kill(int(process.stdout.readline()), stacks.DUMP_SIGNAL)
+            end = time.monotonic() + LIMIT_S
+            while " in <module>" not in page.stacks():
+                assert time.monotonic() < end, page.stacks()
+                time.sleep(0.01)
+        finally:
+            for child in psutil.Process(process.pid).children():
+                child.kill()
+            process.kill()
 
 
 def test_who_has_come_first_has_it_until_its_end_and_exec_begins_anew(page: VitalsPage) -> None:

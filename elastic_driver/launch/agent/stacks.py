@@ -1,7 +1,7 @@
 """The stacks of this host's workers, taken when the driver asks for them.
 
 Owns the taking: each process is sent the signal at which it writes its stacks into the file behind its page
-(worker/rounds/vitals.py), and what comes is read. Whoever cannot tell is told of with the reason. A process that would
+(worker/rounds/stacks.py), and what comes is read. Whoever cannot tell is told of with the reason. A process that would
 die of the signal is sent none.
 """
 
@@ -22,11 +22,12 @@ from elastic_driver.launch.processes.death import PIDFD_THREAD
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
 from elastic_driver.system.tasks import Tasks
 
-# Of one process. It writes in milliseconds, once it runs.
-_LIMIT_S = 2.0
+# Of one process. It writes in milliseconds, once it runs and has Python's lock; when nothing has come for a while, the
+# lock is not to be had, and it is asked to write without.
+_LIMIT_S, _LOCK_S = 3.0, 1.5
 _LOOK_S = 0.01
-# It has written all when nothing more has come for so long: between two lines pass microseconds. Its main thread is
-# who writes; where that runs, or waits for a disc, a busy machine may have taken the processor from it meanwhile.
+# It has written all when nothing more has come for so long: between two lines pass microseconds. Where its main thread
+# runs, or waits for a disc, a busy machine may have taken the processor from who writes meanwhile.
 _QUIET_S, _QUIET_WHILE_RUNNING_S = 0.05, 0.5
 
 
@@ -83,7 +84,7 @@ class StackTaker:
 
 
 async def take_stacks(worker: WorkerId, started: int, page: VitalsPage | None) -> Stacked:
-    """The stacks of one worker, or why there are none. Blocks for two seconds at most.
+    """The stacks of one worker, or why there are none. Blocks for three seconds at most.
 
     Args:
         worker: which.
@@ -123,34 +124,46 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
     if state in "Tt":
         return "", f"stopped (state {state}): it cannot tell"
     page.forget_stacks()
-    try:
-        # Held while it is looked at: that number stays its own.
-        process = _held(pid, number)
-    except OSError:
-        return "", "it has ended"
-    try:
-        # A program that it has become by exec has no handler: it would die of the signal.
-        if not proc.number(proc.lines(f"/proc/{pid}/status"), b"SigCgt", base=16) >> (number - 1) & 1:
-            return "", "it runs another program by now"
-        signal.pidfd_send_signal(process, number)
-    except OSError as error:
-        return "", f"it cannot be asked: {error.strerror}"
-    finally:
-        os.close(process)
+    if reason := _ask(pid, number):
+        return "", reason
     loop = asyncio.get_running_loop()
-    end, size, since = loop.time() + _LIMIT_S, 0, loop.time()
-    while (now := loop.time()) < end:
+    began = since = loop.time()
+    size, asked_again = 0, False
+    while (now := loop.time()) < began + _LIMIT_S:
         more = page.stack_bytes()
         if more != size:
             size, since = more, now
         elif size and now - since >= (_QUIET_WHILE_RUNNING_S if _state(pid) in ("R", "D") else _QUIET_S):
             break
+        if not size and not asked_again and now >= began + _LOCK_S:
+            asked_again = True
+            if reason := _ask(pid, number):
+                return "", reason
         await asyncio.sleep(_LOOK_S)
     text = page.stacks()
     page.forget_stacks()
     if not text:
         return "", f"it did not answer within {_LIMIT_S:.0f} s (state {_state(pid) or 'unknown'})"
     return text, ""
+
+
+def _ask(pid: int, number: int) -> str:
+    """Sends it the signal. Returns why it cannot be asked; "" where it was."""
+    try:
+        # Held while it is looked at: that number stays its own.
+        process = _held(pid, number)
+    except OSError:
+        return "it has ended"
+    try:
+        # A program that it has become by exec has no handler: it would die of the signal.
+        if not proc.number(proc.lines(f"/proc/{pid}/status"), b"SigCgt", base=16) >> (number - 1) & 1:
+            return "it runs another program by now"
+        signal.pidfd_send_signal(process, number)
+    except OSError as error:
+        return f"it cannot be asked: {error.strerror}"
+    finally:
+        os.close(process)
+    return ""
 
 
 def _held(pid: int, number: int) -> int:

@@ -110,8 +110,7 @@ class JobScanner:
 def _abort(pid: int) -> None:
     """SIGABRT to the main thread of a process, where one can be named (Linux 6.9), else to whichever takes it.
 
-    Of a process that was stopped that may be any. It would read the main thread's frames while that runs on, over which
-    faulthandler may crash: what it has printed ends in the middle.
+    Without worker/rounds/stacks.py that thread reads all others' frames: any but the main one could crash over it.
     """
     try:
         descriptor = os.pidfd_open(pid, PIDFD_THREAD)
@@ -246,13 +245,14 @@ class ProcessTree:
     async def _print_stacks(self, limit_s: float) -> None:
         """Has that process print where its threads are, which ends it. Blocks until it has, for ``limit_s`` at most."""
         pid = self._script_pid or self.pid
-        # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
-        # stopped process takes it when it goes on.
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == self.pid:
-                _abort(pid)
-                os.kill(pid, signal.SIGCONT)
-                await asyncio.wait([self.exited], timeout=limit_s)
+        # At the first signal who has Python's lock prints the stacks, at the second whoever takes it. A stopped process
+        # takes it when it goes on.
+        for _ in range(2):
+            with contextlib.suppress(OSError):
+                if not self.exited.done() and os.getsid(pid) == self.pid:
+                    _abort(pid)
+                    os.kill(pid, signal.SIGCONT)
+                    await asyncio.wait([self.exited], timeout=limit_s / 2)
 
     def _look_if_dying(self, looks: int = _LOOKS) -> None:
         """A thread has ended: with the process, or, if it called exec, without it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import sys
 import threading
 from typing import NoReturn
+
+from elastic_driver.worker.rounds.stacks import all_stacks
 
 # How long the last words may take. They take milliseconds, unless standard error is a pipe that nobody reads.
 _WORDS_S = 2.0
@@ -19,7 +20,7 @@ def end_process(message: str, exit_code: int) -> NoReturn:
     Where standard error does not accept them within 2 s, the process ends without them.
     """
     try:
-        text = f"{message}\n{_stacks()}"
+        text = f"{message}\n{all_stacks()}"
         # A daemon that may block for ever in its write; the end of the process ends it.
         writer = threading.Thread(target=_write, args=(text,), name="elastic-last-words", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started any more
@@ -27,15 +28,6 @@ def end_process(message: str, exit_code: int) -> NoReturn:
             writer.join(_WORDS_S)
     finally:  # whatever comes up, a signal's exception too
         os._exit(exit_code)
-
-
-def _stacks() -> str:
-    """All threads' stacks. By way of a file in memory: faulthandler holds the GIL while it writes."""
-    with contextlib.suppress(OSError), os.fdopen(os.memfd_create("stacks"), "w+b") as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        return file.read().decode(errors="replace")
-    return ""
 
 
 def _write(text: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import logging
 import os
 import sys
@@ -51,7 +50,7 @@ from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits, usable_backends
 from elastic_driver.worker.launched import across
 from elastic_driver.worker.launched.launcher import Launch, launch_of
-from elastic_driver.worker.rounds import canary, devices, leaving, vitals
+from elastic_driver.worker.rounds import canary, devices, leaving, stacks, vitals
 from elastic_driver.worker.rounds import process_sets as sets
 from elastic_driver.worker.rounds.context import QUIESCE_S, Context, TimelineSettings
 from elastic_driver.worker.rounds.current import CurrentRound, current_round
@@ -526,10 +525,7 @@ def _install_exit() -> None:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_child=_runtime.abandon)
     _exit_pid = os.getpid()
-    # The driver has a worker that hangs print its stacks before it kills it.
-    if not faulthandler.is_enabled():
-        with contextlib.suppress(Exception):  # a standard error without a descriptor, in a notebook
-            faulthandler.enable()
+    stacks.print_at_the_end()
 
 
 def _at_exit() -> None:

@@ -1,21 +1,15 @@
-"""What this process says of itself to its agent, on the page of vitals that it was given; and its stacks, when asked.
+"""What this process says of itself to its agent, on the page of vitals that it was given.
 
-Owns that there is a page, and how stacks come into the file behind it. The page is the native extension's (see
+Owns that there is a page; the stacks behind it are of stacks.py. The page is the native extension's (see
 native/vitals/page.h): without it nothing is said. Nothing here raises, and nothing waits: training has no part in it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import os
-import signal
 from typing import Any
 
 from elastic_driver.worker.engine.native_loader import NativeUnavailableError, load
-
-# Near the upper end: libraries that take real-time signals begin at the lower one.
-DUMP_SIGNAL = signal.SIGRTMAX - 4
+from elastic_driver.worker.rounds import stacks
 
 
 class _Page:
@@ -44,21 +38,9 @@ def begin(path: str) -> None:
         return
     if not native.vitals_open(path):
         return  # of an agent with another version, or of another user; or another process is the worker
-    if _page.native is None and _can_dump(path):
-        native.vitals_dumps_at(DUMP_SIGNAL)
+    if _page.native is None and stacks.answer(native, path):
+        native.vitals_dumps_at(stacks.DUMP_SIGNAL)
     _page.native = native
-
-
-def _can_dump(path: str) -> bool:
-    """Has stacks written behind the page at the signal, whoever holds the interpreter's lock. Returns whether so."""
-    with contextlib.suppress(OSError, RuntimeError, ValueError):
-        if signal.getsignal(DUMP_SIGNAL) is not signal.SIG_DFL:
-            return False  # the script's own
-        # Open as long as the process lives.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True, chain=False)
-        return True
-    return False
 
 
 def enter_round(round_id: int, rank: int) -> None:

@@ -406,8 +406,8 @@ def test_what_it_was_asked_for_is_no_doing_of_its_own() -> None:
 
 
 def test_stacks_of_one_that_spins_with_the_lock_and_of_one_that_sleeps() -> None:
-    held = "import ctypes\ndef holds():\n    usleep = ctypes.PyDLL(None).usleep\n    " + SAY
-    with worker(BEGIN + held + "    while True: usleep(600_000_000)\nholds()") as one:
+    held = "import ctypes\ndef holds():\n    read = ctypes.PyDLL(None).read\n    " + SAY
+    with worker(BEGIN + held + "    read(os.pipe()[0], ctypes.create_string_buffer(1), 1)\nholds()") as one:
         for _ in range(3):
             told = one.stacks()
             assert told.reason == ""
@@ -431,15 +431,17 @@ def test_who_cannot_tell_is_left_alone() -> None:
         assert (told.reason, told.blob) == ("it runs another program by now", b"")
         assert one.process.poll() is None
         assert looks(one, lambda seen: (seen.pulse_s or 0) > 0.6).pid == one.process.pid
-    blocks = "import signal, threading\nsignal.signal(vitals.DUMP_SIGNAL, lambda *_: None)\n"
+    blocks = "import signal, threading\nsignal.signal(stacks.DUMP_SIGNAL, lambda *_: None)\n"
     with worker(
-        "import sys; from elastic_driver.worker.rounds import vitals\n" + blocks + BEGIN + SAY + "input()"
+        "import sys; from elastic_driver.worker.rounds import stacks\n" + blocks + BEGIN + SAY + "input()"
     ) as one:
         assert "its script has taken the signal" in one.stacks().reason
     blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
     with worker(BEGIN + blocked + SAY + "input()") as one:
+        assert one.stacks().blob, "a thread of ours takes it"
+    with worker(blocked + BEGIN + SAY + "input()") as one:
         told = one.stacks()
-        assert told.reason == "it did not answer within 2 s (state S)"
+        assert told.reason == "it did not answer within 3 s (state S)"
         assert told.wchan or told.syscall or os.geteuid() != 0
 
 

@@ -1,0 +1,79 @@
+"""This process's stacks, for whoever asks for them by a signal.
+
+Owns the two signals: at one the stacks are written into a file, at SIGABRT to standard error, and the process ends.
+faulthandler's own handlers read the frames of threads that run meanwhile, and crash over that: in a process that
+trains on, too. So a thread of ours writes, with the interpreter's lock; faulthandler's handlers are for a second
+signal, when nobody gets the lock (see native/vitals/stacks.h), and for a process without the native extension.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+from typing import Any
+
+# Near the upper end: libraries that take real-time signals begin at the lower one.
+DUMP_SIGNAL = signal.SIGRTMAX - 4
+
+# As faulthandler says it: people look for these words.
+_LAST_WORDS = b"Fatal Python error: Aborted\n\n"
+
+
+def print_at_the_end() -> None:
+    """From now on a fatal signal has the stacks printed; the driver sends one to a worker that hangs."""
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # a standard error without a descriptor, in a notebook
+            faulthandler.enable()
+
+
+def answer(native: Any, path: str) -> bool:
+    """Has stacks appended to this file at ``DUMP_SIGNAL``, whoever holds the interpreter's lock.
+
+    Args:
+        native: the native extension.
+        path: the file.
+
+    Returns:
+        Whether so.
+    """
+    try:
+        if signal.getsignal(DUMP_SIGNAL) is not signal.SIG_DFL:
+            return False  # the script's own
+        # Open as long as the process lives.
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True, chain=False)
+    except (OSError, RuntimeError, ValueError):
+        return False
+    native.stacks_take_over(DUMP_SIGNAL)
+    with contextlib.suppress(Exception):
+        # Not where the script has a handler of its own, or has faulthandler print elsewhere.
+        if faulthandler.is_enabled() and signal.getsignal(signal.SIGABRT) is signal.SIG_DFL:
+            native.stacks_take_over(signal.SIGABRT)
+    with contextlib.suppress(RuntimeError):  # no thread is to be had: each second signal is answered
+        threading.Thread(target=_write, args=(native, file), name="elastic-stacks", daemon=True).start()
+    return True
+
+
+def _write(native: Any, file: int) -> None:
+    while True:
+        asked = native.stacks_asked()
+        if asked != DUMP_SIGNAL:
+            with contextlib.suppress(Exception):
+                os.write(2, _LAST_WORDS)
+                faulthandler.dump_traceback(2, all_threads=True)
+            native.stacks_die_of(asked)
+        with contextlib.suppress(OSError):
+            faulthandler.dump_traceback(file, all_threads=True)
+        native.stacks_answered(asked)
+
+
+def all_stacks() -> str:
+    """All threads' stacks. By way of a file in memory: faulthandler holds the interpreter's lock while it writes."""
+    with contextlib.suppress(OSError), os.fdopen(os.memfd_create("stacks"), "w+b") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+    return ""
