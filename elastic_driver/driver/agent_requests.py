@@ -12,10 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stacks import Stacks
-from elastic_driver.errors import (
-    RendezvousError,
-    RendezvousProtocolError,
-)
+from elastic_driver.errors import RendezvousError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
@@ -28,6 +25,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Ready,
     Reply,
     Round,
+    RoundRefused,
     Running,
     Said,
     Value,
@@ -37,12 +35,7 @@ from elastic_driver.rendezvous.agent_messages import (
     worker_named,
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.messages import (
-    NextRoundReply,
-    NextRoundRequest,
-    Notice,
-    RunningReport,
-)
+from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, Notice
 from elastic_driver.rendezvous.routes import Answer as RouteAnswer
 from elastic_driver.rendezvous.routes import (
     Deferred,
@@ -107,7 +100,7 @@ class AgentRequests:
     def notify(self, notice: Notice) -> None:
         """The present notice, for all who watch."""
         self._notice = notice
-        message = NoticeSet(notice.to_json())
+        message = NoticeSet(notice)
         for link in self._links():
             link.send(message)
 
@@ -118,7 +111,7 @@ class AgentRequests:
         if self._store.round_id:
             link.send(Round(self._store.round_id))
         if self._notice is not None:
-            link.send(NoticeSet(self._notice.to_json()))
+            link.send(NoticeSet(self._notice))
 
     def lost(self, link: AgentLink) -> None:
         """It waits for nothing any more."""
@@ -136,22 +129,19 @@ class AgentRequests:
             RendezvousProtocolError: it cannot say that.
         """
         match message:
-            case Ready(key, body):
-                self._ready(link, self._own(link, key), NextRoundRequest.from_json(body))
-            case Running(body):
-                report = RunningReport.from_json(body)
-                self._own(link, report.worker.key)
+            case Ready(request):
+                self._check(link, request.worker)
+                self._ready(link, request)
+            case Running(report):
+                self._check(link, report.worker)
                 with contextlib.suppress(RendezvousProtocolError):  # of a round that it cannot know
                     self._rounds.running(report)
             case Heard(workers, leaving, exiting):
-                for key, numbers in workers.items():
-                    if len(numbers) != 2:
-                        raise RendezvousProtocolError("cannot read message heard: two numbers a worker")
-                    worker = self._own(link, key)
+                for key, (progress, waiting) in workers.items():
                     self._rounds.heard(
-                        worker,
-                        numbers[0],
-                        waiting=bool(numbers[1]),
+                        self._own(link, key),
+                        progress,
+                        waiting=waiting,
                         leaving=key in leaving or key in exiting,
                         exiting=key in exiting,
                     )
@@ -173,24 +163,26 @@ class AgentRequests:
 
     def _own(self, link: AgentLink, key: str) -> WorkerId:
         worker = worker_named(key)
+        self._check(link, worker)
+        return worker
+
+    def _check(self, link: AgentLink, worker: WorkerId) -> None:
         if self._host_of(worker.hostname) is not link:
             raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
-        return worker
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
-    def _ready(self, link: AgentLink, worker: WorkerId, request: NextRoundRequest) -> None:
-        if request.worker != worker:
-            raise RendezvousProtocolError(f"worker {worker} may not speak for worker {request.worker}")
+    def _ready(self, link: AgentLink, request: NextRoundRequest) -> None:
+        worker = request.worker.key
         try:
             answer = asyncio.ensure_future(self._rounds.next_round(request))
         except RendezvousError as error:
-            link.send(Reply(worker.key, 400, str(error).encode()))
+            link.send(RoundRefused(worker, str(error)))
             return
 
         def reply(future: asyncio.Future[NextRoundReply]) -> None:
             if not future.cancelled():
-                link.send(Reply(worker.key, 200, future.result().to_json()))
+                link.send(Reply(worker, future.result()))
 
         if answer.done():
             reply(answer)
