@@ -63,7 +63,7 @@ class Bootstrap(Body):
         first_s: how long the driver may take to come, seconds; 0 for as long as an agent waits anyhow.
         address: of its host's own, under which the others reach it; "" to find it.
         node_rank: its host's place among the nodes of a job of nodes; -1 where that is found by itself.
-        alike: what all nodes of such a job have to be started with alike, as JSON; "" for no node.
+        alike: what all nodes of such a job have to be started with alike, by how it is given; empty for no node.
         spot_notices: the cloud whose notices are watched for, whatever the job's; "" to do what the job does.
         grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
         leave_code: exit code of an agent whose host has left a job that goes on.
@@ -85,7 +85,7 @@ class Bootstrap(Body):
     first_s: float = 0.0
     address: str = ""
     node_rank: int = -1
-    alike: str = ""
+    alike: dict[str, str] = field(default_factory=dict)
     spot_notices: str = ""
     grace_s: float = 0.0
     leave_code: int = 0
@@ -208,7 +208,7 @@ class Hello(Said, name="hello"):
     addresses: list[str]
     labels: str = ""
     node_rank: int = -1
-    alike: str = ""
+    alike: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
