@@ -7,7 +7,7 @@ decides nothing: what workers say becomes events of the core, and its commands b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Protocol
 
@@ -53,17 +53,11 @@ class Processes(Protocol):
 class Heartbeats(Protocol):
     """Is told who has spoken."""
 
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
-        """A worker lives, has finished so many operations, and waits for others or not."""
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
+        """A worker lives, has finished so many operations, waits for others or not, and says nothing more or does."""
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
         """A worker's agent has looked at it."""
-
-    def forget(self, worker: WorkerId) -> None:
-        """From here on its silence is no news."""
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
-        """Likewise for all but these."""
 
 
 class Rounds:
@@ -185,9 +179,7 @@ class Rounds:
         """
         if record_of(self._stepper.state, worker) is None:
             return
-        self._heartbeats.heard(worker, progress, waiting=waiting)
-        if leaving:
-            self._heartbeats.forget(worker)
+        self._heartbeats.heard(worker, progress, waiting=waiting, leaving=leaving)
         if exiting:
             self._stepper.report(WorkerExiting(worker))
 
@@ -319,8 +311,6 @@ class Rounds:
         self._newest_commit = command.commits
         if command.backend is None:
             return  # they know their places, and are watched by nothing but their ends
-        # Who stands by goes on to be watched.
-        self._heartbeats.forget_all(but=[one.worker for one in in_phase(self._stepper.state, WorkerPhase.READY)])
         self._placed = {
             one.worker: RoundAssignment(
                 round_id=command.round_id,
@@ -339,7 +329,6 @@ class Rounds:
 
     def dismiss(self, worker: WorkerId, reason: str) -> None:
         """Answers a worker that it has no place any more."""
-        self._heartbeats.forget(worker)
         self._reply(worker, Removed(reason))
 
     def notify(self, notice: Notice) -> None:
@@ -356,8 +345,7 @@ class Rounds:
         return notice
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker has ended: it waits for nothing any more, and its silence is no news."""
-        self._heartbeats.forget(worker)
+        """A worker has ended: it waits for nothing any more."""
         for kept in (self._parked, self._placed):
             kept.pop(worker, None)
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -76,16 +76,10 @@ Slot = tuple[str, int]
 class _Unwatched:
     """Nobody is missed for his silence: the workers are threads of this process."""
 
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
         pass
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
-        pass
-
-    def forget(self, worker: WorkerId) -> None:
-        pass
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
         pass
 
 

@@ -40,6 +40,7 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop
@@ -365,6 +366,10 @@ class Job:
     def lives(self, worker: WorkerId) -> None:
         """The worker's agent has heard it."""
         self._say(worker, words.Heard({worker.key: (0, True)}, [], []))
+
+    def sees(self, worker: WorkerId, vitals: Vitals) -> None:
+        """The worker's agent has looked at it."""
+        self._say(worker, words.VitalsSeen({worker.key: vitals}))
 
     def leaves(self, worker: WorkerId, why: str) -> None:
         """The worker was sent a signal, and asks to leave."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,17 +67,11 @@ class Known:
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
 
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
-        self.watched.add(worker)
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
+        (self.watched.discard if leaving else self.watched.add)(worker)
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
         self.table.take(worker, vitals, asyncio.get_running_loop().time())
-
-    def forget(self, worker: WorkerId) -> None:
-        self.watched.discard(worker)
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
-        self.watched &= set(but)
 
 
 class World:
@@ -254,7 +248,6 @@ def test_a_member_whose_place_is_gone_is_dismissed_at_the_next_round() -> None:
         leaving = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
         assert isinstance(await staying, RoundAssignment)
         assert await leaving == Removed("host b is not listed any more")
-        assert world.known.watched == {A}
 
     play(test)
 
