@@ -24,12 +24,13 @@ from elastic_driver.driver.interrupts import Interrupts
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.page import Page
 from elastic_driver.driver.policy import policy_of, starts_again
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.stacks import StackReports, Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
-from elastic_driver.driver.status import StatusDetails
+from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.worker_events import WorkerEvents
@@ -137,41 +138,33 @@ def build(
     )
     end = JobEnd(stepper, chronicle=chronicle, workers=workers)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, launcher=launcher, chief=keeper)
-    details = StatusDetails(
-        settings,
+    progress = Progress()
+    rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
+    status = JobStatus(
+        settings.command,
         job_id,
         stepper,
-        agents=agents,
-        goodput=chronicle.goodput,
-        health=health,
-        discovery=discovery,
-    )
-    rounds = Rounds(
-        stepper,
-        processes=workers,
-        heartbeats=health,
         clock=clock,
-        on_disc=on_disc,
-        end=interrupts.end,
-        about=details.of_job,
-        booked=details.booked,
-        remark=details.remark,
-        stall=lambda: health.stall,
-        table=health.table,
+        processes=workers,
+        agents=agents,
+        health=health,
+        progress=progress,
+        goodput=chronicle.goodput,
+        discovery=discovery,
     )
     standstills = DriverStandstills(stepper, chronicle=chronicle, clock=clock, table=health.table)
     status_line = StatusLine(
         stepper,
         chronicle=chronicle,
         clock=clock,
-        rounds=rounds,
+        status=status,
         health=health,
         standstills=standstills,
     )
     reports = StackReports(stacks, stepper, health.table, clock)
     metrics = MetricsPage(
         tally,
-        rounds.status,
+        status.document,
         reader_header(key.of(Identity(Role.READER))),
         __version__,
         warn=chronicle.warning,
@@ -182,13 +175,14 @@ def build(
             job_id,
             stepper=stepper,
             rounds=rounds,
+            status=status,
             chronicle=chronicle,
             clock=clock,
             output=output,
             stacks=reports.text,
             more={PATH: metrics.answer},
         )
-    table: list[Route] = [*routes, *rounds.routes, *reports.routes, _store_route(clock)]
+    table: list[Route] = [*routes, *rounds.routes, *status.routes, *reports.routes, _store_route(clock)]
     if servers is not None:
         table += servers.routes
     if page is not None:
@@ -239,6 +233,7 @@ def build(
         servers=servers,
         server=server,
         rounds=rounds,
+        status=status,
         store=store,
         requests=requests,
         page=page,

@@ -49,6 +49,7 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
+from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.worker_events import WorkerEvents
@@ -93,6 +94,7 @@ class ElasticDriver:
         servers: that it follows; None where there is no chief.
         server: of agents, operators and pages.
         rounds: answer what workers, and those who drain them, ask.
+        status: of the job, for whoever asks.
         store: the keys of the present round.
         requests: answer what workers ask through their agents.
         page: for browsers; None for none.
@@ -118,6 +120,7 @@ class ElasticDriver:
     servers: ServerList | None
     server: RendezvousServer
     rounds: Rounds
+    status: JobStatus
     store: RoundStore
     requests: AgentRequests
     page: Page | None

@@ -50,6 +50,7 @@ from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import JobPhase, State
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.caller import Finder, hosts_of
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.workers import Workers
@@ -285,12 +286,11 @@ class ThreadJob:
         )
         self._rounds = Rounds(
             stepper,
-            processes=self._workers,
             heartbeats=_Unwatched(),
+            progress=Progress(),
             clock=self._clock,
             on_disc=lambda report: None,
             end=lambda: "",
-            about=dict,
         )
         self._stepper = stepper
         stepper.set_timer()

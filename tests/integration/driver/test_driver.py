@@ -16,7 +16,7 @@ import uvloop
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.state import DISCOVERY_TOLD_S
 from elastic_driver.dialects.ours import OurDialect
-from elastic_driver.driver import rounds as rounds_module
+from elastic_driver.driver import status as status_module
 from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.agent_messages import Close, Kill, KillAll, NoticeSet, Round, Stop
@@ -196,7 +196,7 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 job.world.break_orders(Kill, ZeroDivisionError("a bug"))
                 job.driver.stepper.report(WorkerHung(job.world.asked[0], "no heartbeat", True))
             case "explain" | "tick":
-                monkeypatch.setattr(rounds_module, "explain", fail)
+                monkeypatch.setattr(status_module, "explain", fail)
                 if where == "explain":
                     job.ready(job.world.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
         await crashed(job)

@@ -400,7 +400,7 @@ class Job:
         self.driver.rounds.drain(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
 
     def status(self) -> dict[str, Any]:
-        return self.driver.rounds.status()
+        return self.driver.status.document()
 
     # --- what is told ----------------------------------------------------------------------------------------------
 
