@@ -41,7 +41,6 @@ from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.values import Values
@@ -196,10 +195,8 @@ def build(
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),
     )
-    store = RoundStore()
     requests = AgentRequests(
         rounds,
-        store,
         table,
         tasks=tasks,
         links=fleet.links,
@@ -234,7 +231,6 @@ def build(
         server=server,
         rounds=rounds,
         status=status,
-        store=store,
         requests=requests,
         page=page,
         health=health,

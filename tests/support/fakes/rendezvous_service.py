@@ -190,7 +190,7 @@ class BaseService:
     @property
     def parked(self) -> int:
         """How many requests are."""
-        return self.keys.parked + len(self.server._pending)
+        return len(self.keys.waiting) + len(self.server._pending)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function in the server's loop."""

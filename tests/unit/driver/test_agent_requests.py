@@ -43,7 +43,6 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
 )
 from elastic_driver.rendezvous.routes import ALL, OPERATOR, WORKER, Route, RouteRequest, error_body, read_own
-from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
@@ -79,7 +78,6 @@ class Job:
         self.asked_routes: list[RouteRequest] = []
         self.error: Exception | None = None
         self.later: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self.store = RoundStore()
         self.tasks = Tasks()
         routes = (
             Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
@@ -91,7 +89,6 @@ class Job:
         )
         self.requests = AgentRequests(
             self,  # type: ignore[arg-type]
-            self.store,
             routes,
             tasks=self.tasks,
             links=lambda: tuple(self.links.values()),  # type: ignore[arg-type, return-value]
@@ -143,6 +140,12 @@ class Job:
 
     def _link(self, host: str) -> AgentLink:
         return self.links[host]  # type: ignore[return-value]
+
+    def begin_round(self, round_id: int) -> None:
+        """One that agents have been told of."""
+        self.requests.begin_round(round_id)
+        for link in self.links.values():
+            link.sent.clear()
 
     def sent(self, host: str = "a") -> list[Said]:
         """What the agent was told since this was asked last."""
@@ -297,7 +300,6 @@ def test_rounds_and_notices_go_to_all_agents_also_those_that_come_later() -> Non
         notice = Notice(3, 1, NoticeKind.HOSTS_UPDATED, "")
         job.requests.came(job._link("a"))
         assert job.sent() == []
-        job.store.begin_round(1)
         job.requests.begin_round(1)
         job.requests.notify(notice)
         assert job.sent("a") == job.sent("b") == [Round(1), NoticeSet(notice)]
@@ -309,7 +311,7 @@ def test_rounds_and_notices_go_to_all_agents_also_those_that_come_later() -> Non
 
 def test_who_wants_a_key_has_it_at_once_or_when_it_is_there() -> None:
     async def test(job: Job) -> None:
-        job.store.begin_round(1)
+        job.begin_round(1)
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "k", 0))
         assert job.sent() == []
@@ -323,7 +325,7 @@ def test_who_wants_a_key_has_it_at_once_or_when_it_is_there() -> None:
 
 def test_who_wants_many_keys_has_them_when_all_are_there() -> None:
     async def test(job: Job) -> None:
-        job.store.begin_round(1)
+        job.begin_round(1)
         job.say(Put(1, "s", "0", b"x"))
         job.say(Want(1, "s", "", 2))
         job.say(Want(1, "s", "", 3))
@@ -342,7 +344,7 @@ def test_two_counts_that_one_host_wants_are_both_answered() -> None:
     """Two exchanges of one scope, of which one waits for more: the second answer must not be forgotten."""
 
     async def test(job: Job) -> None:
-        job.store.begin_round(1)
+        job.begin_round(1)
         job.say(Want(1, "s", "", 1))
         job.say(Want(1, "s", "", 2))
         job.say(Put(1, "s", "0", b"x"), "b")
@@ -355,24 +357,24 @@ def test_two_counts_that_one_host_wants_are_both_answered() -> None:
 
 def test_of_another_round_nothing_is_taken_and_nobody_waits() -> None:
     async def test(job: Job) -> None:
-        job.store.begin_round(1)
+        job.begin_round(1)
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "", 1))
-        job.store.begin_round(2)
         job.requests.begin_round(2)
         job.sent()
         job.say(Put(1, "s", "k", b"old"))
         job.say(Want(1, "s", "k", 0))
         job.say(Put(2, "s", "k", b"new"), "b")
         assert job.sent() == []
-        assert job.store.get(2, "s", "k") == b"new"
+        job.say(Want(2, "s", "k", 0))
+        assert job.sent() == [Value(2, "s", "k", b"new")]
 
     on(test)
 
 
 def test_an_agent_that_is_lost_waits_for_nothing() -> None:
     async def test(job: Job) -> None:
-        job.store.begin_round(1)
+        job.begin_round(1)
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "", 1))
         job.requests.lost(job._link("a"))
