@@ -88,6 +88,7 @@ def build(
     fleet, launcher, tasks = agents.fleet, agents.launcher, agents.tasks
     token_file = settings.operator_token_file
     key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
+    reader = reader_header(key.of(Identity(Role.READER)))
 
     def carry_out(commands: Sequence[Command], now: float) -> None:
         driver.carry_out(commands, now)
@@ -164,7 +165,7 @@ def build(
     metrics = MetricsPage(
         tally,
         status.document,
-        reader_header(key.of(Identity(Role.READER))),
+        reader,
         __version__,
         warn=chronicle.warning,
     )
@@ -194,6 +195,7 @@ def build(
         on_error=crash,
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),
+        reader=reader,
     )
     requests = AgentRequests(
         rounds,

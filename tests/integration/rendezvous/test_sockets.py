@@ -177,7 +177,7 @@ def test_a_range_of_ports() -> None:
 
 def test_ipv6() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler().routes, key=KEY)
+        server = RendezvousServer(Handler().routes, key=KEY, reader=READER.encode())
         port = await server.start("::1", 0)
         reader, writer = await asyncio.open_connection("::1", port)
         writer.write(request("GET", "/v1/status", b"", READER))

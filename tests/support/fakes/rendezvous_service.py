@@ -180,6 +180,7 @@ class BaseService:
             on_full=self.full.append,
             on_worker_gone=self.gone.append,
             web=self.web,
+            reader=READER.encode(),
         )
 
     @property
