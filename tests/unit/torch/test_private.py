@@ -36,7 +36,7 @@ pytestmark = pytest.mark.unit
 PACKAGE = Path(__file__).resolve().parents[3] / "elastic_driver"
 DOOR = PACKAGE / "torch_private"
 # Where torch is used; tensorflow/ has a door, and a test, of its own.
-ROOMS = ("torch", "torchelastic", "worker", "function", "compat", "launch/warm", "cli/wrap_hook")
+ROOMS = ("torch", "torchelastic", "worker", "function", "compat", "launch/warm")
 # Private parts of others, and of torch in the files that cannot import the door (see its docstring).
 ELSEWHERE = {
     "compat/asks_first.py": {"torch._dynamo"},  # imported early to save time, or not at all
