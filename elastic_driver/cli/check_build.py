@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 
 from elastic_driver.version import __version__
 
@@ -49,7 +50,9 @@ def _private_parts() -> list[str]:
     from elastic_driver.torch_private.lost import lost
 
     lines = ["", f"Features that need private parts of PyTorch ({torch.__version__}; tried with {tried_with()}):"]
-    return lines + ([_line(False, each, "") for each in lost()] or [_line(True, "all of them", "")])
+    with warnings.catch_warnings(action="ignore"):  # of what torch imports for itself
+        gone = lost()
+    return lines + ([_line(False, each, "") for each in gone] or [_line(True, "all of them", "")])
 
 
 def _as_horovod_prints_it(*, has_torch: bool) -> list[str]:
