@@ -340,21 +340,6 @@ def test_who_wants_many_keys_has_them_when_all_are_there() -> None:
     on(test)
 
 
-def test_two_counts_that_one_host_wants_are_both_answered() -> None:
-    """Two exchanges of one scope, of which one waits for more: the second answer must not be forgotten."""
-
-    async def test(job: Job) -> None:
-        job.begin_round(1)
-        job.say(Want(1, "s", "", 1))
-        job.say(Want(1, "s", "", 2))
-        job.say(Put(1, "s", "0", b"x"), "b")
-        assert len(job.sent()) == 1
-        job.say(Put(1, "s", "1", b"y"), "b")
-        assert len(job.sent()) == 1
-
-    on(test)
-
-
 def test_of_another_round_nothing_is_taken_and_nobody_waits() -> None:
     async def test(job: Job) -> None:
         job.begin_round(1)
