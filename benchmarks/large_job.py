@@ -11,12 +11,11 @@ from typing import Any
 
 from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
 from elastic_driver.core.membership import Policy
-from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.vitals import Traffic, Vitals
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.status_parts import Parts, status_of
 
 SLOTS_PER_HOST = 8
 
@@ -42,37 +41,19 @@ def a_large_job(size: int, clock: Callable[[], float] = time.monotonic) -> tuple
     return stepper, list(stepper.state.members)
 
 
-class _Pids:
-    """Each worker has a process, and nobody is watched."""
-
-    def pid(self, worker: WorkerId) -> int:
-        return 1000 + worker.slot
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *unused, **more: None
-
-
-class LargeRounds:
+class LargeStatus:
     """What the driver tells of a large job.
 
     Attributes:
-        rounds: the driver's own.
+        status: the driver's own.
     """
 
     def __init__(self, size: int) -> None:
         stepper, self._members = a_large_job(size)
-        self._table = VitalsTable()
-        pids: Any = _Pids()
-        self.rounds = Rounds(
-            stepper,
-            processes=pids,
-            heartbeats=pids,
-            clock=time.monotonic,
-            on_disc=lambda report: None,
-            end=lambda: "",
-            about=lambda: {"job_id": "77", "command": ["true"], "urls": []},
-            table=self._table,
-        )
+        parts = Parts()
+        parts.pids = {worker: 1000 + worker.slot for worker in self._members}
+        self._table = parts.table
+        self.status = status_of(stepper, time.monotonic, parts)
         self._seconds = 0
         for _ in range(3):
             self.pass_a_second()

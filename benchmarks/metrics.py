@@ -15,10 +15,14 @@ import argparse
 import asyncio
 import multiprocessing
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from large_job import LargeRounds
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from large_job import LargeStatus
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
 from elastic_driver.report.metrics import MetricsPage
@@ -29,8 +33,8 @@ _OPEN = "application/openmetrics-text; version=1.0.0"
 
 
 async def _look(workers: int, looks: int) -> tuple[float, float, int]:
-    rounds = LargeRounds(workers).rounds
-    page = MetricsPage(Tally(), rounds.status, b"Bearer x", "1")
+    status = LargeStatus(workers).status
+    page = MetricsPage(Tally(), status.document, b"Bearer x", "1")
     request = WebRequest("GET", "/metrics", headers={"authorization": "Bearer x", "accept": _OPEN})
     took: list[float] = []
     answer = WebAnswer(0)

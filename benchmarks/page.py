@@ -23,7 +23,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from large_job import LargeRounds
+from large_job import LargeStatus
 
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from tests.support.fakes.rendezvous_service import KEY
@@ -54,18 +54,18 @@ def read(url: str, code: str, seconds: float, results: multiprocessing.Queue[tup
 
 async def measure(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
-    real, shown = LargeRounds(options.workers).rounds, ShownJob.status
+    real, shown = LargeStatus(options.workers).status, ShownJob.status
 
     class Job(ShownJob):
         def status(self) -> dict[str, object]:
-            assert len(real.status()["workers"]) == options.workers  # type: ignore[arg-type]
+            assert len(real.document()["workers"]) == options.workers  # type: ignore[arg-type]
             return shown(self)
 
     job = Job(options.workers, each=8, call_later=loop.call_later)
     job.tell_start()
     began = time.perf_counter()
     for _ in range(20):
-        real.status()
+        real.document()
     print(f"a status of {options.workers} workers: {(time.perf_counter() - began) / 20 * 1e3:.1f} ms")
     server = RendezvousServer([], key=KEY, web=job.site)
     port = await server.start("127.0.0.1", 0)

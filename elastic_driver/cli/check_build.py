@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+import warnings
 
 from elastic_driver.version import __version__
 
@@ -11,8 +13,11 @@ from elastic_driver.version import __version__
 def report() -> str:
     """Several lines for the user."""
     lines = [f"elastic_driver {__version__}, Python {sys.version.split()[0]}", "", "Interfaces:"]
-    for module, text in (("torch", "PyTorch (elastic_driver.torch)"), ("numpy", "numpy (elastic_driver)")):
-        lines.append(_line(importlib.util.find_spec(module) is not None, text, f"{module} is not installed"))
+    wrong = {module: _why_not(module) for module in ("torch", "numpy")}
+    lines.append(_line(not wrong["torch"], "PyTorch (elastic_driver.torch)", wrong["torch"]))
+    lines.append(_line(not wrong["numpy"], "numpy (elastic_driver)", wrong["numpy"]))
+    if not wrong["torch"]:
+        lines += _private_parts()
     lines += ["", "Collectives:"]
     try:
         from elastic_driver.worker.engine.native_loader import load
@@ -22,9 +27,32 @@ def report() -> str:
         lines.append(_line(False, "native Gloo extension", str(error)))
     else:
         lines.append(_line(True, "native Gloo extension", ""))
-    torch = importlib.util.find_spec("torch") is not None
-    lines.append(_line(torch, "PyTorch's Gloo (takes its place for PyTorch users)", "torch is not installed"))
-    return "\n".join([*lines, *_as_horovod_prints_it(has_torch=torch)])
+    lines.append(_line(not wrong["torch"], "PyTorch's Gloo (takes its place for PyTorch users)", wrong["torch"]))
+    return "\n".join([*lines, *_as_horovod_prints_it(has_torch=not wrong["torch"])])
+
+
+def _why_not(module: str) -> str:
+    """Why a module cannot be imported; "" where it can."""
+    if importlib.util.find_spec(module) is None:
+        return f"{module} is not installed"
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a library that is missing, or of another version
+        return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+def _private_parts() -> list[str]:
+    """What a torch that has changed costs."""
+    import torch
+
+    from elastic_driver.torch_private.features import tried_with
+    from elastic_driver.torch_private.lost import lost
+
+    lines = ["", f"Features that need private parts of PyTorch ({torch.__version__}; tried with {tried_with()}):"]
+    with warnings.catch_warnings(action="ignore"):  # of what torch imports for itself
+        gone = lost()
+    return lines + ([_line(False, each, "") for each in gone] or [_line(True, "all of them", "")])
 
 
 def _as_horovod_prints_it(*, has_torch: bool) -> list[str]:

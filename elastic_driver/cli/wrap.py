@@ -1,22 +1,17 @@
 """``elasticrun wrap``: runs a program that starts torchrun's workers by itself, and has them be elasticrun's.
 
-Owns the environment that the program gets for that, and what of it its workers do not get. What happens in the program
-is told by ``wrap_hook/sitecustomize.py``.
+How: :mod:`elastic_driver.function.wrapping`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.errors import SettingsError
-from elastic_driver.launch.dial.here import source_folder
-
-_HOOK = str(Path(__file__).absolute().with_name("wrap_hook"))
-_PATH = "PYTHONPATH"
+from elastic_driver.function.wrapping import hooked
 
 
 def parser_of_wrap() -> Parser:
@@ -46,16 +41,3 @@ def wrap(words: Sequence[str]) -> int:
         os.execvpe(given.program, [given.program, *given.arguments], hooked(os.environ))
     except OSError as error:
         raise SettingsError(f"cannot run {given.program!r}: {error.strerror}") from None
-
-
-def hooked(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which torch's launcher runs its workers by elasticrun."""
-    entries = [_HOOK, environ.get(_PATH, ""), source_folder()]
-    return {**environ, _PATH: os.pathsep.join(filter(None, entries))}
-
-
-def unhooked(environ: Mapping[str, str]) -> dict[str, str]:
-    """The same without that, for the workers."""
-    entries = [entry for entry in environ.get(_PATH, "").split(os.pathsep) if entry != _HOOK]
-    kept = {name: value for name, value in environ.items() if name != _PATH}
-    return {**kept, _PATH: os.pathsep.join(entries)} if any(entries) else kept

@@ -1,7 +1,7 @@
 """What workers ask through their agents, and what they are answered.
 
-Owns which agents wait for which key. What is said goes to the rounds, to the store and to the routes that workers have
-at the driver; knows nothing of processes and connections. An agent speaks for the workers of its own host only.
+Owns the keys of all hosts. What is said goes to the rounds and to the routes that workers have at the driver; knows
+nothing of processes and connections. An agent speaks for the workers of its own host only.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stacks import Stacks
-from elastic_driver.errors import (
-    RendezvousError,
-    RendezvousProtocolError,
-)
+from elastic_driver.errors import RendezvousError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
@@ -28,6 +26,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Ready,
     Reply,
     Round,
+    RoundRefused,
     Running,
     Said,
     Value,
@@ -37,12 +36,7 @@ from elastic_driver.rendezvous.agent_messages import (
     worker_named,
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.messages import (
-    NextRoundReply,
-    NextRoundRequest,
-    Notice,
-    RunningReport,
-)
+from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, Notice
 from elastic_driver.rendezvous.routes import Answer as RouteAnswer
 from elastic_driver.rendezvous.routes import (
     Deferred,
@@ -53,7 +47,7 @@ from elastic_driver.rendezvous.routes import (
     unknown,
     written,
 )
-from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.rendezvous.server.keys import Keys
 from elastic_driver.system.tasks import Tasks
 
 
@@ -62,7 +56,6 @@ class AgentRequests:
 
     Args:
         rounds: of the job.
-        store: the keys of the present round.
         routes: of the driver; those that workers may ask are answered here.
         tasks: run what takes a while.
         links: all agents that there are.
@@ -73,7 +66,6 @@ class AgentRequests:
     def __init__(
         self,
         rounds: Rounds,
-        store: RoundStore,
         routes: Routes,
         *,
         tasks: Tasks,
@@ -82,7 +74,7 @@ class AgentRequests:
         stacks: Stacks | None = None,
     ) -> None:
         self._rounds = rounds
-        self._store = store
+        self._keys: Keys[_AgentWaiter] = Keys()
         theirs = [route for route in routes if Role.WORKER in route.roles]
         # An agent does not say with which method it was asked.
         assert len({route.path for route in theirs}) == len(theirs)
@@ -92,22 +84,23 @@ class AgentRequests:
         self._host_of = host_of
         self._stacks = stacks
         self._notice: Notice | None = None
-        self._keys: dict[tuple[str, str], dict[AgentLink, None]] = {}
-        self._counts: dict[str, set[tuple[AgentLink, int]]] = {}
 
     # --- what there is to be told to all ---------------------------------------------------------------------------
 
     def begin_round(self, round_id: int) -> None:
-        """The store's round has begun: nobody waits for a key of the one before."""
-        self._keys.clear()
-        self._counts.clear()
+        """Fences the past: keys of the round before are gone, and nobody waits for one.
+
+        Raises:
+            ValueError: the round is not above the current one.
+        """
+        self._keys.begin_round(round_id)
         for link in self._links():
             link.send(Round(round_id))
 
     def notify(self, notice: Notice) -> None:
         """The present notice, for all who watch."""
         self._notice = notice
-        message = NoticeSet(notice.to_json())
+        message = NoticeSet(notice)
         for link in self._links():
             link.send(message)
 
@@ -115,19 +108,18 @@ class AgentRequests:
 
     def came(self, link: AgentLink) -> None:
         """An agent is there: it is told what all others know."""
-        if self._store.round_id:
-            link.send(Round(self._store.round_id))
+        if self._keys.store.round_id:
+            link.send(Round(self._keys.store.round_id))
         if self._notice is not None:
-            link.send(NoticeSet(self._notice.to_json()))
+            link.send(NoticeSet(self._notice))
 
     def lost(self, link: AgentLink) -> None:
         """It waits for nothing any more."""
         if self._stacks is not None:
             self._stacks.lost(link)
-        for waiting in self._keys.values():
-            waiting.pop(link, None)
-        for scope, counts in self._counts.items():
-            self._counts[scope] = {each for each in counts if each[0] is not link}
+        for waiter in self._keys.waiting:
+            if waiter.link is link:
+                self._keys.remove(waiter)
 
     def take(self, link: AgentLink, message: Said) -> bool:
         """What an agent says for its workers. Returns whether it was that.
@@ -136,22 +128,19 @@ class AgentRequests:
             RendezvousProtocolError: it cannot say that.
         """
         match message:
-            case Ready(key, body):
-                self._ready(link, self._own(link, key), NextRoundRequest.from_json(body))
-            case Running(body):
-                report = RunningReport.from_json(body)
-                self._own(link, report.worker.key)
+            case Ready(request):
+                self._check(link, request.worker)
+                self._ready(link, request)
+            case Running(report):
+                self._check(link, report.worker)
                 with contextlib.suppress(RendezvousProtocolError):  # of a round that it cannot know
                     self._rounds.running(report)
             case Heard(workers, leaving, exiting):
-                for key, numbers in workers.items():
-                    if len(numbers) != 2:
-                        raise RendezvousProtocolError("cannot read message heard: two numbers a worker")
-                    worker = self._own(link, key)
+                for key, (progress, waiting) in workers.items():
                     self._rounds.heard(
-                        worker,
-                        numbers[0],
-                        waiting=bool(numbers[1]),
+                        self._own(link, key),
+                        progress,
+                        waiting=waiting,
                         leaving=key in leaving or key in exiting,
                         exiting=key in exiting,
                     )
@@ -164,33 +153,35 @@ class AgentRequests:
             case Ask(number, key, what, path, body):
                 self._ask(link, number, self._own(link, key), what, path, body)
             case Put(round_id, scope, key, value):
-                self._put(round_id, scope, key, value)
+                self._keys.take(round_id, scope, [(key, value)])
             case Want(round_id, scope, key, count):
-                self._want(link, round_id, scope, key, count)
+                self._want(_AgentWaiter(link, round_id, scope, None if count else key, count))
             case _:
                 return self._stacks is not None and self._stacks.take(link, message)
         return True
 
     def _own(self, link: AgentLink, key: str) -> WorkerId:
         worker = worker_named(key)
+        self._check(link, worker)
+        return worker
+
+    def _check(self, link: AgentLink, worker: WorkerId) -> None:
         if self._host_of(worker.hostname) is not link:
             raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
-        return worker
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
-    def _ready(self, link: AgentLink, worker: WorkerId, request: NextRoundRequest) -> None:
-        if request.worker != worker:
-            raise RendezvousProtocolError(f"worker {worker} may not speak for worker {request.worker}")
+    def _ready(self, link: AgentLink, request: NextRoundRequest) -> None:
+        worker = request.worker.key
         try:
             answer = asyncio.ensure_future(self._rounds.next_round(request))
         except RendezvousError as error:
-            link.send(Reply(worker.key, 400, str(error).encode()))
+            link.send(RoundRefused(worker, str(error)))
             return
 
         def reply(future: asyncio.Future[NextRoundReply]) -> None:
             if not future.cancelled():
-                link.send(Reply(worker.key, 200, future.result().to_json()))
+                link.send(Reply(worker, future.result()))
 
         if answer.done():
             reply(answer)
@@ -229,32 +220,29 @@ class AgentRequests:
 
     # --- keys ------------------------------------------------------------------------------------------------------
 
-    def _put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        if round_id != self._store.round_id:
-            return  # the agent will have heard by now
-        self._store.put(round_id, scope, key, value)
-        for link in self._keys.pop((scope, key), ()):
-            link.send(Value(round_id, scope, key, value))
-        counts = self._counts.get(scope)
-        if counts:
-            present = self._store.count(round_id, scope)
-            met = {each for each in counts if each[1] <= present}
-            counts -= met
-            for link in {link for link, _ in met}:
-                link.send(Values(round_id, scope, self._store.packed(round_id, scope)))
-
-    def _want(self, link: AgentLink, round_id: int, scope: str, key: str, count: int) -> None:
-        store = self._store
-        if round_id != store.round_id:
-            return
-        if count:
-            if store.count(round_id, scope) >= count:
-                link.send(Values(round_id, scope, store.packed(round_id, scope)))
+    def _want(self, waiter: _AgentWaiter) -> None:
+        if waiter.round_id == self._keys.store.round_id:
+            body = self._keys.find(waiter)
+            if body is None:
+                self._keys.add(waiter)
             else:
-                self._counts.setdefault(scope, set()).add((link, count))
-            return
-        value = store.get(round_id, scope, key)
-        if value is not None:
-            link.send(Value(round_id, scope, key, value))
+                waiter.answer(200, body)
+
+
+@dataclass(frozen=True, slots=True)
+class _AgentWaiter:
+    """An agent that waits for a key, or for so many: once for all of its workers (a KeyWaiter)."""
+
+    link: AgentLink
+    round_id: int
+    scope: str
+    key: str | None
+    count: int
+
+    def answer(self, status: int, body: bytes) -> None:
+        if status != 200:
+            return  # the round is over: agents are told so
+        if self.key is None:
+            self.link.send(Values(self.round_id, self.scope, body))
         else:
-            self._keys.setdefault((scope, key), {})[link] = None
+            self.link.send(Value(self.round_id, self.scope, self.key, body))

@@ -24,12 +24,13 @@ from elastic_driver.driver.interrupts import Interrupts
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.page import Page
 from elastic_driver.driver.policy import policy_of, starts_again
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.stacks import StackReports, Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
-from elastic_driver.driver.status import StatusDetails
+from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.worker_events import WorkerEvents
@@ -40,7 +41,6 @@ from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.values import Values
@@ -88,6 +88,7 @@ def build(
     fleet, launcher, tasks = agents.fleet, agents.launcher, agents.tasks
     token_file = settings.operator_token_file
     key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
+    reader = reader_header(key.of(Identity(Role.READER)))
 
     def carry_out(commands: Sequence[Command], now: float) -> None:
         driver.carry_out(commands, now)
@@ -137,42 +138,34 @@ def build(
     )
     end = JobEnd(stepper, chronicle=chronicle, workers=workers)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, launcher=launcher, chief=keeper)
-    details = StatusDetails(
-        settings,
+    progress = Progress()
+    rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
+    status = JobStatus(
+        settings.command,
         job_id,
         stepper,
-        agents=agents,
-        goodput=chronicle.goodput,
-        health=health,
-        discovery=discovery,
-    )
-    rounds = Rounds(
-        stepper,
-        processes=workers,
-        heartbeats=health,
         clock=clock,
-        on_disc=on_disc,
-        end=interrupts.end,
-        about=details.of_job,
-        booked=details.booked,
-        remark=details.remark,
-        stall=lambda: health.stall,
-        table=health.table,
+        processes=workers,
+        agents=agents,
+        health=health,
+        progress=progress,
+        goodput=chronicle.goodput,
+        discovery=discovery,
     )
     standstills = DriverStandstills(stepper, chronicle=chronicle, clock=clock, table=health.table)
     status_line = StatusLine(
         stepper,
         chronicle=chronicle,
         clock=clock,
-        rounds=rounds,
+        status=status,
         health=health,
         standstills=standstills,
     )
     reports = StackReports(stacks, stepper, health.table, clock)
     metrics = MetricsPage(
         tally,
-        rounds.status,
-        reader_header(key.of(Identity(Role.READER))),
+        status.document,
+        reader,
         __version__,
         warn=chronicle.warning,
     )
@@ -182,13 +175,14 @@ def build(
             job_id,
             stepper=stepper,
             rounds=rounds,
+            status=status,
             chronicle=chronicle,
             clock=clock,
             output=output,
             stacks=reports.text,
             more={PATH: metrics.answer},
         )
-    table: list[Route] = [*routes, *rounds.routes, *reports.routes, _store_route(clock)]
+    table: list[Route] = [*routes, *rounds.routes, *status.routes, *reports.routes, _store_route(clock)]
     if servers is not None:
         table += servers.routes
     if page is not None:
@@ -201,11 +195,10 @@ def build(
         on_error=crash,
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),
+        reader=reader,
     )
-    store = RoundStore()
     requests = AgentRequests(
         rounds,
-        store,
         table,
         tasks=tasks,
         links=fleet.links,
@@ -239,7 +232,7 @@ def build(
         servers=servers,
         server=server,
         rounds=rounds,
-        store=store,
+        status=status,
         requests=requests,
         page=page,
         health=health,

@@ -7,7 +7,7 @@ is decided in :mod:`elastic_driver.health`; what comes of it, in the core.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from elastic_driver.core.events import DrainRequested, WorkerHung
 from elastic_driver.driver.stepper import Stepper
@@ -15,11 +15,9 @@ from elastic_driver.health.events import (
     CommitFound,
     Event,
     JobChanged,
-    OthersExcused,
     StackTaken,
     TimePassed,
     VitalsSeen,
-    WorkerExcused,
     WorkerGone,
     WorkerHeard,
 )
@@ -106,17 +104,9 @@ class Health:
             peer_is_ours = bool(vitals.peer) and self._is_of_the_job(vitals.peer)
             self._step(VitalsSeen(worker, vitals, peer_is_ours), now)
 
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
-        """A worker lives, has finished so many operations, and waits for others or not."""
-        self._step(WorkerHeard(worker, progress, waiting), self._clock())
-
-    def forget(self, worker: WorkerId) -> None:
-        """From here on a worker's silence is no news."""
-        self._step(WorkerExcused(worker), self._clock())
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
-        """Likewise for all but these."""
-        self._step(OthersExcused(tuple(but)), self._clock())
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
+        """A worker lives; see WorkerHeard."""
+        self._step(WorkerHeard(worker, progress, waiting, leaving), self._clock())
 
     def gone(self, worker: WorkerId) -> None:
         """A worker's process has ended."""

@@ -220,7 +220,7 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
     code: int | None = None
     try:
         if (way := Way.of(os.environ)) is not None:
-            trainer = TrainerStatus(way, lambda: standing_of(driver.rounds.status()), chronicle.warning)
+            trainer = TrainerStatus(way, lambda: standing_of(driver.status.document()), chronicle.warning)
     except SettingsError as error:
         chronicle.warning(str(error))
     try:

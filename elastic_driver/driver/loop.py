@@ -49,6 +49,7 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
+from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.worker_events import WorkerEvents
@@ -58,7 +59,6 @@ from elastic_driver.launch import output_files
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
@@ -93,7 +93,7 @@ class ElasticDriver:
         servers: that it follows; None where there is no chief.
         server: of agents, operators and pages.
         rounds: answer what workers, and those who drain them, ask.
-        store: the keys of the present round.
+        status: of the job, for whoever asks.
         requests: answer what workers ask through their agents.
         page: for browsers; None for none.
         health: finds who is silent, who hangs, and who is slow.
@@ -118,7 +118,7 @@ class ElasticDriver:
     servers: ServerList | None
     server: RendezvousServer
     rounds: Rounds
-    store: RoundStore
+    status: JobStatus
     requests: AgentRequests
     page: Page | None
     health: Health
@@ -283,7 +283,6 @@ class ElasticDriver:
         if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
-        self.store.begin_round(command.round_id)
         self.requests.begin_round(command.round_id)
         for one in command.placed:
             self.workers.label(one.worker, str(one.slot.rank))

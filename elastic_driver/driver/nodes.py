@@ -8,7 +8,6 @@ fleet's; when the job starts, and with whom, is the core's.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -259,7 +258,7 @@ class _Node:
             first_s=min(_HERE_S, wait.left_s) if here and self._is_host is None else wait.left_s,
             address=self._address or (self._place.own_address if here else ""),
             node_rank=-1 if nodes.node_rank is None else nodes.node_rank,
-            alike=json.dumps(self._alike),
+            alike=self._alike,
             spot_notices=settings.spot_notices or "",
             grace_s=self._grace_s,
         )

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from elastic_driver.driver.agents import url_of
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.certificate import Certificate, server_context
@@ -43,6 +44,7 @@ class Page:
         job_id: of the job.
         stepper: has the state.
         rounds: answer what operators ask.
+        status: of the job.
         chronicle: tells the story; the page listens from now on.
         clock: the job's time, seconds.
         output: the last lines of a worker's output, by its key.
@@ -56,6 +58,7 @@ class Page:
         *,
         stepper: Stepper,
         rounds: Rounds,
+        status: JobStatus,
         chronicle: Chronicle,
         clock: Callable[[], float],
         output: Callable[[str], Sequence[str] | None],
@@ -64,6 +67,7 @@ class Page:
     ) -> None:
         self._stepper = stepper
         self._rounds = rounds
+        self._status = status
         self._chronicle = chronicle
         self._clock = clock
         self._sessions = Sessions(clock)
@@ -160,7 +164,7 @@ class Page:
 
     def status(self) -> dict[str, object]:
         """The job's status, and what else the page shows of it."""
-        status = self._rounds.status()
+        status = self._status.document()
         state, now = self._stepper.state, self._clock()
         marks: Mapping[str, set[str]] = {
             mark: set(_texts(status.get(mark))) for mark in ("blacklisted", "silent", "left_out", "drained")

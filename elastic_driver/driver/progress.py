@@ -43,15 +43,28 @@ class Estimate:
 
 
 class Progress:
-    """Of the present round: what was lost with the one before is not progress."""
+    """Of the present round: what was lost with the one before is not progress.
+
+    Attributes:
+        newest_commit: the furthest worker's, also when that has ended since.
+    """
 
     def __init__(self) -> None:
+        self.newest_commit = 0
         self._round_id = 0
         self._total = 0
         # A script may train several times, from 0 on each time: which of them, and by worker, with its last step.
         self._training = 0
         self._of_workers: dict[Hashable, tuple[int, int]] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_MOST_SAMPLES)
+
+    def begin_round(self, commits: int) -> None:
+        """A round goes on from so many commits."""
+        self.newest_commit = commits
+
+    def reached(self, commits: int) -> None:
+        """A worker has made so many."""
+        self.newest_commit = max(self.newest_commit, commits)
 
     def told(self, worker: Hashable, round_id: int, step: int, total: int, now: float) -> None:
         """A worker has said how far it has come. One that goes back within a round has begun another training.

@@ -1,26 +1,23 @@
 """The rounds of a job: what workers and operators ask the driver, and what they are answered.
 
-Owns who waits for a round, and what each was answered last. Knows nothing of HTTP, and of processes only their ids;
-decides nothing: what workers say becomes events of the core, and its commands become their answers.
+Owns who waits for a round, and what each was answered last. Knows nothing of HTTP and of processes; decides nothing:
+what workers say becomes events of the core, and its commands become their answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
 from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
-from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, record_of
+from elastic_driver.core.state import WorkerPhase, record_of
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
-from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
@@ -38,32 +35,19 @@ from elastic_driver.rendezvous.messages import (
     RoundAssignment,
     RunningReport,
 )
-from elastic_driver.rendezvous.routes import ALL, OPERATOR, WORKER, Route, RouteRequest, Routes, read, read_own
+from elastic_driver.rendezvous.routes import OPERATOR, WORKER, Route, RouteRequest, Routes, read, read_own
 from elastic_driver.vitals import Vitals
-from elastic_driver.words import Backend, NoticeKind
-
-
-class Processes(Protocol):
-    """What is to be known of the workers' processes."""
-
-    def pid(self, worker: WorkerId) -> int | None:
-        """Of the worker's process; None when none runs."""
+from elastic_driver.words import NoticeKind
 
 
 class Heartbeats(Protocol):
     """Is told who has spoken."""
 
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
-        """A worker lives, has finished so many operations, and waits for others or not."""
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
+        """A worker lives, has finished so many operations, waits for others or not, and says nothing more or does."""
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
         """A worker's agent has looked at it."""
-
-    def forget(self, worker: WorkerId) -> None:
-        """From here on its silence is no news."""
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
-        """Likewise for all but these."""
 
 
 class Rounds:
@@ -71,49 +55,32 @@ class Rounds:
 
     Args:
         stepper: takes the events, and has the state.
-        processes: of the workers.
         heartbeats: are told who was heard.
+        progress: is told how far workers have come.
         clock: the job's time, seconds.
         on_disc: takes what a worker says of its commits on disc.
         end: ends the job for an operator, and says what is being done.
-        about: gives what the status says of the job beside its state.
-        booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
-        remark: what only discovery knows of why the job stands where it stands; "" for nothing.
-        stall: for how long no worker has stepped, and why, in words; "" while they step.
-        table: the last looks at the workers, which ``heartbeats`` keeps.
     """
 
     def __init__(
         self,
         stepper: Stepper,
         *,
-        processes: Processes,
         heartbeats: Heartbeats,
+        progress: Progress,
         clock: Callable[[], float],
         on_disc: Callable[[DiscReport], None],
         end: Callable[[], str],
-        about: Callable[[], Mapping[str, object]],
-        booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
-        remark: Callable[[], str] = lambda: "",
-        stall: Callable[[], str] = lambda: "",
-        table: VitalsTable | None = None,
     ) -> None:
         self._stepper = stepper
-        self._processes = processes
         self._heartbeats = heartbeats
+        self._progress = progress
         self._clock = clock
         self.on_disc = on_disc
         self._end = end
-        self._about = about
-        self._booked = booked
-        self._remark = remark
-        self._stall = stall
-        self._table = table or VitalsTable()
-        self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
-        self._newest_commit = 0  # of the present round, as far as was heard
 
     @property
     def routes(self) -> Routes:
@@ -123,7 +90,6 @@ class Rounds:
             Route("POST", "publish", WORKER, self._may_publish),
             Route("POST", "drain", OPERATOR, read(DrainHostRequest.from_json, self.drain)),
             Route("POST", "end", OPERATOR, lambda _: self.end()),
-            Route("GET", "status", ALL, lambda _: self.status()),
         )
 
     # --- what workers ask ------------------------------------------------------------------------------------------
@@ -185,9 +151,7 @@ class Rounds:
         """
         if record_of(self._stepper.state, worker) is None:
             return
-        self._heartbeats.heard(worker, progress, waiting=waiting)
-        if leaving:
-            self._heartbeats.forget(worker)
+        self._heartbeats.heard(worker, progress, waiting=waiting, leaving=leaving)
         if exiting:
             self._stepper.report(WorkerExiting(worker))
 
@@ -196,7 +160,7 @@ class Rounds:
         if record_of(self._stepper.state, worker) is None:
             return
         self._heartbeats.seen(worker, vitals)
-        self._newest_commit = max(self._newest_commit, vitals.commits)
+        self._progress.reached(vitals.commits)
 
     def running(self, report: RunningReport) -> None:
         """A member trains.
@@ -206,7 +170,7 @@ class Rounds:
         """
         event = WorkerRunning(report.worker, report.round_id, report.commits, report.another, report.synced)
         self._check(event)
-        self.progress.told(report.worker, report.round_id, report.commits, max(0, report.total), self._clock())
+        self._progress.told(report.worker, report.round_id, report.commits, max(0, report.total), self._clock())
         self._stepper.report(event)
 
     def _check(self, event: WorkerReady | WorkerRunning) -> None:
@@ -251,62 +215,6 @@ class Rounds:
         self._stepper.catch_up()
         return EndReply(self._end())
 
-    def explained(self) -> str:
-        """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
-        sentence = explain(self._stepper.state, self._clock(), stall=self._stall())
-        return "; ".join(filter(None, (sentence, self._remark())))
-
-    def newest_commit(self) -> int:
-        """The furthest worker's, by its number, also when that has ended since; those that a loss took back are not."""
-        state = self._stepper.state
-        told = (vitals.commits for _, vitals in self._table)
-        self._newest_commit = max(self._newest_commit, state.commits, *(r.commits for r in state.workers), *told, 0)
-        return self._newest_commit
-
-    def status(self) -> dict[str, object]:
-        """The job as JSON, for ``GET /v1/status``."""
-        self._stepper.catch_up()
-        state, now = self._stepper.state, self._clock()
-        return {
-            **self._about(),
-            "explain": self.explained(),
-            "age_s": round(now - state.began, 3),
-            "phase": state.phase,
-            "on_change": state.policy.on_change,
-            "round_id": state.round_id,
-            "commits": state.commits,
-            "newest_commit": self.newest_commit(),
-            "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
-            "resets": state.resets,
-            "progress": asdict(self.progress.estimate(now)),
-            **self._table.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)], now),
-            "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
-            "unused": unused_slots(state),
-            "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
-            "silent": [one.hostname for one in state.silent if one.sure],
-            "left_out": sorted(state.cuts.out),
-            **_drained(state),
-            "workers": [
-                {
-                    "worker": record.worker.key,
-                    "host": record.worker.hostname,
-                    "slot": record.worker.slot,
-                    "phase": record.phase,
-                    "since_s": round(now - record.since, 3),
-                    "rank": record.rank if record.round_id else None,
-                    "round_id": record.round_id,
-                    "running": record.running,
-                    "commits": max(record.commits, self._table.commits(record.worker)),
-                    "pid": self._processes.pid(record.worker),
-                    "booked": self._booked(record.worker),
-                    "vitals": self._table.entry(record.worker, now),
-                    **_server_of(record),
-                }
-                for record in state.workers
-            ],
-            **_chief_of(state, now),
-        }
-
     # --- what they are answered ------------------------------------------------------------------------------------
 
     def publish(self, command: PublishRound, addresses: Mapping[str, str]) -> None:
@@ -316,11 +224,9 @@ class Rounds:
             command: the round.
             addresses: where its members listen, by host.
         """
-        self._newest_commit = command.commits
+        self._progress.begin_round(command.commits)
         if command.backend is None:
             return  # they know their places, and are watched by nothing but their ends
-        # Who stands by goes on to be watched.
-        self._heartbeats.forget_all(but=[one.worker for one in in_phase(self._stepper.state, WorkerPhase.READY)])
         self._placed = {
             one.worker: RoundAssignment(
                 round_id=command.round_id,
@@ -339,7 +245,6 @@ class Rounds:
 
     def dismiss(self, worker: WorkerId, reason: str) -> None:
         """Answers a worker that it has no place any more."""
-        self._heartbeats.forget(worker)
         self._reply(worker, Removed(reason))
 
     def notify(self, notice: Notice) -> None:
@@ -356,8 +261,7 @@ class Rounds:
         return notice
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker has ended: it waits for nothing any more, and its silence is no news."""
-        self._heartbeats.forget(worker)
+        """A worker has ended: it waits for nothing any more."""
         for kept in (self._parked, self._placed):
             kept.pop(worker, None)
 
@@ -365,34 +269,3 @@ class Rounds:
         future = self._parked.pop(worker, None)
         if future is not None and not future.done():
             future.set_result(reply)
-
-
-def _drained(state: State) -> dict[str, object]:
-    """Hosts that get no workers any more, and of others the slots that get none, by host."""
-    slots = {host.name: host.slots for host in state.hosts}
-    whole = {name for name, slot in state.drained if slot is None}
-    some: dict[str, list[int]] = {}
-    for name, slot in sorted((name, slot) for name, slot in state.drained if slot is not None and name not in whole):
-        some.setdefault(name, []).append(slot)
-    whole |= {name for name, those in some.items() if len(those) >= slots.get(name, 1)}
-    return {
-        "drained": sorted(whole),
-        "drained_slots": {name: those for name, those in some.items() if name not in whole},
-    }
-
-
-def _server_of(record: WorkerRecord) -> dict[str, object]:
-    """What is told of a server beside what is told of all workers."""
-    if record.parameter_server is None and not record.address:
-        return {}
-    return {"parameter_server": record.parameter_server, "address": record.address}
-
-
-def _chief_of(state: State, now: float) -> dict[str, object]:
-    """What is told of a job that has a chief."""
-    chief = state.chief
-    if not state.policy.num_parameter_servers:
-        return {}
-    if chief is None:
-        return {"chief": None}
-    return {"chief": {"number": chief.number, "phase": chief.phase, "since_s": round(now - chief.since, 3)}}

@@ -1,73 +1,184 @@
-"""What the job's status says beside the core's state: whose job it is, who may hang, what its time has gone into.
+"""The job's status: what the core's state, health, discovery and the books say of it, for whoever asks.
 
-Owns nothing; the rest of ``GET /v1/status`` is in :mod:`elastic_driver.driver.rounds`.
+Owns the form of ``GET /v1/status``, which the page, the metrics and ``elasticrun status`` are made of too, and the
+sentence that explains where the job stands. Decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Protocol
 
-from elastic_driver.core.state import JobPhase
+from elastic_driver.core.explain import explain, unused_slots
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, WorkerRecord, in_phase
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.health import Health
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.routes import ALL, Route, Routes
 from elastic_driver.report.goodput import Goodput
-from elastic_driver.settings.settings import Settings
+from elastic_driver.words import Backend
 
 
-class StatusDetails:
+class Processes(Protocol):
+    """What is to be known of the workers' processes."""
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Of the worker's process; None when none runs."""
+
+
+class JobStatus:
     """See above. Used on the event loop only.
 
     Args:
-        settings: what the user asked for.
+        command: of the job, as the user gave it.
         job_id: of the job.
         stepper: has the state.
+        clock: the job's time, seconds.
+        processes: of the workers.
         agents: know where the driver is reached.
+        health: knows how the workers are, and who may hang.
+        progress: knows how far they have come.
         goodput: what the time has gone into.
-        health: knows who may hang.
         discovery: knows why hosts are not there.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        command: Sequence[str],
         job_id: str,
         stepper: Stepper,
         *,
+        clock: Callable[[], float],
+        processes: Processes,
         agents: AgentSide,
-        goodput: Goodput,
         health: Health,
+        progress: Progress,
+        goodput: Goodput,
         discovery: Hosts,
     ) -> None:
-        self._command = list(settings.command)
+        self._command = list(command)
         self._job_id = job_id
         self._stepper = stepper
+        self._clock = clock
+        self._processes = processes
         self._agents = agents
-        self._goodput = goodput
         self._health = health
+        self._table = health.table
+        self._progress = progress
+        self._goodput = goodput
         self._discovery = discovery
 
-    def of_job(self) -> dict[str, object]:
-        """What is said of the job."""
-        about: dict[str, object] = {"job_id": self._job_id, "command": self._command, "urls": self._agents.urls}
-        about |= self._health.status()
+    @property
+    def routes(self) -> Routes:
+        """What anybody may ask."""
+        return (Route("GET", "status", ALL, lambda _: self.document()),)
+
+    def explained(self) -> str:
+        """Why the job stands where it stands, who may hang, what discovery does, and which hosts are not ready."""
+        state = self._stepper.state
+        waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
+        sentence = explain(state, self._clock(), stall=self._health.stall)
+        remarks = (self._health.remark(), self._discovery.remark() if waits else "")
+        return "; ".join(filter(None, (sentence, *remarks)))
+
+    def newest_commit(self) -> int:
+        """The furthest worker's, by its number, also when that has ended since; those that a loss took back are not."""
+        state = self._stepper.state
+        told = (vitals.commits for _, vitals in self._table)
+        self._progress.reached(max(state.commits, 0, *(record.commits for record in state.workers), *told))
+        return self._progress.newest_commit
+
+    def document(self) -> dict[str, object]:
+        """The job as JSON can hold it."""
+        self._stepper.catch_up()
+        state, now = self._stepper.state, self._clock()
+        return {
+            "job_id": self._job_id,
+            "command": self._command,
+            "urls": self._agents.urls,
+            **self._health.status(),
+            **self._booked(),
+            "explain": self.explained(),
+            "age_s": round(now - state.began, 3),
+            "phase": state.phase,
+            "on_change": state.policy.on_change,
+            "round_id": state.round_id,
+            "commits": state.commits,
+            "newest_commit": self.newest_commit(),
+            "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
+            "resets": state.resets,
+            "progress": asdict(self._progress.estimate(now)),
+            **self._table.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)], now),
+            "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
+            "unused": unused_slots(state),
+            "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "silent": [one.hostname for one in state.silent if one.sure],
+            "left_out": sorted(state.cuts.out),
+            **_drained(state),
+            "workers": [self._worker(record, now) for record in state.workers],
+            **_chief_of(state, now),
+        }
+
+    def _booked(self) -> dict[str, object]:
         booked = self._goodput.job()
-        if booked is not None:
-            about["goodput"] = {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)}
-        return about
+        if booked is None:
+            return {}
+        return {"goodput": {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)}}
 
-    def booked(self, worker: WorkerId) -> dict[str, float] | None:
-        """What a worker's time has gone into so far."""
+    def _worker(self, record: WorkerRecord, now: float) -> dict[str, object]:
+        worker = record.worker
         booked = self._goodput.worker(worker)
-        return None if booked is None else _rounded(booked.seconds)
-
-    def remark(self) -> str:
-        """Who may hang, what discovery does, and which hosts are not ready."""
-        waits = self._stepper.state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
-        return "; ".join(filter(None, (self._health.remark(), self._discovery.remark() if waits else "")))
+        return {
+            "worker": worker.key,
+            "host": worker.hostname,
+            "slot": worker.slot,
+            "phase": record.phase,
+            "since_s": round(now - record.since, 3),
+            "rank": record.rank if record.round_id else None,
+            "round_id": record.round_id,
+            "running": record.running,
+            "commits": max(record.commits, self._table.commits(worker)),
+            "pid": self._processes.pid(worker),
+            "booked": None if booked is None else _rounded(booked.seconds),
+            "vitals": self._table.entry(worker, now),
+            **_server_of(record),
+        }
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {category: round(spent_s, 3) for category, spent_s in seconds.items()}
+
+
+def _drained(state: State) -> dict[str, object]:
+    """Hosts that get no workers any more, and of others the slots that get none, by host."""
+    slots = {host.name: host.slots for host in state.hosts}
+    whole = {name for name, slot in state.drained if slot is None}
+    some: dict[str, list[int]] = {}
+    for name, slot in sorted((name, slot) for name, slot in state.drained if slot is not None and name not in whole):
+        some.setdefault(name, []).append(slot)
+    whole |= {name for name, those in some.items() if len(those) >= slots.get(name, 1)}
+    return {
+        "drained": sorted(whole),
+        "drained_slots": {name: those for name, those in some.items() if name not in whole},
+    }
+
+
+def _server_of(record: WorkerRecord) -> dict[str, object]:
+    """What is told of a server beside what is told of all workers."""
+    if record.parameter_server is None and not record.address:
+        return {}
+    return {"parameter_server": record.parameter_server, "address": record.address}
+
+
+def _chief_of(state: State, now: float) -> dict[str, object]:
+    """What is told of a job that has a chief."""
+    chief = state.chief
+    if not state.policy.num_parameter_servers:
+        return {}
+    if chief is None:
+        return {"chief": None}
+    return {"chief": {"number": chief.number, "phase": chief.phase, "since_s": round(now - chief.since, 3)}}

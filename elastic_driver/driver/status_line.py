@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from elastic_driver.core.state import JobPhase
 from elastic_driver.driver.health import Health
-from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.standstills import DriverStandstills
+from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.status_line import figures
@@ -30,7 +30,7 @@ class StatusLine:
         stepper: has the state.
         chronicle: is told.
         clock: the job's time, seconds.
-        rounds: explain where the job stands.
+        status: explains where the job stands.
         health: knows who may hang, and how far the workers are.
         standstills: of this process, booked while the line is kept.
     """
@@ -41,14 +41,14 @@ class StatusLine:
         *,
         chronicle: Chronicle,
         clock: Callable[[], float],
-        rounds: Rounds,
+        status: JobStatus,
         health: Health,
         standstills: DriverStandstills,
     ) -> None:
         self._stepper = stepper
         self._chronicle = chronicle
         self._clock = clock
-        self._rounds = rounds
+        self._status = status
         self._health = health
         self._standstills = standstills
         self._phase = stepper.state.phase  # as of the last step
@@ -61,7 +61,7 @@ class StatusLine:
             self._standstills.book(at_once=False)
             due = self._chronicle.look(now)
             if due or self._chronicle.live:
-                text = self._rounds.explained()
+                text = self._status.explained()
                 if due:
                     self._chronicle.still_waiting(text, now)
                 else:
@@ -73,7 +73,7 @@ class StatusLine:
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or has_commands):
-            self._chronicle.status(self._rounds.explained(), self._figures())
+            self._chronicle.status(self._status.explained(), self._figures())
 
     def _note_wait(self, now: float) -> None:
         """Whether there is something that a user who sees no status line wants to be told of again."""
@@ -99,6 +99,6 @@ class StatusLine:
         return figures(
             steps_per_s=self._health.table.steps_per_s(self._clock()),
             steps=self._health.table.steps,
-            commits=self._rounds.newest_commit(),
+            commits=self._status.newest_commit(),
             suspected=self._health.suspected,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.function.outcome import outcome_path
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.messages import PIECE_BYTES
+from elastic_driver.rendezvous.messages import PIECE_BYTES, CallReply
 from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
 from elastic_driver.system.file_writer import FileWriter
 
@@ -56,8 +56,8 @@ class Delivery:
     def _pieces(self) -> int:
         return -(-len(self._call) // PIECE_BYTES)
 
-    def _count_call(self, request: RouteRequest) -> dict[str, object]:
-        return {"pieces": self._pieces}
+    def _count_call(self, request: RouteRequest) -> CallReply:
+        return CallReply(self._pieces)
 
     def _give_call(self, request: RouteRequest) -> tuple[int, bytes]:
         (number,) = _numbers(request.path)

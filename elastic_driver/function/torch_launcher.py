@@ -20,10 +20,10 @@ from typing import Any
 
 import cloudpickle
 
-from elastic_driver.cli.wrap import unhooked
 from elastic_driver.errors import ElasticError, JobFailedError, SettingsError
 from elastic_driver.function.launch import LOCAL, ended_job, exit_code, last_message, read_events
 from elastic_driver.function.outcome import RESTARTED, Outcome, Raised, Returned, read_all
+from elastic_driver.function.wrapping import unhooked
 from elastic_driver.hosts import WorkerId
 from elastic_driver.settings.torchrun_options import OPTIONS
 from elastic_driver.words import OnChange

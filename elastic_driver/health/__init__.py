@@ -21,12 +21,10 @@ each second; nobody but its ``step(event, now)`` changes it, and the same events
 event          it says                                             what comes of it
 =============  ==================================================  =====================================================
 JobChanged     the core has made a step: its state                 a new round begins anew; a stall that ends with it is
-                                                                   told
+                                                                   told; who has no place in it need not be heard
 VitalsSeen     an agent has looked at a worker                     it is remembered
-WorkerHeard    a worker has asked for its round, or for its        it is to be heard from here on
-               notices
-WorkerExcused  a worker leaves its round, or is told to end        its silence is no news any more
-OthersExcused  the round is over for all but these                 likewise
+WorkerHeard    a worker has asked for its round, or for its        it is to be heard from here on, or no more where it
+               notices                                             leaves
 WorkerGone     a worker's process has ended                        nothing of it is kept
 StackTaken     the stack that was wanted                           the suspicion is told with it; it is evidence
 CommitFound    there is a commit on disc                           nobody is spared any more for having the state alone

@@ -5,10 +5,12 @@ Owns the pauses between two drains, and who waits for one. What a drain does is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from elastic_driver.core.draining import why_needed
 from elastic_driver.core.events import DrainRequested
 from elastic_driver.core.state import State
-from elastic_driver.health.findings import NotDrained, StragglerFound
+from elastic_driver.health.findings import NotDrained, StragglerFound, StragglerGone
 from elastic_driver.hosts import WorkerId
 
 DRAIN_PAUSE_S = 60.0
@@ -18,28 +20,38 @@ HOST_PAUSE_S = 3600.0
 
 
 class Drains:
-    """The slow workers of one job.
-
-    Attributes:
-        waiting: those that could not be drained when they were found.
-    """
+    """The slow workers of one job."""
 
     def __init__(self) -> None:
-        self.waiting: dict[WorkerId, StragglerFound] = {}
+        self._waiting: dict[WorkerId, StragglerFound] = {}  # those that could not be drained when they were found
         self._last_at: float | None = None
         self._hosts: dict[str, float] = {}  # by host: when one of its places was drained last
 
-    def consider(self, slow: StragglerFound, state: State, now: float) -> list[DrainRequested | NotDrained]:
-        """Has a slow worker leave where the job can spare it. Says once why not, and keeps it for later."""
+    def take(self, news: StragglerFound | StragglerGone, state: State, now: float) -> list[DrainRequested | NotDrained]:
+        """A worker is slow, and leaves where the job can spare it; or is slow no more."""
+        if isinstance(news, StragglerFound):
+            return self._consider(news, state, now)
+        self._waiting.pop(news.worker, None)
+        return []
+
+    def look(
+        self, state: State, now: float, *, trains: Callable[[WorkerId], bool]
+    ) -> list[DrainRequested | NotDrained]:
+        """Whether one that could not be spared can be by now. ``trains``: whether a worker trains in this round."""
+        waiting = [slow for slow in self._waiting.values() if trains(slow.worker)]
+        return [found for slow in waiting for found in self._consider(slow, state, now)]
+
+    def _consider(self, slow: StragglerFound, state: State, now: float) -> list[DrainRequested | NotDrained]:
+        """Says once why not, and keeps it for later."""
         worker = slow.worker
         # Where places have to go in multiples, one alone would leave the host's others without use.
         slot = worker.slot if state.policy.multiple == 1 else None
         why = self._why_not_yet(worker.hostname, now) or why_needed(state, worker.hostname, slot)
         if why:
-            is_known = worker in self.waiting
-            self.waiting[worker] = slow
+            is_known = worker in self._waiting
+            self._waiting[worker] = slow
             return [] if is_known else [NotDrained(worker, why)]
-        self.waiting.pop(worker, None)
+        self._waiting.pop(worker, None)
         self._last_at = now
         # Hosts of always new names may come.
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < HOST_PAUSE_S}

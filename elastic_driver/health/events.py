@@ -5,7 +5,7 @@ Owns the words that go into :meth:`~elastic_driver.health.watch.HealthWatch.step
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from elastic_driver.vitals import Vitals
 
 @dataclass(frozen=True, slots=True)
 class JobChanged:
-    """The core has made a step: the job as it is now."""
+    """The core has made a step: the job as it is now. Who has no place in its round any more need not be heard."""
 
     state: State
 
@@ -44,25 +44,13 @@ class WorkerHeard:
         worker: which. From here on it is to be heard.
         progress: how many operations it has finished.
         waiting: whether it waits in one for others, or for its round.
+        leaving: whether it has said that nothing more is heard of it: then it is not.
     """
 
     worker: WorkerId
     progress: int = 0
     waiting: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExcused:
-    """From here on its silence is no news: it leaves its round, or is told to end."""
-
-    worker: WorkerId
-
-
-@dataclass(frozen=True, slots=True)
-class OthersExcused:
-    """Likewise for all but these: the round is over."""
-
-    but: Collection[WorkerId] = ()
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +93,4 @@ class TimePassed:
     audible_s: Mapping[str, float] = field(default_factory=dict)
 
 
-Event: TypeAlias = (
-    JobChanged
-    | VitalsSeen
-    | WorkerHeard
-    | WorkerExcused
-    | OthersExcused
-    | WorkerGone
-    | StackTaken
-    | CommitFound
-    | TimePassed
-)
+Event: TypeAlias = JobChanged | VitalsSeen | WorkerHeard | WorkerGone | StackTaken | CommitFound | TimePassed

@@ -83,9 +83,9 @@ class Heartbeats:
         """The worker has left its round, or is dead."""
         self._members.pop(worker, None)
 
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+    def keep(self, workers: Collection[WorkerId]) -> None:
         """The round is over for all but these."""
-        self._members = {worker: member for worker, member in self._members.items() if worker in but}
+        self._members = {worker: self._members[worker] for worker in workers if worker in self._members}
 
     def look_in_s(self, now: float) -> float:
         """How long until somebody may be found, at most ``interval_s``."""

@@ -11,17 +11,24 @@ from dataclasses import dataclass
 from itertools import count
 
 from elastic_driver.core.events import DrainRequested, WorkerHung
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.core.state import (
+    JobPhase,
+    Leaving,
+    State,
+    WorkerPhase,
+    WorkerRecord,
+    finishing,
+    in_phase,
+    record_of,
+)
 from elastic_driver.health.drains import Drains
 from elastic_driver.health.events import (
     CommitFound,
     Event,
     JobChanged,
-    OthersExcused,
     StackTaken,
     TimePassed,
     VitalsSeen,
-    WorkerExcused,
     WorkerGone,
     WorkerHeard,
 )
@@ -123,12 +130,10 @@ class HealthWatch:
                 return self._change(state, now)
             case VitalsSeen():
                 self._see(event, now)
+            case WorkerHeard(worker, leaving=True):
+                self._heartbeats.forget(worker)
             case WorkerHeard(worker, progress, waiting):
                 self._heartbeats.heard(worker, progress, waiting=waiting, now=now)
-            case WorkerExcused(worker):
-                self._heartbeats.forget(worker)
-            case OthersExcused(but):
-                self._heartbeats.forget_all(but=but)
             case WorkerGone(worker):
                 self._hangs.forget(worker)
                 self._standstills.forget(worker)
@@ -180,7 +185,12 @@ class HealthWatch:
         found: list[Finding] = [*self._stalls.change(state, now, is_replaced=is_replaced)]
         self._state = state
         if is_replaced:
+            # Who stands by goes on to be heard; so do the members, when they have been told of the round.
+            self._heartbeats.keep([record.worker for record in in_phase(state, WorkerPhase.READY)])
             self._begin_round(now)
+        for record in state.workers:
+            if record.leaving is Leaving.DISMISSED:
+                self._heartbeats.forget(record.worker)
         return found
 
     def _begin_round(self, now: float) -> None:
@@ -239,19 +249,17 @@ class HealthWatch:
 
     def _look_for_stragglers(self, now: float, *, trains: bool) -> list[Finding]:
         state = self._state
+
+        def trains_now(worker: WorkerId) -> bool:
+            return trains and _trains(state, worker)
+
+        told = self._stragglers.look(now, trains=trains_now)
+        if self._drains is None:
+            return [*told]
         found: list[Finding] = []
-        for news in self._stragglers.look(now, trains=lambda worker: trains and _trains(state, worker)):
-            found.append(news)
-            if self._drains is None:
-                continue
-            if isinstance(news, StragglerFound):
-                found += self._drains.consider(news, state, now)
-            else:
-                self._drains.waiting.pop(news.worker, None)
-        for slow in [] if self._drains is None or not trains else list(self._drains.waiting.values()):
-            if self._drains is not None and _trains(state, slow.worker):
-                found += self._drains.consider(slow, state, now)
-        return found
+        for news in told:
+            found += (news, *self._drains.take(news, state, now))
+        return [*found, *self._drains.look(state, now, trains=trains_now)]
 
     def _next_silence(self, now: float) -> float:
         return now + self._heartbeats.look_in_s(now) if self._heartbeats.interval_s else math.inf

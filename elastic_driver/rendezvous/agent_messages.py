@@ -2,7 +2,9 @@
 
 Owns shapes and validation, both directions; :mod:`~elastic_driver.rendezvous.channel` carries them, and
 :mod:`~elastic_driver.rendezvous.frames` knows their bytes. A worker is named by its key (:attr:`WorkerId.key`). What
-workers ask, and are answered, stands in them as the JSON of :mod:`~elastic_driver.rendezvous.messages`.
+workers report of their rounds, and are answered, stands in them as values of
+:mod:`~elastic_driver.rendezvous.messages`. A blob is what the agent does not read: output, keys, and the bodies of
+requests that it passes on (Ask, Answer), which are whatever the route takes and answers.
 """
 
 from __future__ import annotations
@@ -16,10 +18,17 @@ from elastic_driver.codec import ROW, CodecError, OsText, from_data, to_data
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
-from elastic_driver.rendezvous.messages import Body, DiscReport
+from elastic_driver.rendezvous.messages import (
+    Body,
+    DiscReport,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    RunningReport,
+)
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -54,7 +63,7 @@ class Bootstrap(Body):
         first_s: how long the driver may take to come, seconds; 0 for as long as an agent waits anyhow.
         address: of its host's own, under which the others reach it; "" to find it.
         node_rank: its host's place among the nodes of a job of nodes; -1 where that is found by itself.
-        alike: what all nodes of such a job have to be started with alike, as JSON; "" for no node.
+        alike: what all nodes of such a job have to be started with alike, by how it is given; empty for no node.
         spot_notices: the cloud whose notices are watched for, whatever the job's; "" to do what the job does.
         grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
         leave_code: exit code of an agent whose host has left a job that goes on.
@@ -76,7 +85,7 @@ class Bootstrap(Body):
     first_s: float = 0.0
     address: str = ""
     node_rank: int = -1
-    alike: str = ""
+    alike: dict[str, str] = field(default_factory=dict)
     spot_notices: str = ""
     grace_s: float = 0.0
     leave_code: int = 0
@@ -199,7 +208,7 @@ class Hello(Said, name="hello"):
     addresses: list[str]
     labels: str = ""
     node_rank: int = -1
-    alike: str = ""
+    alike: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -376,28 +385,30 @@ class Round(Said, name="round"):
 
 @dataclass(frozen=True)
 class Reply(Said, name="reply"):
-    """The answer to a worker that asked for its round: the JSON of a NextRoundReply, or why it is refused.
-
-    Attributes:
-        worker: who asked.
-        status: 200; 400 and ``blob`` is the reason.
-    """
+    """The answer to the request of a Ready."""
 
     worker: str
-    status: int
-    blob: bytes
+    reply: NextRoundReply
+
+
+@dataclass(frozen=True)
+class RoundRefused(Said, name="round_refused"):
+    """The other answer: the request of a Ready cannot be."""
+
+    worker: str
+    why: str
 
 
 @dataclass(frozen=True)
 class NoticeSet(Said, name="notice"):
-    """The present notice, a level: the JSON of a Notice. Sent after a welcome, too."""
+    """The present notice, a level. Sent after a welcome, too."""
 
-    blob: bytes
+    notice: Notice
 
 
 @dataclass(frozen=True)
 class Answer(Said, name="answer"):
-    """The answer to an Ask."""
+    """The answer to an Ask: status and body."""
 
     number: int
     status: int
@@ -619,17 +630,16 @@ class Output(Said, name="output"):
 
 @dataclass(frozen=True)
 class Ready(Said, name="ready"):
-    """A worker asks for its round: the JSON of a NextRoundRequest. Sent again only when it says something else."""
+    """A worker asks for its round. Sent again only when it says something else."""
 
-    worker: str
-    blob: bytes
+    request: NextRoundRequest
 
 
 @dataclass(frozen=True)
 class Running(Said, name="running"):
-    """A member trains: the JSON of a RunningReport."""
+    """A member trains."""
 
-    blob: bytes
+    report: RunningReport
 
 
 @dataclass(frozen=True)
@@ -637,12 +647,12 @@ class Heard(Said, name="heard"):
     """Which workers were heard since this was said last.
 
     Attributes:
-        workers: by worker: its progress, and 1 if it waits for others, else 0.
+        workers: by worker: its progress, and whether it waits for others.
         leaving: of these, who has said that nothing more is heard of it.
         exiting: of these, who runs its exit handlers.
     """
 
-    workers: dict[str, list[int]]
+    workers: dict[str, tuple[int, bool]]
     leaving: list[str]
     exiting: list[str]
 

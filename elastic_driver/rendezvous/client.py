@@ -32,6 +32,7 @@ from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     API,
     PIECE_BYTES,
+    CallReply,
     DrainHostRequest,
     DrainReply,
     EndReply,
@@ -136,15 +137,9 @@ class _Connection(http.client.HTTPConnection):
         head = f"GET {API}/hello HTTP/1.1\r\nHost: {self.host}\r\nAuthorization: {HELLO} {name} {nonce}\r\n\r\n"
         self.sock.sendall(head.encode())
         body = self._read_greeting(time.monotonic() + timeout_s)
-        try:
-            data = parse_json(body)
-            session = Session(credential.key, name, nonce, str(data["nonce"]))
-            is_driver = is_same(str(data["proof"]).encode(), session.greeting)
-        except (RendezvousProtocolError, KeyError, UnicodeError):
-            is_driver = False
-        if not is_driver:
+        self.session = Session.met(credential.key, name, nonce, body)
+        if self.session is None:
             raise http.client.HTTPException(_STRANGER)
-        self.session = session
 
     def _read_greeting(self, deadline: float) -> bytes:
         """The body of the answer to a hello. Not by http.client, which lets who answers go on for ever."""
@@ -398,7 +393,7 @@ class RendezvousClient:
             RendezvousError: the driver cannot be reached, or has no call.
         """
         _, body = self._request("GET", "call", wait_s=_PIECE_S, expected=(200,))
-        total = int(parse_json(body)["pieces"])
+        total = CallReply.from_json(body).pieces
         return b"".join(
             self._request("GET", f"call/{number}", wait_s=_PIECE_S, expected=(200,))[1] for number in range(total)
         )

@@ -315,6 +315,13 @@ class RunningReport(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class CallReply(Body):
+    """The answer to ``GET /v1/call``: the pickled call is in so many pieces, ``GET /v1/call/N``."""
+
+    pieces: Count
+
+
+@dataclass(frozen=True, slots=True)
 class ServingReport(Body):
     """``POST /v1/serving``: the server of this worker answers, at this port of its host."""
 

@@ -7,7 +7,6 @@ say.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Self
@@ -122,13 +121,9 @@ class OperatorAuth(AuthBase):
         raise UnprovenError(f"the answer to {signed.method} {signed.path_url} is not the driver's", response=answer)
 
     def _meet(self, hello: requests.Response, nonce: str) -> Session:
-        try:
-            data = json.loads(hello.content) if hello.status_code == 200 else {}
-            session = Session(self._key, self._name, nonce, str(data["nonce"]))
-            if is_same(str(data["proof"]).encode(), session.greeting):
-                return session
-        except (ValueError, TypeError, KeyError):
-            pass
+        session = Session.met(self._key, self._name, nonce, hello.content) if hello.status_code == 200 else None
+        if session is not None:
+            return session
         raise UnprovenError(
             f"what answers at {urlsplit(hello.url).netloc} does not prove to be the driver of the job that this "
             f"operator's key is for (status {hello.status_code})",

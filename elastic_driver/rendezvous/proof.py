@@ -20,8 +20,12 @@ made of the connection's (:mod:`~elastic_driver.rendezvous.frames`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
+from typing import Self
+
+from elastic_driver.codec import CodecError, decode, encode
 
 HELLO = "Elastic-Hello"
 PROOF = "Elastic-Proof"
@@ -45,6 +49,14 @@ def digest_of(body: bytes) -> bytes:
     return blake2b(body, digest_size=_DIGEST_BYTES).hexdigest().encode() if body else b""
 
 
+@dataclass(frozen=True, slots=True)
+class _HelloReply:
+    """What the driver answers to a hello: its nonce, and :attr:`Session.greeting`."""
+
+    nonce: str
+    proof: str
+
+
 class Session:
     """The key of one connection. Both ends make the same one.
 
@@ -58,13 +70,28 @@ class Session:
         greeting: proves to the client that the driver has the key, before anything else is said.
     """
 
-    __slots__ = ("_keyed", "greeting")
+    __slots__ = ("_keyed", "_server_nonce", "greeting")
 
     def __init__(self, key: bytes, name: str, client_nonce: str, server_nonce: str) -> None:
         names = f"elastic_driver connection\n{name}\n{client_nonce}\n{server_nonce}".encode()
         of_connection = blake2b(names, key=key, digest_size=_KEY_BYTES).digest()
         self._keyed = blake2b(key=of_connection, digest_size=_MAC_BYTES)
+        self._server_nonce = server_nonce
         self.greeting = self._mac(b"greeting")
+
+    @classmethod
+    def met(cls, key: bytes, name: str, client_nonce: str, body: bytes) -> Self | None:
+        """The client's, made of the answer to its hello; None where whoever answers does not have the key."""
+        try:
+            reply = decode(_HelloReply, body)
+        except CodecError:
+            return None
+        session = cls(key, name, client_nonce, reply.nonce)
+        return session if is_same(reply.proof.encode(), session.greeting) else None
+
+    def hello_reply(self) -> bytes:
+        """The body of the driver's answer to the hello, for :meth:`met`."""
+        return encode(_HelloReply, _HelloReply(self._server_nonce, self.greeting.decode()))
 
     def of_request(self, number: int, method: bytes, target: bytes, digest: bytes) -> bytes:
         """The proof of a request.

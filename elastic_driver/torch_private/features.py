@@ -75,9 +75,17 @@ class Feature:
             _log.warning("elastic_driver: %s: %s, with %s", self.name, self._loss, self._reason())
         return self.is_there
 
+    def told(self) -> str:
+        """What is lost, and by which changes."""
+        return f"{self.name}: {self._loss or 'cannot be used'} ({'; '.join(self.changes)})"
+
     def _reason(self) -> str:
-        tried = ", ".join(f"{version}.x" for version in TRIED_WITH)
-        return f"torch {torch.__version__}: {'; '.join(self.changes)}. It works with torch {tried}"
+        return f"torch {torch.__version__}: {'; '.join(self.changes)}. It works with torch {tried_with()}"
+
+
+def tried_with() -> str:
+    """The versions of torch that this was tried with, in words."""
+    return ", ".join(f"{version}.x" for version in TRIED_WITH)
 
 
 def has(owner: Any, *names: str) -> Iterator[str]:

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.job_files import running_jobs
-from elastic_driver.rendezvous.messages import DrainHostRequest
 from tests.support.processes.jobs import Job, check_agreement
 from tests.support.processes.subcommands import Ran, elasticrun
 
@@ -87,23 +84,6 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
     assert not list((runtime / "elasticrun").glob("*.json"))
 
 
-def test_who_drains_the_last_host_is_told_what_comes_of_it(tmp_path: Path) -> None:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    env = {"XDG_RUNTIME_DIR": str(runtime)}
-    with Job(tmp_path, "localhost:1\n", "-np", "1", "--elastic-timeout", "77", env=env) as job:
-        job.wait_for_steps(1)
-        said = elasticrun("drain", "localhost", **env).stdout
-        assert said.startswith(
-            "host localhost is drained: its workers leave at their next commit; that leaves 0 slots of the 1 that the "
-            "job needs (--min-np): it waits for others, and ends after 77 s (--elastic-timeout) (job "
-        )
-        job.wait_for(
-            "why the job stands still",
-            lambda: "slots: 0, drained: localhost (undo: elasticrun drain --undo HOST); 77 s left" in job.said(),
-        )
-
-
 def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) -> None:
     env = {"COMMIT_EVERY": "1000000"}
     with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--drain-timeout", "0.5", env=env) as job:
@@ -114,44 +94,3 @@ def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) 
         assert "did not leave within 0.5 s (--drain-timeout)" in job.said()
         assert "blacklisted" not in job.said()
         assert "taken out of the job" not in job.said()
-
-
-def test_resets_long_ago_do_not_count(tmp_path: Path) -> None:
-    env = {"COMMIT_EVERY": "1"}
-    flags = ("-np", "2", "--min-np", "1", "--reset-limit", "1", "--reset-window", "0.5")
-    with Job(tmp_path, TWO, *flags, env=env) as job:
-        before = job.wait_for_steps(2)
-        at = time.time()
-        os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
-        before = job.wait_for_steps(1, count=40, after=at)  # 0.8 s and more
-        job.set_hosts("localhost:1\n")
-        job.wait_for("the list", lambda: len(job.events("hosts_discovered")) > 1)
-        job.set_hosts(TWO)
-        at = time.time()
-        before = job.wait_for_steps(2, after=at)
-        at = time.time()
-        os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
-        job.wait_for_steps(1, after=at)
-
-
-def test_a_drain_that_was_undone_sets_no_limit_to_the_next(tmp_path: Path) -> None:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    flags = (*FLAGS, "--drain-timeout", "4")
-    env = {"XDG_RUNTIME_DIR": str(runtime), "COMMIT_EVERY": "1000000"}
-    with Job(tmp_path, TWO, *flags, env=env) as job:
-        job.wait_for_steps(2)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_RUNTIME_DIR", str(runtime))
-            [running] = running_jobs()
-        client = RendezvousClient(running.url, running.credential)
-        client.drain(DrainHostRequest("127.0.0.1", undo=False))
-        first = time.time()
-        client.drain(DrainHostRequest("127.0.0.1", undo=True))
-        job.wait_for("a while", lambda: time.time() > first + 1.5)
-        second = time.time()
-        client.drain(DrainHostRequest("127.0.0.1", undo=False))
-        client.close()
-        stopped = job.wait_for("its end", lambda: job.events("worker_stopped"))
-        assert "did not leave within 4 s (--drain-timeout)" in stopped[0]["reason"]
-        assert stopped[0]["time"] >= second + 3.9

@@ -16,13 +16,14 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent.parent / "support" / "programs" / "hang_program.py"
 TWO = "localhost:1\n127.0.0.1:1\n"
-# Longer than what is suspicious (5 s, after ten steps) and than what makes a look stale (3 s).
+# Longer than what is suspicious (5 s, after ten steps), than what makes a look stale (3 s), and than the limit below.
 STOPPED_S = float(os.environ.get("STOPPED_S", "7"))
 
 
 def test_nobody_is_blamed_for_what_a_stopped_driver_has_missed(tmp_path: Path) -> None:
     env = {"STANDS": "nothing -1 0", "MARK_FILE": str(tmp_path / "mark"), "ONCE": str(tmp_path / "once")}
-    with Job(tmp_path, TWO, "-np", "2", command=[sys.executable, str(PROGRAM)], env=env) as job:
+    flags = ("-np", "2", "--heartbeat-timeout", "4")
+    with Job(tmp_path, TWO, *flags, command=[sys.executable, str(PROGRAM)], env=env) as job:
         job.wait_for_steps(2, 15)
         os.kill(job.process.pid, signal.SIGSTOP)
         try:

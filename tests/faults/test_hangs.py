@@ -19,18 +19,16 @@ TWO = "localhost:1\n127.0.0.1:1\n"
 THREE = "localhost:2\n127.0.0.1:1\n"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path, victim: int) -> None:
+def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path) -> None:
     with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--heartbeat-timeout", "4") as job:
         before = job.wait_for_steps(2)
         at = time.time()
-        os.kill(next(line["pid"] for line in before if line["rank"] == victim), signal.SIGSTOP)
+        os.kill(next(line["pid"] for line in before if line["rank"] == 0), signal.SIGSTOP)
         job.wait_for_steps(1, after=at)
         check_agreement(job.steps())
-        host = "localhost" if victim == 0 else "127.0.0.1"
-        assert f"host {host} lost (worker {host}[0] hung: no heartbeat for " in job.said()
+        assert "host localhost lost (worker localhost[0] hung: no heartbeat for " in job.said()
         job.wait_for("its stack", lambda: "most recent call first" in job.said() and "step_program.py" in job.said())
-        assert [event["worker"] for event in job.events("worker_hung")] == [f"{host}[0]#0"]
+        assert [event["worker"] for event in job.events("worker_hung")] == ["localhost[0]#0"]
 
 
 def test_a_deadlock_in_the_users_code(tmp_path: Path) -> None:
@@ -44,22 +42,6 @@ def test_a_deadlock_in_the_users_code(tmp_path: Path) -> None:
         assert [event["worker"] for event in job.events("worker_hung")] == ["127.0.0.1[0]#0"]
         assert "no progress for " in job.said()
         assert "in deadlock" in job.said(), "the function it hangs in"
-
-
-def test_workers_ride_out_a_driver_that_is_stopped(tmp_path: Path) -> None:
-    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--heartbeat-timeout", "4") as job:
-        job.wait_for_steps(2)
-        os.kill(job.process.pid, signal.SIGSTOP)
-        try:
-            at = time.time()
-            while time.time() < at + 6:  # longer than the heartbeat timeout
-                job.wait_for_steps(2, after=time.time())
-        finally:
-            os.kill(job.process.pid, signal.SIGCONT)
-        job.wait_for_steps(2, after=time.time())
-        assert job.events("worker_hung") == []
-        assert {line["size"] for line in job.steps()} == {2}
-        check_agreement(job.steps())
 
 
 def test_survivors_wait_for_a_driver_that_is_stopped_while_one_dies(tmp_path: Path) -> None:

@@ -58,11 +58,21 @@ def no_step_is_repeated(job: Job) -> None:
 
 
 def test_who_commits_in_time_loses_nothing(tmp_path: Path, runtime: Path) -> None:
+    """A program of the user's says it, as docs/notices.md has it."""
     with Job(tmp_path, THREE, *FLAGS, env={"STEP_S": "0.05", "COMMIT_EVERY": "4"}) as job:
         job.wait_for_steps(3)
+        token = tmp_path / "token"
+        written = elasticrun("jobs", "--write-token", str(token))
+        assert written.returncode == 0
+        url = written.stdout.partition("--driver ")[2].split()[0]
+        body = {"hostname": "127.0.0.1", "undo": False, "within_s": LONG_S}
+        assert requests.post(f"{url}/v1/drain", json=body, timeout=PATIENCE_S).status_code == 401
         at = time.time()
-        text = drain("127.0.0.1", LONG_S)
-        assert "its workers leave at their next commit; those that have not by a second before it goes away" in text
+        answer = requests.post(f"{url}/v1/drain", json=body, auth=OperatorAuth.from_file(token), timeout=PATIENCE_S)
+        told = answer.json()
+        assert told["done"]
+        said = "its workers leave at their next commit; those that have not by a second before it goes away"
+        assert said in told["text"]
         assert "already drained" in drain("127.0.0.1", LONG_S), "a notice that comes twice"
         job.wait_for_steps(1, after=at)  # long before the end
         no_step_is_repeated(job)
@@ -86,22 +96,6 @@ def test_who_has_no_commit_before_the_end_is_killed_a_second_before(tmp_path: Pa
         assert "resumed from commit 0 in" in job.said()
         assert "blacklisted" not in job.said()
         assert "taken out of the job" not in job.said()
-
-
-def test_programs_drain_with_a_deadline(tmp_path: Path, runtime: Path) -> None:
-    with Job(tmp_path, TWO, "-np", "2", *FLAGS[2:]) as job:
-        job.wait_for_steps(2)
-        token = tmp_path / "token"
-        written = elasticrun("jobs", "--write-token", str(token))
-        assert written.returncode == 0
-        url = written.stdout.partition("--driver ")[2].split()[0]
-        at = time.time()
-        body = {"hostname": "127.0.0.1", "undo": False, "within_s": LONG_S}
-        answer = requests.post(f"{url}/v1/drain", json=body, auth=OperatorAuth.from_file(token), timeout=PATIENCE_S)
-        assert answer.json()["done"]
-        job.wait_for_steps(1, after=at)
-        no_step_is_repeated(job)
-        assert requests.post(f"{url}/v1/drain", json=body, timeout=PATIENCE_S).status_code == 401
 
 
 def test_a_notice_while_a_reset_is_under_way(tmp_path: Path, runtime: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import tempfile
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from elastic_driver.codec import ROW, to_data
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
@@ -39,6 +40,7 @@ from elastic_driver.rendezvous.messages import (
     Notice,
     PublishRequest,
     Removed,
+    RoundAssignment,
     RunningReport,
 )
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
@@ -66,7 +68,16 @@ TO_DRIVER = (
 )
 TO_AGENT = (
     *(words.Start, words.Stop, words.Kill, words.KillAll, words.Labels, words.WarmUp, words.Round, words.Reply),
-    *(words.NoticeSet, words.Answer, words.Value, words.Values, words.Listen, words.Probe, words.Unlisten),
+    *(
+        words.RoundRefused,
+        words.NoticeSet,
+        words.Answer,
+        words.Value,
+        words.Values,
+        words.Listen,
+        words.Probe,
+        words.Unlisten,
+    ),
     *(words.HoldPort, words.LetGo, words.TakeStacks),
 )
 
@@ -78,32 +89,11 @@ _INTEGERS = st.integers(-2, 3) | st.sampled_from([-(10**30), 2**63, 10**400])
 _FLOATS = st.floats() | _INTEGERS
 
 
-@st.composite
-def _of_workers(draw: st.DrawFn) -> bytes:
-    """What workers say, mostly."""
-    worker = WorkerId.parse(draw(st.sampled_from([A.key, B.key, OTHER.key])))
-    number, other = draw(st.integers(0, 3)), draw(st.integers(0, 3))
-    said_by_worker = draw(
-        st.sampled_from(
-            [
-                NextRoundRequest(worker, number, other, ReadyCause.START, "\ud800", (Backend.NATIVE,), number),
-                NextRoundRequest(worker, number, other, list(ReadyCause)[-1], "", (), number, steps=10**30),
-                RunningReport(worker, number, other),
-                LeaveRequest(worker, "SIGTERM"),
-                PublishRequest(number, other),
-            ]
-        )
-    )
-    return typing.cast("bytes", said_by_worker.to_json())
-
-
 _BLOBS = (
-    _of_workers()
+    st.builds(LeaveRequest, st.sampled_from([A, B, OTHER]), st.just("SIGTERM")).map(LeaveRequest.to_json)
+    | st.builds(PublishRequest, st.integers(0, 3), st.integers(0, 3)).map(PublishRequest.to_json)
     | st.binary(max_size=9)
     | st.sampled_from([b"[]", b"{}", b"[" * 9000, b'["/x", 1, 2, null, true, "y"]', pack_entries([("a", b"b")])])
-    | st.sampled_from(
-        [JobOver("x"), Removed("y"), Notice(1, 1, NoticeKind.NONE, ""), Notice(2, 2, NoticeKind.JOB_OVER, "")]
-    ).map(lambda each: typing.cast("bytes", each.to_json()))
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | _FLOATS | _TEXTS,
@@ -112,11 +102,26 @@ _JSON = st.recursive(
 )
 
 
-_INSIDE = [
-    to_data(DiscReport, DiscReport("id", "/d", 1, 2, "full", drivers=True)),
-    to_data(Annotated[Vitals, ROW], Vitals(1.0, 2)),
-    to_data(Annotated[Vitals, ROW], Vitals(2.0, 2, state="S", round_id=1, rank=0, steps=30, own_s=0.5, waits_s=3.0)),
-]
+@st.composite
+def _of_rounds(draw: st.DrawFn, kind: type) -> Any:
+    """What stands in messages of rounds and workers, as data."""
+    worker = draw(st.sampled_from([A, B, OTHER]))
+    number, other = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    value = {
+        NextRoundRequest: NextRoundRequest(
+            worker, number, other, ReadyCause.START, "\ud800", (Backend.NATIVE,), number, steps=draw(_INTEGERS)
+        ),
+        RunningReport: RunningReport(worker, number, other),
+        Notice: Notice(number, other, draw(st.sampled_from(NoticeKind)), ""),
+        RoundAssignment: RoundAssignment(
+            number, SlotInfo(0, 2, 0, 2, 0, 1), sync=True, commits=other, backend=Backend.NATIVE
+        ),
+        Removed: Removed("y"),
+        JobOver: JobOver("x"),
+        DiscReport: DiscReport("id", "/d", number, other, "full", drivers=True),
+        Vitals: Vitals(1.0, 2, state="S", round_id=number, rank=other, steps=30, own_s=0.5, waits_s=3.0),
+    }[kind]
+    return to_data(Annotated[Vitals, ROW] if kind is Vitals else kind, value)
 
 
 def _value(hint: Any) -> st.SearchStrategy[Any]:
@@ -125,11 +130,17 @@ def _value(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(_value(of[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(_TEXTS, _value(of[1]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(_value, of)).map(list)
     if of:
-        return st.one_of(*map(_value, of))
+        return st.one_of(*(_value(each).map(partial(_tagged, each)) for each in of))
     if dataclasses.is_dataclass(hint):
-        return st.sampled_from(_INSIDE) | _JSON
+        return _of_rounds(hint) | _JSON  # type: ignore[arg-type]
     return {str: _TEXTS, int: _INTEGERS, float: _FLOATS, bool: st.booleans(), bytes: _BLOBS}.get(hint, st.none())
+
+
+def _tagged(kind: Any, data: Any) -> Any:
+    return {"is": kind.__name__, **data} if dataclasses.is_dataclass(kind) and isinstance(data, dict) else data
 
 
 @st.composite
@@ -197,9 +208,9 @@ def _lies(messages: list[Message], *, trains: bool) -> None:
             if trains:
                 for worker in (A, B):
                     request = NextRoundRequest(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,), 0)
-                    agent.say(words.Ready(worker.key, request.to_json()))
+                    agent.say(words.Ready(request))
                 await asyncio.sleep(0.1)
-                agent.say(*(words.Running(RunningReport(worker, 1, 0).to_json()) for worker in (A, B)))
+                agent.say(*(words.Running(RunningReport(worker, 1, 0)) for worker in (A, B)))
             job.fleet.arrives("b")  # which has the network checked
             await asyncio.sleep(0.01)
             for message in messages:

@@ -25,6 +25,7 @@ from elastic_driver.codec import (
 )
 from elastic_driver.core.events import Command, Event
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent import control
 from elastic_driver.rendezvous import agent_messages, messages, node_messages
 from elastic_driver.rendezvous.agent_messages import Said
 from elastic_driver.rendezvous.job_files import JobFile
@@ -42,7 +43,7 @@ KINDS: list[Any] = [
     *_of(agent_messages, Said),
     *_of(messages, messages.Body),
     *_of(node_messages, messages.Body),
-    *(messages.NextRoundReply, agent_messages.Bootstrap, JobFile, Event, Command),
+    *(messages.NextRoundReply, agent_messages.Bootstrap, JobFile, Event, Command, control.Order, control.Answer),
 ]
 WORKERS = st.builds(WorkerId, st.sampled_from(["a", "node-1.example", "::1"]), st.integers(0, 9), st.integers(0, 9))
 

@@ -25,7 +25,7 @@ def folders(root: Path, suffix: str) -> set[str]:
 
 def test_every_folder_is_on_the_map() -> None:
     # What stands below these is one thing with them.
-    inside = ("compat/", "cli/wrap_hook/", "launch/warm/hook/", "tests/")
+    inside = ("compat/", "function/wrap_hook/", "launch/warm/hook/", "tests/")
     there = folders(PACKAGE, ".py") | folders(NATIVE, ".cpp")
     rows = named(r"^\| `([\w/]+/)` \|")
     assert {folder for folder in there if not folder.startswith(inside)} | {"compat/"} == rows

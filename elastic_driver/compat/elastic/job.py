@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -50,6 +50,7 @@ from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import JobPhase, State
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.caller import Finder, hosts_of
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.workers import Workers
@@ -76,16 +77,10 @@ Slot = tuple[str, int]
 class _Unwatched:
     """Nobody is missed for his silence: the workers are threads of this process."""
 
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
         pass
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
-        pass
-
-    def forget(self, worker: WorkerId) -> None:
-        pass
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
         pass
 
 
@@ -291,12 +286,11 @@ class ThreadJob:
         )
         self._rounds = Rounds(
             stepper,
-            processes=self._workers,
             heartbeats=_Unwatched(),
+            progress=Progress(),
             clock=self._clock,
             on_disc=lambda report: None,
             end=lambda: "",
-            about=dict,
         )
         self._stepper = stepper
         stepper.set_timer()

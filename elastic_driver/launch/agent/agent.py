@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_driver.errors import RendezvousProtocolError, shortage
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
+from elastic_driver.launch.agent.control import (
+    AgentHere,
+    Answer,
+    ControlSocket,
+    Done,
+    EndOrphan,
+    Leave,
+    Order,
+    Who,
+    end_orphans,
+    place,
+)
 from elastic_driver.launch.agent.horovod.front import HorovodFront
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError, StrangersError
@@ -490,33 +501,24 @@ class Agent:
         if self._spot is not None:
             self._spot.close()
 
-    async def _ordered(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def _ordered(self, order: Order) -> Answer:
         """Carries out an order that came over the local socket."""
-        bootstrap = self._bootstrap
         match order:
-            case {"do": "who"}:
-                return {
-                    "job": self._job_id,
-                    "host": self._host,
-                    "connected": self._link.connected,
-                    "pid": os.getpid(),
-                }
-            case {"do": "leave", **more}:
+            case Who():
+                return AgentHere(self._job_id, self._host, self._link.connected, os.getpid())
+            case Leave(why, within_s):
                 if self._workers is None:
                     self._end(End(How.FAILED, 1, "it was told to leave before the driver had taken it in"))
                 else:
-                    within = more.get("within_s")
-                    within_s = float(within) if isinstance(within, int | float) and 0 <= within < math.inf else None
-                    self._leave(str(more.get("why", "by elasticrun leave")), within_s)
-                await self._nothing_left.wait()
-                return {"said": "left"}
-            case {"do": "orphan", "job": job, "place": of} if job and job == bootstrap.job and of == place():
-                if self._workers is not None and not self._link.connected:
-                    why = "another agent of its job has come, and its driver does not answer"
-                    self._end(End(How.LOST, 1, why))
-                    await self._nothing_left.wait()
-                    return {"said": "ended"}
-        return {"said": "kept"}
+                    self._leave(why, within_s)
+            case EndOrphan(job, of):
+                is_meant = bool(job) and job == self._bootstrap.job and of == place()
+                if not is_meant or self._workers is None or self._link.connected:
+                    return Done(done=False)
+                why = "another agent of its job has come, and its driver does not answer"
+                self._end(End(How.LOST, 1, why))
+        await self._nothing_left.wait()
+        return Done(done=True)
 
     def _watch_owner(self) -> Any:
         """Ends the agent with the driver's process, when that is of this machine. Returns what ends the watch."""

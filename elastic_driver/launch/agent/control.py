@@ -1,14 +1,13 @@
 """The local sockets by which this user's agents on this machine are found: to have one leave, and to end orphans.
 
 Owns the sockets, one a living agent (``agent-ID.sock`` beside the job files, which only the user can reach), and what
-is said there: a line of JSON each way. What an order means is the agent's.
+is said there: an order and its answer, each a line of JSON. What an order means is the agent's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -17,8 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from elastic_driver.codec import CodecError, Seconds, encode, from_data, from_text
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.rendezvous.job_files import private_folder
 
@@ -30,8 +29,72 @@ _ANSWER_S = 2.0
 # How long a new agent waits for those that an earlier driver of its job has left.
 ORPHANS_S = 5.0
 
-Orders = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""What an agent does with an order; the answer."""
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Asks an agent who it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The agent's host is to leave its job. Answered when it has.
+
+    Attributes:
+        why: in words.
+        within_s: the seconds that are left until this machine is gone; None when nobody has said.
+    """
+
+    why: str
+    within_s: Seconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndOrphan:
+    """The agent is to end if an earlier driver of this job has left it here. Answered when its workers have ended.
+
+    Attributes:
+        job: what tells the job from others.
+        place: of this machine and network, see :func:`place`.
+    """
+
+    job: str
+    place: str
+
+
+Order = Who | Leave | EndOrphan
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHere:
+    """The answer to Who.
+
+    Attributes:
+        job: the agent's job's id; "" until the driver has taken it in.
+        host: its host's name in the job; "" for one that joins without a name, until then.
+        connected: whether it has a connection to its driver now.
+        pid: its process.
+    """
+
+    job: str
+    host: str
+    connected: bool
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to all other orders.
+
+    Attributes:
+        done: False where the order is not for this agent.
+    """
+
+    done: bool
+
+
+Answer = AgentHere | Done
+Orders = Callable[[Order], Awaitable[Answer]]
+"""What an agent does with an order."""
 
 
 class ControlSocket:
@@ -92,52 +155,23 @@ class ControlSocket:
         assert task is not None
         self._serving.add(task)
         try:
-            with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long, or no JSON
-                order = json.loads(await reader.readline())
-                if isinstance(order, dict):
-                    writer.write(json.dumps(await self._orders(order)).encode() + b"\n")
-                    await writer.drain()
+            with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long, or no order
+                order: Order = from_data(Order, from_text(await reader.readline()))
+                writer.write(encode(Answer, await self._orders(order)) + b"\n")
+                await writer.drain()
         finally:
             self._serving.discard(task)
             writer.close()
 
 
-@dataclass(frozen=True, slots=True)
-class AgentHere:
-    """An agent on this machine.
-
-    Attributes:
-        path: of its socket.
-        job: its job's id; "" until the driver has taken it in.
-        host: its host's name in the job; "" for one that joins without a name, until then.
-        connected: whether it has a connection to its driver now.
-        pid: its process.
-    """
-
-    path: Path
-    job: str
-    host: str
-    connected: bool
-    pid: int
-
-
-def agents_here() -> list[AgentHere]:
-    """This user's living agents on this machine. Blocks for a moment; for seconds where one is stopped.
+def agents_here() -> dict[Path, AgentHere]:
+    """This user's living agents on this machine, by their sockets. Blocks for seconds where one is stopped.
 
     Raises:
         SettingsError: the folder of their sockets is not this user's alone.
     """
-    found = []
-    for path in _sockets():
-        answer = _ask(path, {"do": "who"}, _ANSWER_S)
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            if answer is not None:
-                found.append(
-                    AgentHere(
-                        path, str(answer["job"]), str(answer["host"]), bool(answer["connected"]), int(answer["pid"])
-                    )
-                )
-    return found
+    answers = {path: _ask(path, Who(), _ANSWER_S) for path in _sockets()}
+    return {path: answer for path, answer in answers.items() if isinstance(answer, AgentHere)}
 
 
 def leave(
@@ -163,19 +197,20 @@ def leave(
         SettingsError: there is no such agent here, or several.
         LaunchError: it has not left in that time.
     """
-    agents = [one for one in agents_here() if host in (None, one.host) and one.job.startswith(job or "")]
+    agents = [
+        (path, one) for path, one in agents_here().items() if host in (None, one.host) and one.job.startswith(job or "")
+    ]
     if len(agents) != 1:
-        agents.sort(key=lambda one: (one.host, one.job))
-        there = ", ".join(f"host {one.host} of job {one.job or '?'}" for one in agents)
+        there = ", ".join(sorted(f"host {one.host} of job {one.job or '?'}" for _, one in agents))
         raise SettingsError(
             f"cannot tell which agent is to leave: say --host or --job ({there})"
             if agents
             else f"no agent of yours{_of(host, job)} runs on this machine"
         )
-    answer = _ask(agents[0].path, {"do": "leave", "why": why, "within_s": within_s}, limit_s)
-    if answer is None or answer.get("said") != "left":
-        raise LaunchError(f"host {agents[0].host} has not left its job within {limit_s:g} s")
-    return f"host {agents[0].host} has left its job"
+    ((path, agent),) = agents
+    if _ask(path, Leave(why, within_s), limit_s) != Done(done=True):
+        raise LaunchError(f"host {agent.host} has not left its job within {limit_s:g} s")
+    return f"host {agent.host} has left its job"
 
 
 def _of(host: str | None, job: str | None) -> str:
@@ -195,7 +230,7 @@ async def end_orphans(job: str, place: str) -> None:
         _log.warning("cannot look for agents of an earlier driver: %s", error)
         return
     loop = asyncio.get_running_loop()
-    order = {"do": "orphan", "job": job, "place": place}
+    order = EndOrphan(job, place)
     await asyncio.gather(*(loop.run_in_executor(None, _ask, path, order, ORPHANS_S) for path in sockets))
 
 
@@ -245,7 +280,7 @@ def _sockets_in(folder: Path) -> list[Path]:
     return found
 
 
-def _ask(path: Path, order: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
+def _ask(path: Path, order: Order, limit_s: float) -> Answer | None:
     """One order and its answer; None when there is none. A dead agent's socket is removed."""
     deadline = time.monotonic() + limit_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -260,12 +295,18 @@ def _ask(path: Path, order: dict[str, Any], limit_s: float) -> dict[str, Any] | 
         except OSError:
             return None
         try:
-            sock.sendall(json.dumps(order).encode() + b"\n")
-            answer = b"".join(_pieces(sock, deadline))
-            data = json.loads(answer)
-        except (OSError, ValueError):
+            sock.sendall(encode(Order, order) + b"\n")
+            line = b"".join(_pieces(sock, deadline))
+        except OSError:
             return None
-        return data if isinstance(data, dict) else None
+    if not line:
+        return None
+    try:
+        answer: Answer = from_data(Answer, from_text(line))
+    except CodecError as error:
+        _log.warning("cannot read what the agent at %s answers, which may be of another version: %s", path, error)
+        return None
+    return answer
 
 
 def _pieces(sock: socket.socket, deadline: float) -> Iterator[bytes]:

@@ -7,8 +7,6 @@ Owns the proofs of both ends and the upgrade. What the frames say is the link's
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from elastic_driver.errors import ElasticError, RendezvousProtocolError
 from elastic_driver.rendezvous.certificate import check_fingerprint, client_context
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter
-from elastic_driver.rendezvous.messages import API
+from elastic_driver.rendezvous.messages import API, parse_json
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, UPGRADE, Session, is_same
 
 # What answers is not proven to be the driver: of it no more than this is read.
@@ -186,11 +184,9 @@ class _Knock(asyncio.Protocol):
         self._hand_over(session, rest)
 
     def _meet(self, body: bytes) -> Session:
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            data = json.loads(body)
-            session = Session(self._pass.key, self._pass.identity, self._nonce, str(data["nonce"]))
-            if is_same(str(data["proof"]).encode(), session.greeting):
-                return session
+        session = Session.met(self._pass.key, self._pass.identity, self._nonce, body)
+        if session is not None:
+            return session
         raise StrangerError("what answers there does not prove to be this job's driver")
 
     def _hand_over(self, session: Session, rest: bytes) -> None:
@@ -217,7 +213,7 @@ class _Knock(asyncio.Protocol):
 def _reason(body: bytes) -> str:
     """What an answer says of itself; printable, since it may be a stranger's."""
     try:
-        text = str(json.loads(body)["error"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        text = str(parse_json(body)["error"])
+    except (RendezvousProtocolError, KeyError):
         return ""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:500])

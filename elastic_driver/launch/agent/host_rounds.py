@@ -22,6 +22,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Put,
     Ready,
     Reply,
+    RoundRefused,
     Running,
     Said,
     Value,
@@ -38,7 +39,6 @@ from elastic_driver.rendezvous.messages import (
     RoundAssignment,
     RunningReport,
     WatchRequest,
-    parse_next_round_reply,
 )
 from elastic_driver.rendezvous.routes import ANY_PATH, WORKER, Route, RouteRequest, Routes, routes_of_rounds
 from elastic_driver.words import NoticeKind
@@ -98,14 +98,14 @@ class HostRounds:
         self._store: Store | None = None
         self._round_id = 0
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
-        self._asked: dict[WorkerId, bytes] = {}  # what each has asked that is not answered
+        self._asked: dict[WorkerId, NextRoundRequest] = {}  # what each has asked that is not answered
         self._placed: dict[WorkerId, RoundAssignment] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._wanted: set[tuple[str, str, int]] = set()  # of the present round
         self._asks: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self._number = 0
-        self._heard: dict[str, list[int]] = {}
+        self._heard: dict[str, tuple[int, bool]] = {}
         self._disc: dict[WorkerId, DiscReport] = {}  # as the driver was told last
         self._new_disc: dict[WorkerId, DiscReport] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -148,11 +148,10 @@ class HostRounds:
             older.cancel()
         self._parked[worker] = future
         self._processes.watch_threads(worker, request.pid, request.thread)
-        said = request.to_json()
-        if self._asked.get(worker) != said:
-            self._asked[worker] = said
+        if self._asked.get(worker) != request:
+            self._asked[worker] = request
             self._placed.pop(worker, None)
-            self._send(Ready(worker.key, said))
+            self._send(Ready(request))
         else:
             self.hear(worker, 0, waiting=True)
         return future
@@ -189,7 +188,7 @@ class HostRounds:
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""
-        self._send(Running(report.to_json()))
+        self._send(Running(report))
 
     def _check(self, worker: WorkerId) -> None:
         if not self._processes.runs(worker):
@@ -228,10 +227,12 @@ class HostRounds:
         """
         assert self._store is not None
         match message:
-            case Reply(key, status, body):
-                self._replied(worker_named(key), status, body)
-            case NoticeSet(body):
-                self._notified(Notice.from_json(body))
+            case Reply(key, reply):
+                self._replied(worker_named(key), reply)
+            case RoundRefused(key, why):
+                self._refused(worker_named(key), why)
+            case NoticeSet(notice):
+                self._notified(notice)
             case Answer(number, status, body):
                 answer = self._asks.get(number)
                 if answer is not None and not answer.done():
@@ -263,18 +264,23 @@ class HostRounds:
         self._heard.pop(worker.key, None)
         self._disc.pop(worker, None)
 
-    def _replied(self, worker: WorkerId, status: int, body: bytes) -> None:
-        self._asked.pop(worker, None)
-        future = self._parked.pop(worker, None)
-        if status != 200:
-            if future is not None and not future.done():
-                future.set_exception(RendezvousProtocolError(body.decode(errors="replace")))
-            return
-        reply = parse_next_round_reply(body)
+    def _replied(self, worker: WorkerId, reply: NextRoundReply) -> None:
         if isinstance(reply, RoundAssignment):
             self._placed[worker] = reply
-        if future is not None and not future.done():
+        future = self._answered(worker)
+        if future is not None:
             future.set_result(reply)
+
+    def _refused(self, worker: WorkerId, why: str) -> None:
+        future = self._answered(worker)
+        if future is not None:
+            future.set_exception(RendezvousProtocolError(why))
+
+    def _answered(self, worker: WorkerId) -> asyncio.Future[NextRoundReply] | None:
+        """Where its answer is waited for."""
+        self._asked.pop(worker, None)
+        future = self._parked.pop(worker, None)
+        return None if future is None or future.done() else future
 
     def _notified(self, notice: Notice) -> None:
         self._notice = notice
@@ -288,7 +294,7 @@ class HostRounds:
 
     def hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
         """A worker lives. The driver is told, soon."""
-        self._heard[worker.key] = [progress, int(waiting)]
+        self._heard[worker.key] = progress, waiting
         if self._timer is None:
             self._tell_later()
 

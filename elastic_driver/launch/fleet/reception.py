@@ -7,7 +7,6 @@ version, and the keys that both agree on. What its host means to the job is the 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -293,17 +292,12 @@ def _hello(message: Message) -> Hello:
     return hello
 
 
-def _difference(said: str, alike: Mapping[str, str] | None, host: str) -> str:
+def _difference(theirs: Mapping[str, str], alike: Mapping[str, str] | None, host: str) -> str:
     """Why a host cannot be a node of this job; "" where it can. A host that is no node may join."""
-    if not said:
+    if not theirs:
         return ""
     if alike is None:
         return f"node {host} was started as one of several (--nnodes), and the job it has come to was not"
-    try:
-        values = json.loads(said)
-        theirs = {str(name): str(value) for name, value in values.items()}
-    except (ValueError, AttributeError, RecursionError):
-        raise RendezvousProtocolError("cannot read message hello: what nodes have alike is no JSON object") from None
     for name, value in alike.items():
         if theirs.get(name) != value:
             return (

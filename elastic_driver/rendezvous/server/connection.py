@@ -588,7 +588,7 @@ class Connection(asyncio.Protocol):
         self._service.guests.met(self)
         server_nonce = os.urandom(NONCE_BYTES).hex()
         self._session = Session(key, name, nonce, server_nonce)
-        self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (server_nonce.encode(), self._session.greeting)
+        self._greeting = self._session.hello_reply()
 
     def _refuse_body(self) -> None:
         """The body is not what the head said: whoever it is from, the request is not proven after all."""

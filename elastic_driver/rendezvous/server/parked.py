@@ -1,22 +1,24 @@
-"""Requests that are not answered at once: who waits for which key, for how many keys, for which answer.
+"""Requests that are not answered at once: those for keys, those whose answer is being awaited.
 
-Owns their time limits and the index that finds them when what they wait for is there. Polls nothing.
+Owns their time limits, and how their answers reach the connection. Polls nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.rendezvous.routes import Answer, Deferred, RawAnswer, error_body, written
 from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.keys import Keys
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater, Timer
 
 
-class Waiter(Deferred):
-    """A parked key-value request.
+class ParkedRequest(Deferred):
+    """A parked key-value request (a KeyWaiter).
 
     Attributes:
         round_id: the round it belongs to.
@@ -25,19 +27,19 @@ class Waiter(Deferred):
         count: for this many keys, in an exchange.
     """
 
-    __slots__ = ("_connection", "_timer", "_waiters", "count", "key", "round_id", "scope")
+    __slots__ = ("_connection", "_keys", "_timer", "count", "key", "round_id", "scope")
 
     def __init__(self, round_id: int, scope: str, *, key: str | None = None, count: int = 0) -> None:
         self.round_id, self.scope, self.key, self.count = round_id, scope, key, count
         self._connection: Connection | None = None
-        self._waiters: Waiters | None = None
+        self._keys: Keys[Any] | None = None
         self._timer: Timer | None = None
 
-    def wait(self, waiters: Waiters, store: RoundStore, wait_s: float, call_later: CallLater) -> None:
+    def wait(self, keys: Keys[Any], wait_s: float, call_later: CallLater) -> None:
         """Waits; :meth:`answer` or the time ends it."""
-        self._waiters = waiters
-        waiters.add(self)
-        self._timer = call_later(wait_s, lambda: self.answer(*self.too_late(store)))
+        self._keys = keys
+        keys.add(self)
+        self._timer = call_later(wait_s, lambda: self.answer(*self.too_late(keys.store)))
 
     def begin(self, connection: Connection) -> None:
         """See Deferred."""
@@ -67,94 +69,33 @@ class Waiter(Deferred):
         """Ends the wait without an answer."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._waiters is not None:
-            self._waiters.remove(self)
+        if self._keys is not None:
+            self._keys.remove(self)
 
 
-class KeyWaiter:
-    """Somebody in this process who waits for a key; for the index like a parked request.
+class AwaitedKey:
+    """Somebody in this process who waits for a key (a KeyWaiter).
 
     Attributes:
-        round_id, scope, key, count: see Waiter.
+        round_id, scope, key, count: see KeyWaiter.
         future: the value.
     """
 
-    __slots__ = ("_waiters", "count", "future", "key", "round_id", "scope")
+    __slots__ = ("count", "future", "key", "round_id", "scope")
 
-    def __init__(self, round_id: int, scope: str, key: str, waiters: Waiters) -> None:
+    def __init__(self, round_id: int, scope: str, key: str, keys: Keys[Any]) -> None:
         self.round_id, self.scope, self.key, self.count = round_id, scope, key, 0
-        self._waiters = waiters
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.future.add_done_callback(lambda _: waiters.remove(self))
+        self.future.add_done_callback(lambda _: keys.remove(self))
 
     def answer(self, status: int, body: bytes) -> None:
         """The value is there, or the round is over."""
-        self._waiters.remove(self)
         if self.future.done():
             return
         if status == 200:
             self.future.set_result(body)
         else:
             self.future.set_exception(StaleRoundError(self.round_id, self.round_id + 1))
-
-
-class Waiters:
-    """The index of parked key-value requests: by key, and by scope and number of keys."""
-
-    def __init__(self) -> None:
-        self._keys: dict[tuple[str, str], dict[Waiter | KeyWaiter, None]] = {}
-        self._counts: dict[str, dict[int, dict[Waiter | KeyWaiter, None]]] = {}
-
-    def __len__(self) -> int:
-        counts = (group for groups in self._counts.values() for group in groups.values())
-        return sum(map(len, self._keys.values())) + sum(map(len, counts))
-
-    def add(self, waiter: Waiter | KeyWaiter) -> None:
-        """The request is parked."""
-        if waiter.key is not None:
-            self._keys.setdefault((waiter.scope, waiter.key), {})[waiter] = None
-        else:
-            self._counts.setdefault(waiter.scope, {}).setdefault(waiter.count, {})[waiter] = None
-
-    def remove(self, waiter: Waiter | KeyWaiter) -> None:
-        """The request is parked no more; one that was not changes nothing."""
-        if waiter.key is not None:
-            group = self._keys.get((waiter.scope, waiter.key), {})
-            group.pop(waiter, None)
-            if not group:
-                self._keys.pop((waiter.scope, waiter.key), None)
-            return
-        counts = self._counts.get(waiter.scope, {})
-        group = counts.get(waiter.count, {})
-        group.pop(waiter, None)
-        if not group:
-            counts.pop(waiter.count, None)
-        if not counts:
-            self._counts.pop(waiter.scope, None)
-
-    def of_key(self, scope: str, key: str) -> list[Waiter | KeyWaiter]:
-        """Who waits for the key."""
-        return list(self._keys.get((scope, key), ()))
-
-    def of_count(self, scope: str, count_present: Callable[[], int]) -> list[Waiter | KeyWaiter]:
-        """Who waits for as many keys as there are, or fewer.
-
-        Args:
-            scope: where they wait.
-            count_present: called only when somebody waits.
-        """
-        counts = self._counts.get(scope)
-        if counts is None:
-            return []
-        number = count_present()
-        return [waiter for count, group in counts.items() if count <= number for waiter in group]
-
-    def all(self) -> list[Waiter | KeyWaiter]:
-        """Everybody."""
-        return [
-            *(waiter for group in self._keys.values() for waiter in group),
-            *(waiter for groups in self._counts.values() for group in groups.values() for waiter in group),
-        ]
 
 
 class PendingAnswer(Deferred):

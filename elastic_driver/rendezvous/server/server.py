@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 
 from elastic_driver.errors import RendezvousError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.credentials import Identity, Role, reader_header
+from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import API
 from elastic_driver.rendezvous.routes import (
     AGENT,
@@ -62,11 +62,12 @@ class RendezvousServer:
         on_error: told of an exception that a route should not have raised. Its request is answered with 500.
         on_full, on_worker_gone: see :class:`Guests`.
         web: answers what is not under /v1, to browsers and scrapers; None for nobody.
+        reader: the ``Authorization`` of readers; empty where there are none.
 
     Attributes:
         guests: who is connected.
         listeners: where it listens.
-        reader_header: what readers say who they are with.
+        reader_header: that of readers; where there are none, what nobody can guess.
     """
 
     def __init__(
@@ -80,12 +81,11 @@ class RendezvousServer:
         on_full: Callable[[str], None] | None = None,
         on_worker_gone: Callable[[WorkerId], None] | None = None,
         web: Web | None = None,
+        reader: bytes = b"",
     ) -> None:
         self.limits = limits or ServerLimits()
         self.web = web
-        # Where nobody may look, it is what nobody can guess.
-        reader = key.of(Identity(Role.READER)) or secrets.token_bytes()
-        self.reader_header = reader_header(reader)
+        self.reader_header = reader or secrets.token_bytes()
         self.guests = Guests(self.limits, on_full=on_full, on_worker_gone=on_worker_gone)
         self.listeners = Listeners(self)
         self._key, self._agent_keys = key, agent_keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,14 +16,13 @@ import uvloop
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.core.state import DISCOVERY_TOLD_S
 from elastic_driver.dialects.ours import OurDialect
-from elastic_driver.driver import rounds as rounds_module
+from elastic_driver.driver import status as status_module
 from elastic_driver.driver import status_line
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.agent_messages import Close, Kill, KillAll, NoticeSet, Round, Stop
 from elastic_driver.rendezvous.messages import (
     JobOver,
     NextRoundReply,
-    Notice,
     RoundAssignment,
 )
 from elastic_driver.rendezvous.server.connection import Connection
@@ -32,6 +32,7 @@ from elastic_driver.words import NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeWorker, Job
 from tests.support.fakes.fleet_fakes import HOST_TIMEOUT_S
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+from tests.support.fakes.watched_workers import WatchedWorkers
 
 pytestmark = pytest.mark.integration
 
@@ -195,7 +196,7 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 job.world.break_orders(Kill, ZeroDivisionError("a bug"))
                 job.driver.stepper.report(WorkerHung(job.world.asked[0], "no heartbeat", True))
             case "explain" | "tick":
-                monkeypatch.setattr(rounds_module, "explain", fail)
+                monkeypatch.setattr(status_module, "explain", fail)
                 if where == "explain":
                     job.ready(job.world.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
         await crashed(job)
@@ -349,6 +350,34 @@ def test_hosts_are_silent_until_they_are_heard(tmp_path: Path) -> None:
     virtually(tmp_path, main, heartbeat_timeout_s=0.0)
 
 
+def test_a_stall_is_seen_and_is_over_before_the_end_of_its_round_is_told(tmp_path: Path) -> None:
+    """The watch over the workers' health knows each step of the core before it is carried out."""
+
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        first, second = await job.train(2)
+        looks = WatchedWorkers()
+
+        async def look_for(seconds: int) -> None:
+            for _ in range(seconds):
+                await asyncio.sleep(1)
+                for worker, vitals in looks.look((first, second), 1, loop.time()):
+                    job.sees(worker, vitals)
+
+        await look_for(5)
+        looks.does[second] = "is-stopped"
+        await look_for(8)
+        (suspected,) = job.logged("worker_suspected")
+        assert suspected["worker"] == second.key
+        job.exits(second, -9)
+        await job.until(lambda: job.logged("worker_exited"), "its end")
+        job.interrupt(signal.SIGTERM)
+        assert await job.end() == 143
+        kinds = [json.loads(line)["event"] for line in job.events.read_text().splitlines()]
+        assert kinds.index("stalled") < kinds.index("stall_ended") < kinds.index("worker_exited")
+
+    virtually(tmp_path, main, heartbeat_timeout_s=0.0)
+
+
 # --- a driver that stood still -------------------------------------------------------------------------------------
 
 
@@ -396,7 +425,7 @@ def test_a_reset_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         assert "localhost" not in str(job.status()["blacklisted"])
         job.exits(first, 0)
         assert await job.end() == 0
-        told = [Notice.from_json(each.blob).kind for each in job.world.hosts[first.hostname].of(NoticeSet)]
+        told = [each.notice.kind for each in job.world.hosts[first.hostname].of(NoticeSet)]
         assert told == [NoticeKind.NONE, NoticeKind.ABORT, NoticeKind.NONE, NoticeKind.JOB_OVER]
 
     virtually(tmp_path, main, heartbeat_timeout_s=0.0)

@@ -216,18 +216,6 @@ def test_too_few_slots_in_time(tmp_path: Path) -> None:
         assert "blacklisted: 127.0.0.1" in job.said()
 
 
-def test_the_reset_limit_counts_failures_and_not_planned_changes(tmp_path: Path) -> None:
-    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", "--reset-limit", "0") as job:
-        job.wait_for_steps(2)
-        job.set_hosts("localhost:1\n")
-        job.wait_for_steps(1, after=time.time())
-        job.set_hosts(ONE_EACH)
-        lines = job.wait_for_steps(2, after=time.time())
-        os.kill(next(line["pid"] for line in reversed(lines) if line["rank"] == 1), signal.SIGKILL)
-        assert job.wait() == 4
-        assert "--reset-limit" in job.said()
-
-
 def test_all_workers_fail(tmp_path: Path) -> None:
     with Job(tmp_path, None, "-np", "2") as job:
         lines = job.wait_for_steps(2)

@@ -575,7 +575,7 @@ def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.Mo
             agent = await one.ready(dataclasses.replace(bootstrap, host="") if joins else bootstrap)
             name, job = one.driver.link.facts.host, one.driver.terms.job_id
             there = await asyncio.to_thread(agents_here)
-            assert [(each.host, each.job, each.connected, each.pid) for each in there] == [
+            assert [(each.host, each.job, each.connected, each.pid) for each in there.values()] == [
                 (name, job, True, agent.popen.pid)
             ]
             with pytest.raises(SettingsError, match="no agent of yours for host other runs on this machine"):

@@ -32,7 +32,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY, JobKey
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
-from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
+from elastic_driver.rendezvous.messages import Notice, RoundAssignment
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.words import Backend, NoticeKind
 from tests.support.processes.agents import FakeDriver, act, scene
@@ -61,8 +61,8 @@ class Hub(FakeDriver):
 
     def take(self, link: AgentLink, message: Said) -> None:
         match message:
-            case Ready(_, blob):
-                self.ready[NextRoundRequest.from_json(blob).worker] = link
+            case Ready(request):
+                self.ready[request.worker] = link
                 if len(self.ready) == len(WORKERS):
                     self._form()
             case Put(round_id, scope, key, value):
@@ -90,12 +90,12 @@ class Hub(FakeDriver):
         self.store.begin_round(1)
         for link in self.links.values():
             link.send(Round(1))
-            link.send(NoticeSet(Notice(1, 1, NoticeKind.NONE, "").to_json()))
+            link.send(NoticeSet(Notice(1, 1, NoticeKind.NONE, "")))
         local = {"a": 2, "b": 1}
         for rank, worker in enumerate(WORKERS):
             slot = SlotInfo(rank, 3, worker.slot, local[worker.hostname], int(worker.hostname == "b"), 2 - worker.slot)
             place = RoundAssignment(1, slot, sync=True, commits=0, backend=Backend.NATIVE)
-            self.ready[worker].send(Reply(worker.key, 200, place.to_json()))
+            self.ready[worker].send(Reply(worker.key, place))
 
     def launch(self, keep_s: float) -> None:
         env = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError, RendezvousError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
@@ -142,18 +142,6 @@ def test_as_many_keys_as_all_hosts_have(local: Local, pool: ThreadPoolExecutor) 
     assert set(local.wants) == {(1, "all", "", 3)}
     call(local, lambda: local.keys.take(1, "all", [("0", b"0"), ("2", b"2")]))
     assert [one.result(PATIENCE_S) for one in calls] == [[b"0", b"1", b"2"]] * 2
-
-
-def test_a_wait_that_ends_here(local: Local, pool: ThreadPoolExecutor) -> None:
-    client = local.client()
-    with pytest.raises(RendezvousTimeoutError, match="2 of 3 are missing"):
-        client.exchange(1, "s", 0, 3, b"", timeout_s=0.05)
-    local.wanted.clear()
-    waiting = pool.submit(client.get, 1, "s", "k", wait_s=3600.0)
-    local.until_wanted()
-    call(local, lambda: local.keys.begin_round(2))
-    with pytest.raises(StaleRoundError):
-        waiting.result(PATIENCE_S)
 
 
 def test_an_answer_that_comes_later(local: Local, pool: ThreadPoolExecutor) -> None:

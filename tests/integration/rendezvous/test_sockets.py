@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import WatchRequest
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.system.job_clock import JobClock
@@ -177,7 +176,7 @@ def test_a_range_of_ports() -> None:
 
 def test_ipv6() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler().routes, key=KEY)
+        server = RendezvousServer(Handler().routes, key=KEY, reader=READER.encode())
         port = await server.start("::1", 0)
         reader, writer = await asyncio.open_connection("::1", port)
         writer.write(request("GET", "/v1/status", b"", READER))
@@ -231,34 +230,6 @@ def test_close_before_start_and_twice() -> None:
         await again.close()
 
     asyncio.run(main())
-
-
-def test_a_put_releases_all_who_wait(service: Service, peer: Peer) -> None:
-    waiting = [Peer(service) for _ in range(5)]
-    for one in waiting:
-        one.send(one.request("GET", "/v1/rounds/1/kv/s/k?wait_s=3600"))
-    service.until_parked(5)
-    peer.ask("PUT", "/v1/rounds/1/kv/other/k", b"no")
-    assert service.call(lambda: service.parked) == 5
-    peer.ask("PUT", "/v1/rounds/1/kv/s/k", b"yes")
-    answers = [one.read() for one in waiting]
-    assert {(answer.status, answer.body) for answer in answers} == {(200, b"yes")}
-    assert service.call(lambda: service.parked) == 0
-    for one in waiting:
-        one.close()
-
-
-def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
-    peers = [(scope, key, Peer(service)) for key in (2, 0, 1) for scope in ("left", "right")]
-    for scope, key, one in peers:
-        one.send(
-            one.request(
-                "POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=3600", f"{scope}{key}".encode()
-            )
-        )
-    for scope, _, one in peers:
-        assert unpack_entries(one.read().body) == [(str(key), f"{scope}{key}".encode()) for key in range(3)]
-        one.close()
 
 
 def test_who_asks_and_never_reads_is_cut() -> None:

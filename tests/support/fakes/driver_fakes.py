@@ -33,7 +33,6 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     NextRoundRequest,
     RunningReport,
-    parse_next_round_reply,
 )
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
@@ -41,6 +40,7 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop
@@ -146,11 +146,10 @@ class FakeHost(FakeAgent):
                 self.kill_all()
             case words.PassOn(number):
                 self._world.passed_on.append(signal.Signals(number))
-            case words.Reply(key, status, blob):
+            case words.Reply(key, reply):
                 answer = self.waiting.pop(worker_named(key), None)
                 if answer is not None and not answer.done():
-                    assert status == 200, blob
-                    answer.set_result(parse_next_round_reply(blob))
+                    answer.set_result(reply)
             case words.Close():
                 self.kill_all()
                 self.say(words.Bye())
@@ -175,7 +174,7 @@ class FakeHost(FakeAgent):
         """One of its workers asks for its round."""
         answer: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         self.waiting[request.worker] = answer
-        self.say(words.Ready(request.worker.key, request.to_json()))
+        self.say(words.Ready(request))
         return answer
 
 
@@ -362,11 +361,15 @@ class Job:
 
     def running(self, worker: WorkerId, round_id: int, commits: int = 0) -> None:
         """The worker trains."""
-        self._say(worker, words.Running(RunningReport(worker, round_id, commits).to_json()))
+        self._say(worker, words.Running(RunningReport(worker, round_id, commits)))
 
     def lives(self, worker: WorkerId) -> None:
         """The worker's agent has heard it."""
-        self._say(worker, words.Heard({worker.key: [0, 1]}, [], []))
+        self._say(worker, words.Heard({worker.key: (0, True)}, [], []))
+
+    def sees(self, worker: WorkerId, vitals: Vitals) -> None:
+        """The worker's agent has looked at it."""
+        self._say(worker, words.VitalsSeen({worker.key: vitals}))
 
     def leaves(self, worker: WorkerId, why: str) -> None:
         """The worker was sent a signal, and asks to leave."""
@@ -397,7 +400,7 @@ class Job:
         self.driver.rounds.drain(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
 
     def status(self) -> dict[str, Any]:
-        return self.driver.rounds.status()
+        return self.driver.status.document()
 
     # --- what is told ----------------------------------------------------------------------------------------------
 

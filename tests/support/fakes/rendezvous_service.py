@@ -180,6 +180,7 @@ class BaseService:
             on_full=self.full.append,
             on_worker_gone=self.gone.append,
             web=self.web,
+            reader=READER.encode(),
         )
 
     @property
@@ -190,7 +191,7 @@ class BaseService:
     @property
     def parked(self) -> int:
         """How many requests are."""
-        return self.keys.parked + len(self.server._pending)
+        return len(self.keys.waiting) + len(self.server._pending)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function in the server's loop."""

@@ -13,7 +13,6 @@ from elastic_driver.health.events import (
     CommitFound,
     Event,
     JobChanged,
-    OthersExcused,
     StackTaken,
     TimePassed,
     VitalsSeen,
@@ -141,7 +140,6 @@ class WatchedJob:
         self.step(JobChanged(self.job.state))
         ready = [record.worker for record in in_phase(self.job.state, WorkerPhase.READY)]
         if any(isinstance(command, PublishRound) for command in commands):
-            self.step(OthersExcused(tuple(ready)))
             ready += self.job.members
         for worker in ready:
             self.step(WorkerHeard(worker))

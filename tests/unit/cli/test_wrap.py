@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from elastic_driver.cli.wrap import hooked, unhooked
+from elastic_driver.function.wrapping import hooked, unhooked
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.unit

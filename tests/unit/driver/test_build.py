@@ -14,7 +14,17 @@ pytestmark = pytest.mark.unit
 
 # What a driver has no use for.
 LEFT_OUT = {"RendezvousServer": {"limits", "on_worker_gone"}}
-PARTS = {"AgentRequests", "DriverStandstills", "Health", "Interrupts", "JobEnd", "Page", "RendezvousServer", "Rounds"}
+PARTS = {
+    "AgentRequests",
+    "DriverStandstills",
+    "Health",
+    "Interrupts",
+    "JobEnd",
+    "JobStatus",
+    "Page",
+    "RendezvousServer",
+    "Rounds",
+}
 
 
 def test_each_part_is_given_all_that_it_can_have() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,14 +29,12 @@ from elastic_driver.health.findings import (
     WorkerCleared,
     WorkerSuspected,
 )
-from elastic_driver.health.survivors import why_spared
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import Happening, Remark
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.vitals import Vitals
-from elastic_driver.words import Backend, HangAction, OnChange, ReadyCause, StragglerAction
+from elastic_driver.words import Backend, HangAction, ReadyCause, StragglerAction
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 from tests.support.fakes.watched_workers import STACK, WatchedWorkers
 
@@ -95,7 +92,6 @@ class World:
     # --- collaborators -----------------------------------------------------------------------------------------------
 
     live = False
-    scripts = False  # that do not use this library, and do nothing
 
     def hear(self, happening: Happening) -> None:
         self.told.append(happening)
@@ -126,8 +122,6 @@ class World:
             }
             looks.unseen = {members[rank] for rank in self.silent}
             for worker, look in looks.look(members, self.stepper.state.round_id, self.loop.time()):
-                if self.scripts:
-                    look = Vitals(look.at_s, 200 + look.rank, "S")
                 self.health.seen(worker, look)
 
     # --- what a test asks --------------------------------------------------------------------------------------------
@@ -227,18 +221,6 @@ def test_an_agent_that_says_nothing_is_told_without_a_stack() -> None:
     play(test, unheard=lambda least_s: mute)
 
 
-def test_a_script_that_stands_still_is_told_and_nobody_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "scripts", True)
-
-    async def test(world: World) -> None:
-        await asyncio.sleep(100)
-        (suspected,) = world.of(WorkerSuspected)
-        assert (suspected.kind, suspected.more, suspected.ends_s) == ("idle", 3, None)
-        assert world.fed(WorkerHung) == []
-
-    play(test)
-
-
 def test_a_hung_worker_is_told_with_its_stack_and_reported_once() -> None:
     async def test(world: World) -> None:
         assert world.told == world.of(Remark) == []
@@ -296,27 +278,6 @@ def test_who_would_take_the_only_state_with_it_is_warned_of_and_not_ended(victim
     play(test, hosts=ONE_HOST, policy=Policy(num_proc=2, min_num_proc=1))
 
 
-@pytest.mark.parametrize(
-    ("policy", "on_disc", "ends"),
-    [
-        (Policy(num_proc=2, min_num_proc=1, durable=True), False, False),
-        (Policy(num_proc=2, min_num_proc=1, durable=True), True, True),
-        (Policy(num_proc=2, min_num_proc=1, blames_hosts=False), False, True),
-    ],
-)
-def test_who_can_be_done_without_is_ended(policy: Policy, on_disc: bool, ends: bool) -> None:
-    """There is a commit on disc, or the other worker of its host stays."""
-
-    async def test(world: World) -> None:
-        if on_disc:
-            world.health.commit_found()
-        world.stopped = {1}
-        await asyncio.sleep(20)
-        assert len(world.fed(WorkerHung)) == ends
-
-    play(test, hosts=ONE_HOST, policy=policy)
-
-
 def test_of_two_that_are_stopped_the_last_one_with_the_state_is_not_ended() -> None:
     async def test(world: World) -> None:
         world.stopped = {0, 1, 2, 3}
@@ -324,17 +285,6 @@ def test_of_two_that_are_stopped_the_last_one_with_the_state_is_not_ended() -> N
         assert {one.worker.hostname for one in world.fed(WorkerHung)} == {"a"}
 
     play(test)
-
-
-def test_who_is_restarted_from_a_checkpoint_is_ended() -> None:
-    async def test(world: World) -> None:
-        state, worker = world.stepper.state, world.workers[0]
-        assert why_spared(state, worker, (), is_on_disc=False)
-        for on_change in (OnChange.RESTART, OnChange.NO_ROUNDS):
-            other = replace(state, policy=replace(state.policy, on_change=on_change))
-            assert why_spared(other, worker, (), is_on_disc=False) == ""
-
-    play(test, hosts=ONE_HOST, policy=Policy(num_proc=2, min_num_proc=1))
 
 
 @pytest.mark.parametrize("stack_s", [3.0, 1e6])

@@ -35,6 +35,15 @@ def test_whether_a_start_that_fails_ends_the_job(words: str, ends: bool, sizing:
     assert (policy.ends_at_start, policy.sizing) == (ends, sizing)
 
 
+def test_the_limits_that_users_set_are_the_cores() -> None:
+    words = "-np 4 --min-np 2 --max-np 6 --elastic-timeout 11 --start-timeout 12 --drain-timeout 13 --reset-limit 3 "
+    words += "--reset-window 14 --blacklist-cooldown-range 15 16 --standby 1 --accept-agents python t.py"
+    policy = policy_of(settings_from(parse(words.split()), {}), OnChange.IN_PLACE)
+    assert (policy.num_proc, policy.min_num_proc, policy.max_num_proc, policy.num_standby) == (4, 2, 6, 1)
+    assert (policy.elastic_timeout_s, policy.start_timeout_s, policy.drain_timeout_s) == (11.0, 12.0, 13.0)
+    assert (policy.reset_limit, policy.reset_window_s, policy.cooldown_range_s) == (3, 14.0, (15.0, 16.0))
+
+
 def test_nodes_are_not_blamed() -> None:
     policy = policy_of(settings_from(parse([*NODES.split(), "t.py"]), {}), OnChange.RESTART)
     assert not policy.blames_hosts

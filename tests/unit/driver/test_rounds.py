@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +11,8 @@ import pytest
 from elastic_driver.core.events import (
     Command,
     DismissWorker,
-    DrainRequested,
     EndJob,
-    HostHeard,
     HostsDiscovered,
-    HostSilent,
     KillWorker,
     PublishRound,
     Report,
@@ -27,10 +22,10 @@ from elastic_driver.core.events import (
     WorkerNotStarted,
 )
 from elastic_driver.core.membership import Policy
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError
-from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
@@ -47,7 +42,7 @@ from elastic_driver.rendezvous.messages import (
     RoundAssignment,
     RunningReport,
 )
-from elastic_driver.vitals import Traffic, Vitals, Waiting
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.asking import ask
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
@@ -58,26 +53,17 @@ A, B, C = WorkerId("a", 0, 0), WorkerId("b", 0, 0), WorkerId("c", 0, 0)
 
 
 class Known:
-    """See Processes and Heartbeats: keeps what it is told."""
+    """See Heartbeats: keeps what it is told."""
 
     def __init__(self) -> None:
         self.watched: set[WorkerId] = set()
-        self.table = VitalsTable()
+        self.looks: list[WorkerId] = []
 
-    def pid(self, worker: WorkerId) -> int | None:
-        return {A: 11, B: 12}.get(worker)
-
-    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
-        self.watched.add(worker)
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
+        (self.watched.discard if leaving else self.watched.add)(worker)
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
-        self.table.take(worker, vitals, asyncio.get_running_loop().time())
-
-    def forget(self, worker: WorkerId) -> None:
-        self.watched.discard(worker)
-
-    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
-        self.watched &= set(but)
+        self.looks.append(worker)
 
 
 class World:
@@ -85,7 +71,7 @@ class World:
 
     def __init__(self, loop: VirtualLoop, **limits: Any) -> None:
         self.known = Known()
-        self.remark = ""
+        self.progress = Progress()
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
         policy = Policy(**({"num_proc": 2, "min_num_proc": 1} | limits))
@@ -131,14 +117,11 @@ class World:
 def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
     return Rounds(
         world.stepper,
-        processes=world.known,
         heartbeats=world.known,
+        progress=world.progress,
         clock=loop.time,
         on_disc=lambda report: None,
         end=lambda: "it ends",
-        about=lambda: {"job_id": "1f", "command": ["true"]},
-        remark=lambda: world.remark,
-        table=world.known.table,
     )
 
 
@@ -254,7 +237,6 @@ def test_a_member_whose_place_is_gone_is_dismissed_at_the_next_round() -> None:
         leaving = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
         assert isinstance(await staying, RoundAssignment)
         assert await leaving == Removed("host b is not listed any more")
-        assert world.known.watched == {A}
 
     play(test)
 
@@ -269,6 +251,22 @@ def test_who_leaves_its_round_is_not_listened_for() -> None:
         assert world.known.watched == {B}
         world.hear(C)
         assert world.known.watched == {B}, "it is none of the job's"
+
+    play(test)
+
+
+def test_how_far_workers_have_come_is_noted_also_when_they_end() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.rounds.running(RunningReport(A, 1, 0, total=100))
+        for worker, commits in ((A, 7), (B, 8), (C, 9)):
+            world.rounds.seen(worker, Vitals(1.0, 11, "S", commits=commits))
+        assert world.known.looks == [A, B], "the third is none of the job's"
+        assert (world.progress.newest_commit, world.progress.estimate(0.0).total) == (8, 100)
+        world.exits(B, -9)
+        assert world.progress.newest_commit == 8
+        assert isinstance(await world.ask(A, 1, ReadyCause.INTERNAL_ERROR), RoundAssignment)
+        assert world.progress.newest_commit == 0, "what a loss took back is not there"
 
     play(test)
 
@@ -355,83 +353,6 @@ def test_a_drain_of_a_host_that_is_not_there() -> None:
     play(test)
 
 
-def test_the_status_is_of_now() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
-        status = world.rounds.status()
-        assert (status["phase"], status["round_id"]) == ("resetting", 1)
-        workers = status["workers"]
-        assert isinstance(workers, list)
-        assert [(one["worker"], one["phase"], one["pid"]) for one in workers] == [
-            ("a[0]#0", "member", 11),
-            ("b[0]#0", "ready", 12),
-        ]
-
-    play(test)
-
-
-def test_the_newest_commit_stays_when_its_worker_has_ended() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        for worker, commits in ((A, 7), (B, 8)):
-            world.rounds.seen(worker, Vitals(1.0, 11, "S", commits=commits))
-        for worker in (B, A):
-            world.exits(worker, 1)
-        status = world.rounds.status()
-        assert (status["phase"], status["workers"]) == ("ended", [])
-        assert (status["newest_commit"], world.rounds.newest_commit()) == (8, 8)
-
-    play(test)
-
-
-def test_a_drained_slot_is_no_drained_host() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        world.hosts("a:2", "b")
-
-        def drained() -> tuple[object, object]:
-            status = world.rounds.status()
-            return status["drained"], status["drained_slots"]
-
-        assert drained() == ([], {})
-        world.stepper.post(DrainRequested("a", 1, "why"))
-        assert drained() == ([], {"a": [1]})
-        world.stepper.post(DrainRequested("a", 0, "why"))
-        assert drained() == (["a"], {})
-        world.rounds.drain(DrainHostRequest("b", undo=False))
-        assert drained() == (["a", "b"], {})
-
-    play(test)
-
-
-def test_the_status_explains_what_only_discovery_knows() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        assert world.rounds.status()["explain"] == "round 1 runs with 2 workers"
-        world.remark = "host c is not ready: its agent has not come yet"
-        assert world.rounds.status()["explain"] == f"round 1 runs with 2 workers; {world.remark}"
-
-    play(test)
-
-
-def test_the_status_names_hosts_that_are_not_heard_or_left_out() -> None:
-    async def test(world: World) -> None:
-        await world.train(A, B)
-        world.stepper.post(HostSilent("a", 5.0, sure=False))
-        assert (world.rounds.status()["silent"], world.rounds.status()["left_out"]) == ([], [])
-        world.stepper.post(HostSilent("a", 5.0))
-        assert world.rounds.status()["silent"] == ["a"]
-        world.stepper.post(HostHeard("a"))
-        request = NextRoundRequest(A, 1, 0, ReadyCause.INTERNAL_ERROR, "", (Backend.NATIVE,), 5, unreachable=(1,))
-        world.rounds.next_round(request)
-        left = world.ask(B, 1, ReadyCause.INTERNAL_ERROR)
-        assert isinstance(await left, Removed)
-        assert (world.rounds.status()["silent"], world.rounds.status()["left_out"]) == ([], ["b"])
-
-    play(test)
-
-
 def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> None:
     async def test(world: World) -> None:
         def asked(worker: WorkerId, round_id: int) -> str:
@@ -461,61 +382,5 @@ def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> N
         assert "none of the job's workers" in asked(C, 2)
         world.stepper.post(StopRequested(15, "SIGTERM"))
         assert asked(B, 2) == "the job is over"
-
-    play(test)
-
-
-def test_whose_pulse_beats_lives_and_the_status_tells_how_it_is() -> None:
-    async def test(world: World) -> None:
-        def told(worker: WorkerId) -> Any:
-            (found,) = [one for one in status()["workers"] if one["worker"] == worker.key]
-            return found["vitals"]
-
-        def status() -> Any:
-            return json.loads(json.dumps(world.rounds.status()))
-
-        await world.train(A, B)
-        assert told(A) is None
-        assert (status()["steps"], status()["steps_per_s"], status()["collectives"]) == (0, None, [])
-        lacks = Waiting("allreduce 'grad.3'", 4.0, (1,))
-        first = Vitals(
-            1.0,
-            11,
-            state="S",
-            pulse_s=0.1,
-            steps=10,
-            cpu_s=1.0,
-            submitted=9,
-            finished=8,
-            rank=0,
-            commits=1,
-            committed_s=0.5,
-        )
-        traffic = (Traffic("allreduce", 10, 400),)
-        world.rounds.seen(A, first)
-        world.rounds.seen(A, replace(first, at_s=2.0, steps=14, cpu_s=1.5, traffic=traffic, waiting=(lacks,)))
-        world.rounds.seen(B, Vitals(1.0, 12, state="T", pulse_s=3.0, rank=1, traffic=traffic, waited_s=2.5))
-        world.rounds.seen(C, first)
-        assert told(A) == {
-            "state": "S",
-            "traced": False,
-            "cpu": 0.5,
-            "rss_bytes": 0,
-            "steps": 14,
-            "steps_per_s": 4.0,
-            "waits_s": 0.0,
-            "waited_s": 0.0,
-            "commits": 1,
-            "committed_s": 0.5,
-            "pulse_s": 0.1,
-            "can_dump": False,
-        }
-        assert (told(B)["state"], told(B)["steps_per_s"], told(B)["committed_s"]) == ("T", None, None)
-        assert (status()["steps_per_s"], status()["steps"]) == (4.0, 14)
-        assert status()["waiting"] == [{"name": lacks.name, "since_s": 4.0, "missing": [1]}]
-        assert status()["collectives"] == [{"kind": "allreduce", "operations": 20, "payload_bytes": 800}]
-        world.exits(B, -9)
-        assert status()["collectives"] == [{"kind": "allreduce", "operations": 20, "payload_bytes": 800}]
-        assert status()["waited_s"] == 2.5
 
     play(test)

@@ -9,7 +9,7 @@ from elastic_driver.health.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 from elastic_driver.system.job_clock import JobClock
 
-A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 0)
+A, B, C = WorkerId("a", 0, 0), WorkerId("b", 1, 0), WorkerId("c", 0, 0)
 
 pytestmark = pytest.mark.unit
 
@@ -65,14 +65,14 @@ def test_who_left_the_round_is_not_watched() -> None:
     beats.forget(A)
     assert names(beats.find(2.0) + beats.find(4.0) + beats.find(6.0) + beats.find(8.0)) == [B]
     beats = watched()
-    beats.forget_all()
+    beats.keep([])
     beats.forget(A)
     assert [beats.find(float(now)) for now in (2, 4, 6, 8)] == [[], [], [], []]
 
 
 def test_who_stands_by_is_watched_when_a_round_is_over() -> None:
     beats = watched()
-    beats.forget_all(but=[B])
+    beats.keep([B, C])
     for now in (2.0, 4.0, 6.0):
         assert beats.find(now) == []
     assert names(beats.find(8.0)) == [B]

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from elastic_driver.core.events import WorkerDying, WorkerExited, WorkerHung
+from elastic_driver.core.state import Leaving, record_of
 from elastic_driver.health.events import (
-    OthersExcused,
     StackTaken,
     TimePassed,
     VitalsSeen,
-    WorkerExcused,
     WorkerGone,
     WorkerHeard,
 )
@@ -79,16 +78,43 @@ def test_the_silent_and_the_idle_are_found_once_each_when_they_are_due() -> None
     assert found[0][1].reason == "no heartbeat for 40.0 s"
 
 
-def test_who_is_excused_is_not_missed() -> None:
+def test_who_says_that_it_leaves_or_has_ended_is_not_missed() -> None:
     watch = watch_of(Rules(heartbeat_timeout_s=40.0))
     for worker in (A, B):
         watch.step(WorkerHeard(worker), 0.0)
-    watch.step(WorkerExcused(A), 0.0)
-    watch.step(OthersExcused(but=(A,)), 0.0)
-    assert follow(watch, 100.0) == []
-    watch.step(WorkerHeard(A), 100.0)
-    watch.step(WorkerGone(A), 100.0)
-    assert watch.overdue_hosts(1000.0) == []
+    watch.step(WorkerHeard(A, leaving=True), 0.0)
+    watch.step(WorkerGone(B), 0.0)
+    assert (watch.overdue_hosts(1000.0), follow(watch, 100.0)) == ([], [])
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["dismissed", "late"])
+def test_who_has_no_place_in_the_new_round_is_not_missed(*, comes: bool) -> None:
+    watched = trained("a:1", "b:1", rules=Rules(heartbeat_timeout_s=40.0))
+    job = watched.job
+    watched.follow(job.hosts("a:1"))
+    watched.follow(job.ready("a[0]"))
+    if comes:
+        watched.follow(job.ready("b[0]"))
+    while job.round_id == 1:
+        watched.pass_until(job.now + 1)
+    began = job.now
+    assert record_of(job.state, B).leaving is (Leaving.DISMISSED if comes else Leaving.STOPPED)  # type: ignore[union-attr]
+    watched.pass_until(began + 200.0)
+    assert told(watched, WorkerHung) == []
+
+
+def test_who_stands_by_is_missed_until_it_is_dismissed() -> None:
+    missed = []
+    for is_dismissed in (False, True):
+        watched = trained("a:1", rules=Rules(heartbeat_timeout_s=40.0), max_num_proc=1, num_standby=1)
+        watched.follow(watched.job.hosts("a:1", "b:1"))
+        watched.follow(watched.job.ready("b[0]"))
+        if is_dismissed:
+            watched.follow(watched.job.hosts("a:1"))
+        watched.pass_until(90.0)
+        missed.append([at for at, hung in watched.found if isinstance(hung, WorkerHung)])
+        assert watched.job.round_id == 1, "it is in no round's way"
+    assert missed == [[60.0], []]
 
 
 def test_workers_of_a_host_that_could_not_be_heard_have_their_time_anew() -> None:

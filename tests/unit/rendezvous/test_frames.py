@@ -13,14 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.agent_messages import (
     PROTOCOL,
     Bootstrap,
     Dying,
+    Heard,
     Hello,
     KillAll,
     Labels,
     Output,
+    Ready,
+    Reply,
     Said,
     Start,
     Value,
@@ -31,8 +35,10 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.agreement import Agreement
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
 from elastic_driver.rendezvous.proof import Session
 from elastic_driver.vitals import Traffic, Vitals, Waiting
+from elastic_driver.words import Backend, ReadyCause
 
 KEY = bytes(range(32))
 SAYINGS: tuple[Said, ...] = (
@@ -237,3 +243,31 @@ def test_more_than_an_agent_says_is_refused(change: dict[str, Any]) -> None:
     seen = VitalsSeen({"a[0]#0": dataclasses.replace(FULL, **change)})
     with pytest.raises(RendezvousProtocolError, match=next(iter(change))):
         said(seen.message())
+
+
+READY = Ready(NextRoundRequest(WorkerId("a", 0, 0), 3, 12, ReadyCause.START, "", (Backend.NATIVE,), 5))
+PLACE = Reply("a[0]#0", RoundAssignment(1, SlotInfo(0, 2, 0, 2, 0, 1), sync=True, commits=0, backend=Backend.NATIVE))
+
+
+@pytest.mark.parametrize(
+    ("message", "change", "why"),
+    [
+        (READY, {"request": b""}, "request is not an object"),
+        (READY, {"request": {}}, "request.worker is missing"),
+        (READY, {"request": {"news": 1}}, "unknown 'news'"),
+        (READY, {"request": {"commits": -1}}, "request.commits is not within"),
+        (READY, {"worker": "a[0]#0"}, "unknown 'worker'"),
+        (PLACE, {"reply": {"is": "Notice"}}, "unknown kind"),
+        (PLACE, {"reply": None}, "unknown kind"),
+        (Heard({"a[0]#0": (1, True)}, [], []), {"workers": {"a[0]#0": [1]}}, "not an array of 2"),
+        (Heard({"a[0]#0": (1, True)}, [], []), {"workers": {"a[0]#0": [1, 1]}}, "not of type bool"),
+    ],
+)
+def test_what_stands_in_a_message_is_read_as_strictly(message: Said, change: dict[str, Any], why: str) -> None:
+    sent = message.message()
+    assert said(sent) == message
+    fields: dict[str, Any] = dict(sent.fields)
+    for name, value in change.items():
+        fields[name] = fields[name] | value if isinstance(value, dict) and value and name in fields else value
+    with pytest.raises(RendezvousProtocolError, match=why):
+        said(dataclasses.replace(sent, fields=fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import logging
 import types
 from collections.abc import Iterator
@@ -21,13 +22,14 @@ from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
 
+from elastic_driver.cli import check_build
 from elastic_driver.errors import HorovodInternalError, UnsupportedTorchError
 from elastic_driver.torch.distributed import group as round_groups
 from elastic_driver.torch.distributed.data_parallel import compile_ahead
 from elastic_driver.torch.distributed.shards import box_of
 from elastic_driver.torch.snapshot import HostCopies, set_optimizer
 from elastic_driver.torch.sync_batch_norm import SyncBatchNorm
-from elastic_driver.torch_private import agents, groups, tensors
+from elastic_driver.torch_private import agents, groups, lost, tensors
 from elastic_driver.torch_private.features import TRIED_WITH, Feature
 
 pytestmark = pytest.mark.unit
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.unit
 PACKAGE = Path(__file__).resolve().parents[3] / "elastic_driver"
 DOOR = PACKAGE / "torch_private"
 # Where torch is used; tensorflow/ has a door, and a test, of its own.
-ROOMS = ("torch", "torchelastic", "worker", "function", "compat", "launch/warm", "cli/wrap_hook")
+ROOMS = ("torch", "torchelastic", "worker", "function", "compat", "launch/warm")
 # Private parts of others, and of torch in the files that cannot import the door (see its docstring).
 ELSEWHERE = {
     "compat/asks_first.py": {"torch._dynamo"},  # imported early to save time, or not at all
@@ -164,16 +166,11 @@ def test_what_is_used_of_the_c_extension_is_public_elsewhere_or_checked() -> Non
     assert {name for name in used if not hasattr(dist, name)} <= checked
 
 
-FEATURES = [
-    (feature, module)
-    for module in (tensors, groups, agents)
-    for feature in vars(module).values()
-    if isinstance(feature, Feature) and feature is not groups.NCCL
-]
+FEATURES = [feature for feature in lost.features() if feature is not groups.NCCL]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # of an import of torch's own
-@pytest.mark.parametrize("feature", [feature for feature, _ in FEATURES], ids=lambda feature: feature._look.__name__)
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature._look.__name__)
 def test_this_torch_has_all_parts(feature: Feature) -> None:
     assert anew(feature).changes == []
 
@@ -267,6 +264,32 @@ def test_the_error_says_what_is_gone_what_needs_it_and_what_has_it(lacks: Any) -
         + ", ".join(f"{version}.x" for version in TRIED_WITH)
     )
     assert not isinstance(caught.value, HorovodInternalError), "which would be tried again for ever"
+
+
+def test_what_is_lost_is_named_before_a_job_meets_it(lacks: Any) -> None:
+    lines = check_build.report().splitlines()
+    start = next(at for at, line in enumerate(lines) if "private parts of PyTorch" in line)
+    assert f"({torch.__version__}; tried with {', '.join(f'{version}.x' for version in TRIED_WITH)}):" in lines[start]
+    assert lines[start + 1] == "    [X] all of them"
+    lacks(groups.COMPILE_AHEAD)
+    lacks(tensors.FAST_COPIES)
+    assert check_build.report().splitlines()[start + 1 : start + 4] == [
+        "    [ ] commits and gradients: tensors are copied one by one, which is slower (torch._part is gone)",
+        "    [ ] hvd.compile_ahead(): cannot be used (torch._part is gone)",
+        "",
+    ]
+
+
+def test_a_torch_that_cannot_be_imported_is_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module = importlib.import_module
+
+    def broken(name: str) -> Any:
+        if name == "torch":
+            raise OSError("libtorch.so: cannot open shared object file")
+        return import_module(name)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    assert "[ ] PyTorch (elastic_driver.torch): torch cannot be imported: OSError: libtorch.so" in check_build.report()
 
 
 def test_a_group_is_refused_before_the_round_knows_of_it(lacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,7 @@ def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names()
 def test_nodes_that_were_told_their_place_come_first_and_in_its_order() -> None:
     async def main(fleet: FakeFleet) -> None:
         for name, node_rank in (("a", -1), ("b", 2), ("c", 0), ("d", 10)):
-            fleet.arrives(name, ticket=False, node_rank=node_rank, alike="{}")
+            fleet.arrives(name, ticket=False, node_rank=node_rank, alike={"--role": "x"})
         assert [host.name for host in fleet.fleet.joined()] == ["c", "b", "d", "a"]
         assert fleet.fleet.node_rank("nobody") == math.inf
 
@@ -271,11 +271,11 @@ def test_nodes_that_were_told_their_place_come_first_and_in_its_order() -> None:
 def test_nodes_of_one_name_get_names_of_their_own() -> None:
     async def main(fleet: FakeFleet) -> None:
         # The driver's own has its name though its agent has not come yet.
-        agents = [fleet.arrives("vm", ticket=False, alike="{}") for _ in range(3)]
+        agents = [fleet.arrives("vm", ticket=False, alike={"--role": "x"}) for _ in range(3)]
         assert [agent.link.facts.host for agent in agents] == ["vm-2", "vm-3", "vm-4"]
         # A name is free again when its agent is gone, also where that is not known to be lost yet.
         agents[0].hang_up()
-        again = fleet.arrives("vm", ticket=False, alike="{}")
+        again = fleet.arrives("vm", ticket=False, alike={"--role": "x"})
         assert again.link.facts.host == "vm-2"
         assert fleet.listener.came == ["vm-2", "vm-3", "vm-4"]
         await asyncio.sleep(1.1)
