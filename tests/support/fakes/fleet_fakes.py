@@ -11,9 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.driver.agents import AgentSide, Ways
-from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.driver.workers import Workers
+from elastic_driver.errors import LaunchError, SettingsError
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door, Ticket, User
@@ -22,17 +25,20 @@ from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.launcher import ExitStatus, Stream, WorkerProcess
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
-from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
+from elastic_driver.words import OnChange
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 AGENT_TIMEOUT_S = 15.0
 HOST_TIMEOUT_S = 5.0
+GRACE_S, DRAIN_S = 5.0, 60.0
+JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j")
 _T = TypeVar("_T", bound=Said)
 _KEY = bytes(32)
 
@@ -325,8 +331,59 @@ class Sink:
         self.ended.append(worker)
 
 
+class Story:
+    """What becomes of workers: keeps what it is told, and may have a bug.
+
+    Attributes:
+        told: what happened, to whom, and how.
+        fails_at: raises at such a thing.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, WorkerId, str]] = []
+        self.fails_at = ""
+
+    def of(self, worker: WorkerId) -> list[str]:
+        """What happened to this one."""
+        return [what for what, who, _ in self.told if who == worker]
+
+    def _take(self, what: str, worker: WorkerId, how: object) -> None:
+        self.told.append((what, worker, str(how)))
+        if what == self.fails_at:
+            raise ZeroDivisionError("a bug")
+
+    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
+        self._take("started", worker, process.pid)
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        self._take("not started", worker, f"{type(error).__name__}: {error}")
+
+    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
+        self._take("dying", worker, status)
+
+    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
+        self._take("exited", worker, f"{status}; {' '.join(process.last_lines)}".removesuffix("; "))
+
+    def killed(self, order: KillWorker) -> None:
+        self._take("killed", order.worker, order.reason)
+
+    def spared(self, order: KillWorker) -> None:
+        self._take("spared", order.worker, order.reason)
+
+
+class PlaceDialect:
+    """A dialect whose workers are told their place in words; HERE is for those on the driver's machine."""
+
+    on_change = OnChange.IN_PLACE
+
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        met = "" if start.meeting is None else f", at {start.meeting.address}:{start.meeting.port}"
+        place = f"rank {start.planned.rank} of round {start.round_id} of job {job.job_id}, {start.cores} cores{met}"
+        return {"HERE": "1", "PLACE": place}
+
+
 class FakeFleet:
-    """A Fleet and an AgentLauncher with all that is around them.
+    """A Fleet and its workers with all that is around them.
 
     Args:
         local_names: mean this machine.
@@ -383,7 +440,23 @@ class FakeFleet:
             warn=self.warnings.append,
             abroad=_abroad,
         )
+        self.story = Story()
+        self.workers = Workers(
+            self.launcher,
+            PlaceDialect(),
+            command=("train",),
+            grace_s=GRACE_S,
+            drain_s=DRAIN_S,
+            tasks=self.tasks,
+            listener=self.story,
+        )
         self.fleet.serve(self.listener, self.launcher, requests or Silent())
+
+    async def order(self, *workers: WorkerId, hosts: Sequence[str] = (), round_id: int = 3) -> None:
+        """These are to be started, to meet each other where hosts are named."""
+        for worker in workers:
+            self.workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1), hosts=tuple(hosts)), JOB, round_id)
+        await rest()
 
     def side(self) -> AgentSide:
         """Of a driver."""
