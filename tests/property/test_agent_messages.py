@@ -164,7 +164,6 @@ class _Job:
         self.console = _Console()
         self.log = EventLog(folder / "events.jsonl")
         chronicle = Chronicle(self.log, Narrator(self.console))  # type: ignore[arg-type]
-        fleet.launcher._on_warm, fleet.launcher._warn = chronicle.warmed, chronicle.warning
         hosts = (Host("a", 2), Host("b", 1))
         self.driver = driver_of(
             Settings(command=("true",), num_proc=2, min_num_proc=1, hosts=hosts, elastic=True),

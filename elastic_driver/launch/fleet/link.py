@@ -55,6 +55,9 @@ class LinkOwner(Protocol):
     def link_heard(self, link: AgentLink) -> None:
         """It was silent, and is heard again."""
 
+    def link_back(self, link: AgentLink) -> None:
+        """It has a connection, for the first time or again."""
+
     def link_lost(self, link: AgentLink, why: str) -> None:
         """It is lost: nothing more comes of it, and what it ran is dead or soon will be."""
 
@@ -206,6 +209,7 @@ class AgentLink:
         self._channel.attach(connection, seen_there)
         self._look_in(_LOOK_S)
         self._is_heard()
+        self._owner.link_back(self)
 
     def received(self, frame: Frame) -> None:
         """A frame has come on the present connection. Raises RendezvousProtocolError."""

@@ -14,18 +14,21 @@ from typing import Any, TypeVar
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.driver.agents import AgentSide, Ways
-from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door, Ticket, User
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
-from elastic_driver.launch.launcher import ExitStatus, Stream, WorkerProcess
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.workers import Surroundings, Worker, Workers
+from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
@@ -301,12 +304,12 @@ class Listener:
 
 
 class Silent:
-    """Requests with nothing to say."""
+    """A Part with nothing to say."""
 
     def came(self, link: AgentLink) -> None:
         """Nothing."""
 
-    def lost(self, link: AgentLink) -> None:
+    def lost(self, link: AgentLink, why: str) -> None:
         """Nothing."""
 
     def take(self, link: AgentLink, message: Said) -> bool:
@@ -352,17 +355,17 @@ class Story:
         if what == self.fails_at:
             raise ZeroDivisionError("a bug")
 
-    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
-        self._take("started", worker, process.pid)
+    def started(self, worker: Worker) -> None:
+        self._take("started", worker.id, worker.pid)
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         self._take("not started", worker, f"{type(error).__name__}: {error}")
 
-    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
-        self._take("dying", worker, status)
+    def dying(self, worker: Worker, status: ExitStatus | str) -> None:
+        self._take("dying", worker.id, status)
 
-    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
-        self._take("exited", worker, f"{status}; {' '.join(process.last_lines)}".removesuffix("; "))
+    def exited(self, worker: Worker, status: ExitStatus) -> None:
+        self._take("exited", worker.id, f"{status}; {' '.join(worker.last_lines)}".removesuffix("; "))
 
     def killed(self, order: KillWorker) -> None:
         self._take("killed", order.worker, order.reason)
@@ -383,7 +386,7 @@ class PlaceDialect:
 
 
 class FakeFleet:
-    """A Fleet and its workers with all that is around them.
+    """A Fleet and its Workers, with all that is around them.
 
     Args:
         local_names: mean this machine.
@@ -407,7 +410,7 @@ class FakeFleet:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
         self.listener, self.sink, self.tasks = Listener(), Sink(), Tasks()
-        self.addresses: dict[str, Sequence[str]] = {}  # what names resolve to
+        self.resolved: dict[str, Sequence[str]] = {}  # what names resolve to
         self.warnings: list[str] = []
         self.warmed: list[tuple[int, float]] = []
         self.door = Door(loop.time, join_key=b"join")
@@ -428,29 +431,38 @@ class FakeFleet:
             local=self.local,
             remote=self.remote if dials else None,
             is_local=lambda name: name in local_names,
-            addresses_of=lambda name: self.addresses.get(name, ()),
+            addresses_of=lambda name: self.resolved.get(name, ()),
             address=address,
             tasks=self.tasks,
             check=NetworkCheck((100, 199), self.tasks) if check else None,
         )
-        self.launcher = AgentLauncher(
+        self.addresses = Addresses(self.fleet, self.warnings.append)
+        self.meetings = Meetings(self.fleet, self.addresses, None)
+        self.warming = Warming(
             self.fleet,
-            self.sink,
+            variables=_variables,
             on_warm=lambda pid, took_s: self.warmed.append((pid, took_s)),
-            warn=self.warnings.append,
-            abroad=_abroad,
+            on_prepared=self.fleet.changes.report,
         )
-        self.story = Story()
+        self.stdin, self.story = StandardInput(None, None), Story()
         self.workers = Workers(
-            self.launcher,
+            Surroundings(
+                self.fleet,
+                self.addresses,
+                self.meetings,
+                self.warming,
+                _variables,
+                self.sink,
+                self.stdin,
+                self.tasks,
+            ),
             PlaceDialect(),
             command=("train",),
             grace_s=GRACE_S,
             drain_s=DRAIN_S,
-            tasks=self.tasks,
             listener=self.story,
         )
-        self.fleet.serve(self.listener, self.launcher, requests or Silent())
+        self.fleet.serve(self.listener, self.workers, requests or Silent(), self.meetings, self.warming)
 
     async def order(self, *workers: WorkerId, hosts: Sequence[str] = (), round_id: int = 3) -> None:
         """These are to be started, to meet each other where hosts are named."""
@@ -465,7 +477,10 @@ class FakeFleet:
             self.door,
             Reception(self.door, terms, self.fleet),
             self.fleet,
-            self.launcher,
+            self.addresses,
+            _variables,
+            self.sink,
+            self.stdin,
             Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False),
             self.tasks,
             fingerprint="",
@@ -510,8 +525,8 @@ class FakeFleet:
         await self.fleet.close()
 
 
-def _abroad(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name != "HERE"}
+def _variables(facts: AgentFacts, env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name != "HERE" or facts.local}
 
 
 async def rest(turns: int = 50) -> None:

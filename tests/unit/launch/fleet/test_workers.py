@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from elastic_driver.core.events import KillWorker
-from elastic_driver.driver.workers import BROKEN_S
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.workers import BROKEN_S
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
@@ -101,7 +101,7 @@ def test_a_worker_that_can_not_be_started(bad_command: bool, kind: str) -> None:
         agent.say(NotStarted(A.key, "a reason", bad_command))
         await rest()
         assert fleet.story.told == [("not started", A, f"{kind}: a reason")]
-        assert not fleet.launcher.has_workers(agent.link)
+        assert not fleet.workers.has_workers(agent.link)
         stops = len(agent.of(Stop))
         await runs(fleet, agent)
         assert len(agent.of(Stop)) == stops, "nothing is left of the stop"
@@ -203,7 +203,7 @@ def test_started_and_dead_in_one_frame() -> None:
         agent.say(Started(A.key, 5), Exited(A.key, 3, []), Finished(A.key))
         await rest()
         assert fleet.story.told == [("started", A, "5"), ("exited", A, "exited with code 3")]
-        assert not fleet.launcher.has_workers(agent.link)
+        assert not fleet.workers.has_workers(agent.link)
 
     on_fleet(main)
 
@@ -227,7 +227,7 @@ def test_a_worker_that_has_not_exited_is_not_finished() -> None:
         await runs(fleet, agent)
         agent.say(Finished(A.key))
         assert agent.transport.is_closed
-        assert fleet.launcher.has_workers(agent.link)
+        assert fleet.workers.has_workers(agent.link)
         await asyncio.sleep(1.1)
         assert fleet.story.told[1:] == [("exited", A, LOST)]
 
@@ -376,6 +376,79 @@ def test_labels_go_to_the_workers_agent_when_they_change() -> None:
         await rest()
         assert agent.of(Labels) == [Labels({A.key: "1"})]
         assert fleet.workers.living[A].label == "1"
+
+    on_fleet(main)
+
+
+def test_what_is_ordered_of_one_that_waits_goes_with_its_start() -> None:
+    """Its agent has no connection for a moment: the nearest end is sent right behind the start, with its label."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.hang_up()
+        await fleet.order(A, A1)
+        fleet.workers.stop(A, Ending.PLANNED)
+        fleet.workers.stop(A)
+        fleet.workers.kill(KillWorker(A1, "did not leave"))
+        fleet.workers.label(A1, "7")
+        agent.connect()
+        await rest()
+        starts = [Start, Stop]
+        told = [(type(each), each.worker) for each in agent.heard() if isinstance(each, Start | Stop)]
+        assert told == [(kind, worker.key) for worker in (A, A1) for kind in starts]
+        assert agent.of(Stop) == [Stop(A.key, GRACE_S), Stop(A1.key, GRACE_S)]
+        assert ([start.label for start in agent.of(Start)], agent.of(Labels)) == (["0", "7"], [])
+        assert fleet.story.told == [("killed", A1, "did not leave")]
+
+    on_fleet(main)
+
+
+def test_who_waits_for_an_agent_that_is_lost_is_not_started() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        agent = fleet.arrives("j", ticket=False)
+        await rest()
+        worker = WorkerId("j", 0, 0)
+        agent.hang_up()
+        await fleet.order(worker)
+        fleet.workers.stop(worker)
+        await asyncio.sleep(5)
+        assert fleet.story.of(worker) == ["not started"]
+        assert fleet.story.told[0][2].endswith("its host has no agent any more")
+        assert agent.of(Start) == agent.of(Stop) == []
+        assert not fleet.workers._workers
+
+    on_fleet(main)
+
+
+def test_orders_follow_a_start_at_once() -> None:
+    """Its agent keeps them until the process is there, and carries out the nearest end."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await fleet.order(A)
+        fleet.workers.label(A, "1")
+        fleet.workers.stop(A, Ending.PLANNED)
+        fleet.workers.stop(A, Ending.BROKEN)
+        fleet.workers.kill(KillWorker(A, "did not leave"))
+        await rest()
+        told = agent.heard()[-4:]
+        assert told == [
+            Labels({A.key: "1"}),
+            Stop(A.key, DRAIN_S),
+            Stop(A.key, BROKEN_S, sever=True),
+            Kill(A.key, 0.0, exits=False),
+        ]
+
+    on_fleet(main)
+
+
+def test_a_start_has_a_name_of_its_own() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await runs(fleet, agent)
+        agent.say(Exited(A.key, 0, []))
+        with pytest.raises(AssertionError):
+            await fleet.order(A)
 
     on_fleet(main)
 
@@ -620,6 +693,6 @@ def test_a_bug_of_the_listener_reaches_the_net_and_loses_no_process(where: str) 
         await stopping
         await rest()
         assert dict(fleet.workers.living) == {}
-        assert not fleet.launcher.has_workers(agent.link)
+        assert not fleet.workers.has_workers(agent.link)
 
     on_fleet(main)
