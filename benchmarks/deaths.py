@@ -86,6 +86,9 @@ class _Watch:
         if not self.dies.done():
             self.dies.set_result(None)
 
+    def lost(self, workers: Any, why: str) -> None:
+        raise ConnectionError(why)
+
     def killed(self, order: Any) -> None:
         """Nobody asks for it."""
 

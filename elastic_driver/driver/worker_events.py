@@ -7,7 +7,8 @@ and ends nobody (:mod:`elastic_driver.launch.fleet.workers` does), and decides n
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 
 from elastic_driver.core.events import (
     HostLost,
@@ -32,6 +33,8 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.words import ExitCode, OnChange
 
 _MOST_ERROR_FILES = 100
+# Why is told once, of the host.
+_LOST = ExitStatus(-signal.SIGKILL, "lost with its host")
 
 
 class WorkerEvents:
@@ -92,12 +95,18 @@ class WorkerEvents:
         if status.returncode:
             self._keep_error_file(worker, status.returncode)
         draw, how = random.random(), str(status)
-        if status.host_lost:
-            # Here the ends of a lost host's workers become the loss of their host: see Stepper.report.
-            self._stepper.report(HostLost(worker.id.hostname, status.note, (worker.id,), draw))
-            return
         error, where = _last_words(worker) if status.returncode else ("", "")
         self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, status.out_of_memory))
+
+    def lost(self, workers: Sequence[Worker], why: str) -> None:
+        """A host is lost with these. It is once, however many they are."""
+        hosts: dict[str, list[WorkerId]] = {}
+        for worker in workers:
+            self._ends[worker.id] = worker, _LOST
+            self._forget(worker.id)
+            hosts.setdefault(worker.id.hostname, []).append(worker.id)
+        for hostname, there in hosts.items():
+            self._stepper.report(HostLost(hostname, why, tuple(there), random.random()))
 
     def killed(self, order: KillWorker) -> None:
         """A process is being ended."""

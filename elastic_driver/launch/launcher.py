@@ -32,13 +32,11 @@ class ExitStatus:
     Attributes:
         returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
         reason: says it instead, where nobody has seen the end ("lost with its host").
-        host_lost: whether that is so.
         note: what is known of it beside; "" for nothing.
     """
 
     returncode: int
     reason: str = ""
-    host_lost: bool = False
     note: str = ""
 
     @property

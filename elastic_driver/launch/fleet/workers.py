@@ -106,7 +106,7 @@ class Worker:
 class WorkerListener(Protocol):
     """Is told what becomes of the workers. Called on the event loop.
 
-    Of each worker that was ordered comes either ``not_started``, or ``started`` and ``exited``, in this order, and
+    Of each worker that was ordered comes either ``not_started``, or ``started`` and then ``exited`` or ``lost``, and
     perhaps ``dying`` between them; nothing of those that wait when the job ends.
     """
 
@@ -126,6 +126,14 @@ class WorkerListener(Protocol):
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
         """It is dead. What it wrote until then has been passed on."""
+
+    def lost(self, workers: Sequence[Worker], why: str) -> None:
+        """Their host is lost, and they with it: nobody has seen how they ended.
+
+        Args:
+            workers: all that ran there; one machine may have several hosts' names.
+            why: in words.
+        """
 
     def killed(self, order: KillWorker) -> None:
         """The order is being carried out."""
@@ -414,16 +422,17 @@ class Workers:
     def lost(self, link: AgentLink, why: str) -> None:
         """An agent is lost, and its workers are with it."""
         self._unable.discard(link.agent)
-        lost = [(one, one.phase) for one in map(self._workers.__getitem__, sorted(self._of.get(link.agent, ())))]
-        for one, _ in lost:
+        there = [self._workers[worker] for worker in sorted(self._of.get(link.agent, ()))]
+        lost = [one for one in there if one.phase is Phase.RUNS]
+        ordered = [one for one in there if one.phase is Phase.ORDERED]
+        for one in there:
             self._forget(one)
-        for one, phase in lost:
-            if phase is Phase.RUNS:
-                # Why is told once, of the host.
-                self._exited(one, ExitStatus(-signal.SIGKILL, "lost with its host", host_lost=True, note=why))
-        for one, phase in lost:
-            if phase is Phase.ORDERED:
-                self._listener.not_started(one.id, LaunchError(f"cannot start worker {one.id}: {why}"))
+        for one in lost:
+            self._is_killed(one)
+        if lost:
+            self._listener.lost(lost, why)
+        for one in ordered:
+            self._listener.not_started(one.id, LaunchError(f"cannot start worker {one.id}: {why}"))
 
     def take(self, link: AgentLink, message: Said) -> bool:
         """What an agent says of its workers' processes. Returns whether it was that.
@@ -495,10 +504,14 @@ class Workers:
     def _exited(self, one: Worker, status: ExitStatus) -> None:
         one.phase = Phase.DEAD
         self._around.stdin.gone(one.id)
+        self._is_killed(one)
+        self._listener.exited(one, status)
+
+    def _is_killed(self, one: Worker) -> None:
+        """It is dead: where its agent might have spared it, it has not."""
         order, one.kill = one.kill, None
         if order is not None and order.exits:
             self._listener.killed(order)
-        self._listener.exited(one, status)
 
     def _finished(self, one: Worker) -> None:
         if one.phase is Phase.RUNS:

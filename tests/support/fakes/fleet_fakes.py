@@ -367,6 +367,10 @@ class Story:
     def exited(self, worker: Worker, status: ExitStatus) -> None:
         self._take("exited", worker.id, f"{status}; {' '.join(worker.last_lines)}".removesuffix("; "))
 
+    def lost(self, workers: Sequence[Worker], why: str) -> None:
+        for worker in workers:
+            self._take("lost", worker.id, why)
+
     def killed(self, order: KillWorker) -> None:
         self._take("killed", order.worker, order.reason)
 

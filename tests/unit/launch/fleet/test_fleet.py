@@ -712,7 +712,7 @@ def test_a_silent_host_is_given_up_and_heard_when_it_begins_anew() -> None:
         fleet.fleet.give_up("a", "it was not heard for 5.0 s")
         assert fleet.listener.lost == [("a", "it was not heard for 5.0 s")]
         assert not fleet.fleet.is_up("a")
-        assert fleet.story.told[-1] == ("exited", A, "lost with its host")
+        assert fleet.story.told[-1] == ("lost", A, "it was not heard for 5.0 s")
         assert fleet.fleet.known(agent.link.agent) is None
         await rest()
         assert (fleet.remote.hosts(), fleet.listener.heard) == (["a", "a"], [])

@@ -31,7 +31,6 @@ from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, DRAIN_S, GRACE_S, F
 pytestmark = pytest.mark.unit
 
 A, A1, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
-LOST = "lost with its host"
 
 
 async def runs(fleet: FakeFleet, agent: FakeAgent, worker: WorkerId = A) -> None:
@@ -229,7 +228,7 @@ def test_a_worker_that_has_not_exited_is_not_finished() -> None:
         assert agent.transport.is_closed
         assert fleet.workers.has_workers(agent.link)
         await asyncio.sleep(1.1)
-        assert fleet.story.told[1:] == [("exited", A, LOST)]
+        assert fleet.story.of(A) == ["started", "lost"]
 
     on_fleet(main)
 
@@ -261,10 +260,11 @@ def test_with_an_agent_its_workers_are_lost() -> None:
         await rest()
         a.link.lose("a test")
         await rest()
-        told = fleet.story.told[2:]
-        assert ("exited", A, LOST) in told
-        assert ("not started", A1, f"LaunchError: cannot start worker {A1}: a test") in told
-        assert fleet.story.of(A)[-2:] in (["killed", "exited"], ["exited", "killed"])
+        assert fleet.story.told[2:] == [
+            ("killed", A, "did not end"),
+            ("lost", A, "a test"),
+            ("not started", A1, f"LaunchError: cannot start worker {A1}: a test"),
+        ]
         assert fleet.sink.ended == [A, A1], "who reads their output need not wait for more"
         assert list(fleet.workers.living) == [B]
 
@@ -293,7 +293,7 @@ def test_an_agent_that_is_stopped_does_not_stop_its_worker() -> None:
         await asyncio.sleep(1.5)
         ((host, why),) = fleet.listener.lost
         assert (host, why.partition(":")[0]) == ("a", f"its agent does not stop worker {A} within 5 s")
-        assert fleet.story.told[1:] == [("exited", A, LOST)]
+        assert fleet.story.told[1:] == [("lost", A, why)]
 
     on_fleet(main)
 
