@@ -190,7 +190,7 @@ class ProcessKeeper:
         if one is None:
             return
         if one.process is not None:
-            start_task(_stopped(one.process, _Stop(grace_s, sever, number)))
+            one.process.stop(grace_s, sever=sever, number=number)
         elif one.stop is None:
             one.stop = _Stop(grace_s, sever, number)
         else:
@@ -340,7 +340,7 @@ class ProcessKeeper:
         process.finished.add_done_callback(lambda _: self._finished(worker))
         self._listener.started(worker, process)
         if one.stop is not None:
-            await _stopped(process, one.stop)
+            process.stop(one.stop.grace_s, sever=one.stop.sever, number=one.stop.number)
 
     async def _prepared(
         self, worker: WorkerId, one: _Worker, launch: Callable[[], Coroutine[Any, Any, Launch]]
@@ -470,7 +470,3 @@ class ProcessKeeper:
         del self._workers[worker]
         self._sink.end(worker)
         self._listener.finished(worker)
-
-
-async def _stopped(process: ProcessTree, stop: _Stop) -> None:
-    await process.stop(stop.grace_s, sever=stop.sever, number=stop.number)

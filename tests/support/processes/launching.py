@@ -61,6 +61,12 @@ class Sink:
                 await self._written.wait()
 
 
+async def stopped(process: ProcessTree, grace_s: float) -> ExitStatus:
+    """Stops a process. Blocks until nothing is left of it."""
+    process.stop(grace_s)
+    return await process.wait()
+
+
 class Starts:
     """Waits for what comes of starts; keeps what else is told of workers. A ProcessListener."""
 
