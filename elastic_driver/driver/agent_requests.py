@@ -98,7 +98,8 @@ class AgentRequests:
     # --- what there is to be told to all ---------------------------------------------------------------------------
 
     def begin_round(self, round_id: int) -> None:
-        """The store's round has begun: nobody waits for a key of the one before."""
+        """A round begins: the keys of the one before are gone, and nobody waits for them."""
+        self._store.begin_round(round_id)
         self._keys.clear()
         self._counts.clear()
         for link in self._links():

@@ -253,7 +253,6 @@ def build(
         servers=servers,
         server=server,
         rounds=rounds,
-        store=store,
         requests=requests,
         page=page,
         health=health,

@@ -59,7 +59,6 @@ from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
@@ -95,7 +94,6 @@ class ElasticDriver:
         servers: that it follows; None where there is no chief.
         server: of agents, operators and pages.
         rounds: answer what workers, and those who drain them, ask.
-        store: the keys of the present round.
         requests: answer what workers ask through their agents.
         page: for browsers; None for none.
         health: finds who is silent, who hangs, and who is slow.
@@ -121,7 +119,6 @@ class ElasticDriver:
     servers: ServerList | None
     server: RendezvousServer
     rounds: Rounds
-    store: RoundStore
     requests: AgentRequests
     page: Page | None
     health: Health
@@ -286,7 +283,6 @@ class ElasticDriver:
         if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
-        self.store.begin_round(command.round_id)
         self.requests.begin_round(command.round_id)
         for one in command.placed:
             self.workers.label(one.worker, str(one.slot.rank))

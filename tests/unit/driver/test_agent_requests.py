@@ -301,7 +301,6 @@ def test_rounds_and_notices_go_to_all_agents_also_those_that_come_later() -> Non
         notice = Notice(3, 1, NoticeKind.HOSTS_UPDATED, "")
         job.requests.came(job._link("a"))
         assert job.sent() == []
-        job.store.begin_round(1)
         job.requests.begin_round(1)
         job.requests.notify(notice)
         assert job.sent("a") == job.sent("b") == [Round(1), NoticeSet(notice.to_json())]
@@ -362,7 +361,6 @@ def test_of_another_round_nothing_is_taken_and_nobody_waits() -> None:
         job.store.begin_round(1)
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "", 1))
-        job.store.begin_round(2)
         job.requests.begin_round(2)
         job.sent()
         job.say(Put(1, "s", "k", b"old"))
