@@ -39,7 +39,8 @@ from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.warming import Warming
-from elastic_driver.launch.fleet.workers import Surroundings, Worker, Workers
+from elastic_driver.launch.fleet.worker import Worker
+from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.upgrade import agent_route

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from elastic_driver.launch.fleet.addresses import Agents
-from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.worker import Variables
 from elastic_driver.rendezvous.agent_messages import Prepare, Prepared, Said, Warmed, WarmUp
-
-Variables = Callable[[AgentFacts, Mapping[str, str]], dict[str, str]]
-"""What of a worker's variables it is sent, if it runs on the host of this agent."""
 
 
 class Warming:

@@ -18,20 +18,19 @@ import contextlib
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import Protocol
 
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import Dialect, JobAddress, Meeting, WorkerStart
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, SlotInfo, WorkerId
-from elastic_driver.launch.error_files import raised_in
 from elastic_driver.launch.fleet.addresses import Addresses, Agents
 from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.launch.fleet.warming import Variables, Warming
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.worker import Phase, Variables, Worker, WorkerListener, note_last_words
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, OutputSink
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
@@ -60,86 +59,6 @@ from elastic_driver.words import Ending
 _LAST_WORDS_S = 2.0
 # What a worker gets whose peers are lost: time for its exit handlers, since its connections are shut.
 BROKEN_S = 0.2
-
-
-class Phase(Enum):
-    """How far a worker is."""
-
-    WAITING = auto()  # for the port of its generation, or for its agent's connection: nothing was sent
-    ORDERED = auto()  # its agent was told to start it
-    RUNS = auto()  # its process is there
-    DEAD = auto()  # its process is not; what it has started may be
-
-
-@dataclass(eq=False, slots=True)
-class Worker:
-    """One worker, as it is now. The keeper alone writes it.
-
-    Attributes:
-        id: which.
-        rank: for which it is started; -1 for none.
-        label: what stands in the prefix of its output: its current rank.
-        phase: how far it is.
-        link: to the agent that starts it, and whose word is taken on it; None while it waits.
-        pid: its process's id on its host: for people, in messages and logs.
-        is_dying: whether it was told that it ends, and not well.
-        last_lines: the end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most. Where it left
-            its traceback in its error file only, with the end of that. Known when it is dying, or dead.
-        error_file: what it has written into its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing.
-        stop: how it is stopped as soon as it is started; None where it is not, and once its agent was told to start it.
-        kill: an order that may take its time, or end in sparing it.
-    """
-
-    id: WorkerId
-    rank: int
-    label: str
-    phase: Phase = Phase.WAITING
-    link: AgentLink | None = None
-    pid: int = 0
-    is_dying: bool = False
-    last_lines: Sequence[str] = ()
-    error_file: str = ""
-    stop: Ending | None = None
-    kill: KillWorker | None = None
-
-
-class WorkerListener(Protocol):
-    """Is told what becomes of the workers. Called on the event loop.
-
-    Of each worker that was ordered comes either ``not_started``, or ``started`` and then ``exited`` or ``lost``, and
-    perhaps ``dying`` between them; nothing of those that wait when the job ends.
-    """
-
-    def started(self, worker: Worker) -> None:
-        """It runs."""
-
-    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """It could not be started; a CommandNotFoundError where its command can be run on no host."""
-
-    def dying(self, worker: Worker, status: ExitStatus | str) -> None:
-        """It is about to end, and not well, though it may take seconds until it is dead.
-
-        Args:
-            worker: which.
-            status: how it ends; in words when that is not known yet (it dumps its core).
-        """
-
-    def exited(self, worker: Worker, status: ExitStatus) -> None:
-        """It is dead. What it wrote until then has been passed on."""
-
-    def lost(self, workers: Sequence[Worker], why: str) -> None:
-        """Their host is lost, and they with it: nobody has seen how they ended.
-
-        Args:
-            workers: all that ran there; one machine may have several hosts' names.
-            why: in words.
-        """
-
-    def killed(self, order: KillWorker) -> None:
-        """The order is being carried out."""
-
-    def spared(self, order: KillWorker) -> None:
-        """It is not: there is no such process any more, or its script has ended."""
 
 
 class Hosts(Agents, Protocol):
@@ -455,7 +374,7 @@ class Workers:
                     self._dying(one, message)
             case Exited(key, returncode):
                 if (one := self._record(link, key)) and one.phase is Phase.RUNS:
-                    _note_last_words(one, message)
+                    note_last_words(one, message)
                     self._exited(one, ExitStatus(returncode, note=message.note))
             case Finished(key):
                 if one := self._record(link, key):
@@ -495,7 +414,7 @@ class Workers:
 
     def _dying(self, one: Worker, news: Dying) -> None:
         self._around.stdin.gone(one.id)  # another may be started in its place at once
-        _note_last_words(one, news)
+        note_last_words(one, news)
         if not one.is_dying:
             one.is_dying = True
             code = news.returncode
@@ -559,13 +478,3 @@ def _met(start: WorkerStart, meeting: Meeting | LaunchError) -> Meeting | None:
     if start.worker.hostname == start.hosts[0]:
         raise meeting
     return None  # the core ends the round with those of the other
-
-
-def _note_last_words(one: Worker, news: Dying | Exited) -> None:
-    """What it has said last. An error file may say what no line of its output does."""
-    one.error_file = news.error_file
-    raised = raised_in(news.error_file) if news.error_file else None
-    if raised is None or any(raised.error in line for line in news.last_lines):
-        one.last_lines = tuple(news.last_lines)
-    else:
-        one.last_lines = (*raised.callstack[-19:], raised.error)

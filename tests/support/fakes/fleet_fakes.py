@@ -27,7 +27,8 @@ from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.warming import Warming
-from elastic_driver.launch.fleet.workers import Surroundings, Worker, Workers
+from elastic_driver.launch.fleet.worker import Worker
+from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection

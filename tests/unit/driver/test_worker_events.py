@@ -9,7 +9,7 @@ import pytest
 from elastic_driver.core.events import HostLost
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.fleet.workers import Worker
+from elastic_driver.launch.fleet.worker import Worker
 
 pytestmark = pytest.mark.unit
 

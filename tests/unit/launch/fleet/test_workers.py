@@ -670,6 +670,40 @@ def test_nobody_is_started_where_the_job_ends_before_a_port_is_held() -> None:
     on_fleet(main)
 
 
+def test_who_waits_for_the_port_of_a_generation_that_another_has_followed_meets_there() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        a, b = await fleet.has("a", "b")
+        await fleet.order(A, hosts=("a", "b"), round_id=1)
+        await fleet.order(B, hosts=("b", "a"), round_id=2)
+        assert (a.of(HoldPort), a.of(LetGo)) == ([HoldPort(1, [])], [LetGo(1)])
+        a.say(PortHeld(1, 5000, ""))
+        b.say(PortHeld(2, 6000, ""))
+        await rest()
+        places = [start.env["PLACE"].rpartition(":")[2] for agent in (a, b) for start in agent.of(Start)]
+        assert places == ["5000", "6000"]
+
+    on_fleet(main)
+
+
+def test_a_bug_of_the_listener_keeps_no_lost_agent() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        a, b = await fleet.has("a", "b")
+        await fleet.order(A, hosts=("a", "b"))
+        await runs(fleet, b, B)
+        fleet.story.fails_at = "lost"
+        b.link.lose("a test")
+        assert [type(error) for error in fleet.listener.errors] == [ZeroDivisionError]
+        assert fleet.fleet.link_of("b") is None
+        await rest()
+        assert fleet.remote.hosts() == ["a", "b", "b"], "another is wanted"
+        fleet.listener.errors.clear()
+        closing = asyncio.ensure_future(fleet.fleet.close())
+        await a.leaves()
+        await closing
+
+    on_fleet(main)
+
+
 @pytest.mark.parametrize("where", ["started", "dying", "exited"])
 def test_a_bug_of_the_listener_reaches_the_net_and_loses_no_process(where: str) -> None:
     async def main(fleet: FakeFleet) -> None:
