@@ -43,7 +43,7 @@ from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.words import Stream
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
     Bye,

@@ -30,8 +30,8 @@ from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
+from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.token_file import new_token

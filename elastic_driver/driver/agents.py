@@ -21,7 +21,7 @@ from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.reception import Reception
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.worker import Variables
-from elastic_driver.launch.launcher import OutputSink
+from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.system.tasks import Tasks
 

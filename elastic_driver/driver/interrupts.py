@@ -14,7 +14,7 @@ from elastic_driver.core.events import StopRequested
 from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.launch.fleet.workers import Workers
-from elastic_driver.launch.launcher import PASSED_ON
+from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 

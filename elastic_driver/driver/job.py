@@ -35,13 +35,13 @@ from elastic_driver.launch.error_files import ENV_ERROR_FILE
 from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.keeper import ProcessKeeper
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.warm.inits import calls_init
+from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle

@@ -28,7 +28,7 @@ from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.worker import Worker
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.words import ExitCode, OnChange
 

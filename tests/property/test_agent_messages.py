@@ -25,8 +25,8 @@ from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.keeper import Launch
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welcome, said
 from elastic_driver.rendezvous.entries import pack_entries

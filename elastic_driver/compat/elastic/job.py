@@ -51,7 +51,7 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks

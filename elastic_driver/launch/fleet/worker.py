@@ -15,7 +15,7 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import raised_in
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
-from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.agent_messages import Dying, Exited
 from elastic_driver.words import Ending
 

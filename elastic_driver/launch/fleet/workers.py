@@ -31,7 +31,7 @@ from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Phase, Variables, Worker, WorkerListener, note_last_words
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, OutputSink
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, OutputSink
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,

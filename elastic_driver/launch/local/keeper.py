@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from elastic_driver.errors import LaunchError, shortage
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus, OutputSink
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.local.process_tree import JobScanner, ProcessTree
 from elastic_driver.launch.processes.binding import bind
@@ -29,6 +28,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.spawn import Given, Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
+from elastic_driver.launch.words import ExitStatus, OutputSink
 from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_MARK, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether

@@ -23,7 +23,6 @@ import psutil
 
 from elastic_driver.errors import shortage
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.death import (
     PIDFD_THREAD,
@@ -41,6 +40,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.system.tasks import start_task
 
 _log = logging.getLogger(__name__)

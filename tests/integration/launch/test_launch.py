@@ -18,10 +18,10 @@ import pytest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
 from elastic_driver.launch.local import keeper, process_tree
 from elastic_driver.launch.processes import guard
 from elastic_driver.launch.processes.death import heeds_signal
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
 from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run, stopped

@@ -20,12 +20,12 @@ import pytest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.warm import forks as warm
 from elastic_driver.launch.warm.forks import ForkedProcess
 from elastic_driver.launch.warm.preload import heavy_imports, read_command, shadowed
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.environment import ENV_WARM
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes.jobs import Job as ElasticJob

@@ -29,7 +29,7 @@ from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
-from elastic_driver.launch.launcher import ExitStatus, Stream
+from elastic_driver.launch.words import ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
