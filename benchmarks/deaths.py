@@ -115,6 +115,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
         local=SshDialler(),
         remote=SshDialler(),
         is_local=lambda name: False,
+        addresses_of=lambda name: (),
         address=lambda facts, route: route,
         tasks=tasks,
     )
