@@ -2,10 +2,10 @@
 
     python benchmarks/deaths.py [--deaths 200]
 
-Two network namespaces on a bridge, an agent on the second over ssh. The driver's side (server, fleet, launcher) has
-workers started there that sleep; they are killed one after another, and for each: from kill(2) until its launcher says
-that the worker is dying or dead, milliseconds. The yardstick is a bare TCP connection over the same links, held by a
-process that is killed in the same way: from kill(2) until the other end has read the end of the stream.
+Two network namespaces on a bridge, an agent on the second over ssh. The driver's side (server, fleet, keeper of
+workers) has workers started there that sleep; they are killed one after another, and for each: from kill(2) until its
+keeper says that the worker is dying or dead, milliseconds. The yardstick is a bare TCP connection over the same links,
+held by a process that is killed in the same way: from kill(2) until the other end has read the end of the stream.
 """
 
 from __future__ import annotations
@@ -26,20 +26,28 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from elastic_driver.core.events import StartWorker
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.driver.agents import Ways
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.worker import Worker
+from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import OnChange
 from tests.support.network.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +65,46 @@ class _Nobody:
         raise error
 
 
+class _Watch:
+    """See WorkerListener: when the latest worker runs, and when it is known to be dying or dead."""
+
+    def begin(self) -> None:
+        """The next worker is going to be started."""
+        loop = asyncio.get_running_loop()
+        self.runs: asyncio.Future[int] = loop.create_future()
+        self.dies: asyncio.Future[None] = loop.create_future()
+
+    def started(self, worker: Worker) -> None:
+        self.runs.set_result(worker.pid)
+
+    def not_started(self, worker: WorkerId, error: Exception) -> None:
+        self.runs.set_exception(error)
+
+    def dying(self, worker: Worker, status: Any) -> None:
+        self.dies.set_result(None)
+
+    def exited(self, worker: Worker, status: Any) -> None:
+        if not self.dies.done():
+            self.dies.set_result(None)
+
+    def lost(self, workers: Any, why: str) -> None:
+        raise ConnectionError(why)
+
+    def killed(self, order: Any) -> None:
+        """Nobody asks for it."""
+
+    spared = killed
+
+
+class _Dialect:
+    """See Dialect."""
+
+    on_change = OnChange.IN_PLACE
+
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        return dict(os.environ)
+
+
 async def of_workers(host: str, deaths: int) -> list[float]:
     """Milliseconds from each kill to the driver's knowledge."""
     tasks, door = Tasks(), Door(JobClock())
@@ -67,13 +115,21 @@ async def of_workers(host: str, deaths: int) -> list[float]:
         local=SshDialler(),
         remote=SshDialler(),
         is_local=lambda name: False,
+        addresses_of=lambda name: (),
         address=lambda facts, route: route,
         tasks=tasks,
     )
     nobody: Any = _Nobody()
-    launcher = AgentLauncher(fleet, nobody, on_warm=nobody.warmed, warn=print)
+    addresses = Addresses(fleet, print)
+    meetings = Meetings(fleet, addresses, None)
+    send_all: Any = lambda facts, env: dict(env)  # noqa: E731
+    warming = Warming(fleet, variables=send_all, on_warm=nobody.warmed, on_prepared=nobody.prepared)
+    around = Surroundings(fleet, addresses, meetings, warming, send_all, nobody, StandardInput(None, None), tasks)
+    job = JobAddress("", JobKey.new(), "deaths")
     reception = Reception(door, Terms("deaths", 0.0, "/", 0o22, False, None, False, 15.0), fleet)
-    fleet.serve(nobody, launcher, nobody)
+    watch = _Watch()
+    workers = Workers(around, _Dialect(), command=["sleep", "600"], grace_s=1.0, drain_s=1.0, listener=watch)
+    fleet.serve(nobody, workers, meetings, warming)
     server = RendezvousServer([agent_route(reception.take_over)], key=JobKey.new(), agent_keys=door.key_of)
     await ways.begin(server.listeners, await server.start("127.0.0.1", 0))
     took: list[float] = []
@@ -82,15 +138,16 @@ async def of_workers(host: str, deaths: int) -> list[float]:
         await fleet.settle(30)
         for number in range(deaths):
             worker = WorkerId(host, 0, number)
-            process = await launcher.start(worker, ["sleep", "600"], dict(os.environ), label="0", rank_at_launch=0)
+            watch.begin()
+            workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1)), job, 0)
+            pid = await watch.runs
             await asyncio.sleep(_SETTLED_S)
             at = time.perf_counter()
-            os.kill(process.pid, signal.SIGKILL)
-            await asyncio.wait((process.dying, process.exited), return_when=asyncio.FIRST_COMPLETED)
+            os.kill(pid, signal.SIGKILL)
+            await watch.dies
             took.append((time.perf_counter() - at) * 1e3)
-            await process.wait()
     finally:
-        await launcher.close()
+        await fleet.close()
         await tasks.end()
         await server.close()
     return took

@@ -36,13 +36,14 @@ from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.reception import Reception, Terms
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.words import Stream
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
     Bye,
@@ -203,9 +204,6 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     def warn(text: str) -> None:
         print(f"warning: {text}", file=sys.stderr)
 
-    launcher = AgentLauncher(
-        fleet, _NoOutput(), on_warm=lambda pid, took_s: None, warn=warn, abroad=lambda env: remote_environment(env)
-    )
     terms = Terms(
         job_id="simulated",
         agent_timeout_s=settings.agent_timeout_s,
@@ -216,7 +214,19 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         preload=None,
         prefix_timestamp=False,
     )
-    return AgentSide(door, Reception(door, terms, fleet), fleet, launcher, ways, tasks, "", "")
+    return AgentSide(
+        door,
+        Reception(door, terms, fleet),
+        fleet,
+        Addresses(fleet, warn),
+        lambda facts, env: remote_environment(env),
+        _NoOutput(),
+        StandardInput(None, None),
+        ways,
+        tasks,
+        fingerprint="",
+        join_token="",
+    )
 
 
 class _Telling(Chronicle):

@@ -24,9 +24,9 @@ import psutil
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
 from elastic_driver.launch.local.process_tree import ProcessTree
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 

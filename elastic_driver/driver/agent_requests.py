@@ -113,7 +113,7 @@ class AgentRequests:
         if self._notice is not None:
             link.send(NoticeSet(self._notice))
 
-    def lost(self, link: AgentLink) -> None:
+    def lost(self, link: AgentLink, why: str) -> None:
         """It waits for nothing any more."""
         if self._stacks is not None:
             self._stacks.lost(link)

@@ -22,16 +22,16 @@ from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshD
 from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
+from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.token_file import new_token
@@ -131,16 +131,12 @@ def agents_of(
         tasks=tasks,
         check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
     )
-    launcher = AgentLauncher(
-        fleet,
-        outputs,
-        on_warm=chronicle.warmed,
-        warn=chronicle.warning,
-        abroad=dict if gathering is not None else lambda env: _abroad(settings, env),
-        here=dict if gathering is None else lambda env: node_environment(own, env),
-        ports=settings.port_range,
-        stdin=stdin,
-    )
+
+    def variables(facts: AgentFacts, env: Mapping[str, str]) -> dict[str, str]:
+        if gathering is None:
+            return dict(env) if facts.local else _abroad(settings, env)
+        return node_environment(own, env) if facts.local else dict(env)
+
     mask = os.umask(0)
     os.umask(mask)
     terms = Terms(
@@ -162,7 +158,10 @@ def agents_of(
         door,
         Reception(door, terms, fleet),
         fleet,
-        launcher,
+        Addresses(fleet, chronicle.warning),
+        variables,
+        outputs,
+        stdin,
         ways,
         tasks,
         fingerprint,

@@ -15,10 +15,13 @@ from ssl import SSLContext
 from typing import Protocol
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.reception import Reception
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.worker import Variables
+from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.system.tasks import Tasks
 
@@ -133,7 +136,10 @@ class AgentSide:
         door: gives agents' keys to the server.
         reception: takes their connections over.
         fleet: of the hosts.
-        launcher: has agents start workers.
+        addresses: of them.
+        variables: what of a worker's variables it is sent.
+        sink: takes the workers' output.
+        stdin: whose the driver's standard input is.
         ways: on which they come.
         tasks: of the fleet and the driver.
         fingerprint: of the driver's certificate, in hexadecimal digits; "" for none.
@@ -145,7 +151,10 @@ class AgentSide:
     door: Door
     reception: Reception
     fleet: Fleet
-    launcher: AgentLauncher
+    addresses: Addresses
+    variables: Variables = field(repr=False)
+    sink: OutputSink
+    stdin: StandardInput
     ways: Ways
     tasks: Tasks
     fingerprint: str

@@ -34,9 +34,11 @@ from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.worker_events import WorkerEvents
-from elastic_driver.driver.workers import Workers
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.meetings import Meetings
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader_header
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
@@ -85,7 +87,7 @@ def build(
         routes: what workers may ask beside what all workers may.
     """
     clock = clock or JobClock()
-    fleet, launcher, tasks = agents.fleet, agents.launcher, agents.tasks
+    fleet, tasks = agents.fleet, agents.tasks
     token_file = settings.operator_token_file
     key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
     reader = reader_header(key.of(Identity(Role.READER)))
@@ -108,13 +110,23 @@ def build(
     stepper = Stepper(policy_of(settings, dialect.on_change), clock=clock, carry_out=carry_out, on_error=crash)
     standings = Standings(chronicle)
     worker_events = WorkerEvents(stepper, chronicle=chronicle, standings=standings, forget=forget)
+    meetings = Meetings(fleet, agents.addresses, settings.port_range)
+    warming = Warming(fleet, variables=agents.variables, on_warm=chronicle.warmed, on_prepared=fleet.changes.report)
     workers = Workers(
-        launcher,
+        Surroundings(
+            fleet,
+            agents.addresses,
+            meetings,
+            warming,
+            agents.variables,
+            agents.sink,
+            agents.stdin,
+            tasks,
+        ),
         dialect,
         command=settings.command if chief is None else chief.server_command,
         grace_s=settings.grace_s,
         drain_s=settings.drain_timeout_s,
-        tasks=tasks,
         listener=worker_events,
     )
     keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, chronicle)
@@ -137,7 +149,7 @@ def build(
         lost_s=lambda: clock.lost_s,
     )
     end = JobEnd(stepper, chronicle=chronicle, workers=workers)
-    interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, launcher=launcher, chief=keeper)
+    interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper)
     progress = Progress()
     rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
     status = JobStatus(
@@ -205,7 +217,8 @@ def build(
         host_of=fleet.link_of,
         stacks=stacks,
     )
-    fleet.serve(HostEvents(settings, stepper, chronicle=chronicle, on_error=crash), launcher, requests)
+    host_events = HostEvents(settings, stepper, chronicle=chronicle, on_error=crash)
+    fleet.serve(host_events, workers, requests, meetings, warming)
     driver = ElasticDriver(
         settings=settings,
         job=JobAddress("", key, job_id, name_of_this_process()),
@@ -223,9 +236,10 @@ def build(
             chronicle=chronicle,
             clock=clock,
             workers=workers,
-            preparer=launcher if starts_again(settings) and settings.warm_starts else None,
+            preparer=warming if starts_again(settings) and settings.warm_starts else None,
         ),
         workers=workers,
+        warming=warming,
         worker_events=worker_events,
         standings=standings,
         chief=keeper,

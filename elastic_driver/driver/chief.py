@@ -21,9 +21,9 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper, ProcessListener
 from elastic_driver.launch.local.process_tree import ProcessTree
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.report.chronicle import Chronicle
 
 

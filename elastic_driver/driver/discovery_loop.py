@@ -15,9 +15,9 @@ from elastic_driver.core.state import LAST_MOMENT_S
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import DiscoveryError, shortage
 from elastic_driver.hosts import Host
+from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.words import OnChange
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from elastic_driver.core.events import StopRequested
 from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.workers import Workers
-from elastic_driver.launch.launcher import PASSED_ON, Launcher
+from elastic_driver.launch.fleet.workers import Workers
+from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 
@@ -28,8 +28,7 @@ class Interrupts:
         settings: what the user asked for.
         stepper: takes the events, and has the state.
         chronicle: is told.
-        workers: those that are ended.
-        launcher: passes signals on, and kills.
+        workers: those that are ended, or that signals are passed on to.
         chief: ends with them; None where there is none.
 
     Attributes:
@@ -43,14 +42,12 @@ class Interrupts:
         *,
         chronicle: Chronicle,
         workers: Workers,
-        launcher: Launcher,
         chief: ChiefKeeper | None,
     ) -> None:
         self._settings = settings
         self._stepper = stepper
         self._chronicle = chronicle
         self._workers = workers
-        self._launcher = launcher
         self._chief = chief
         self.preempted = False
 
@@ -76,7 +73,7 @@ class Interrupts:
         """Workers are sent this signal."""
         which = "" if number == signal.SIGQUIT else " that handle it"
         self._chronicle.remark(f"{number.name}: passed on to the workers{which}")
-        self._launcher.pass_on(number)
+        self._workers.pass_on(number)
 
     def interrupt(self, number: signal.Signals) -> None:
         """The job ends; the second time its workers are killed at once."""
@@ -84,7 +81,7 @@ class Interrupts:
         if self._stepper.is_over:
             if self._workers.living or self._chief is not None:  # else the job's end is told already
                 self._chronicle.warning(f"{name} again: killing all workers now")
-            self._launcher.kill()
+            self._workers.kill_all()
             if self._chief is not None:
                 self._chief.kill()
             return

@@ -32,16 +32,16 @@ from elastic_driver.health.heartbeats import interval_s
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.error_files import ENV_ERROR_FILE
+from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
-from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.stdin import StandardInput
-from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.keeper import ProcessKeeper
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.warm.inits import calls_init
+from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
@@ -180,7 +180,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         dialect: Dialect
         if settings.num_parameter_servers:
             servers = dialect = ServerDialect(inheritable(os.environ), exported=exported)
-            chief = _chief_of(settings, job_id, servers, agents.launcher, sink, chronicle)
+            chief = _chief_of(settings, job_id, servers, agents.addresses, sink, chronicle)
         else:
             dialect = OurDialect(
                 # Nodes have their own, see agents_of.
@@ -244,7 +244,7 @@ def _chief_of(
     settings: Settings,
     job_id: str,
     servers: ServerDialect,
-    launcher: AgentLauncher,
+    addresses: Addresses,
     outputs: OutputSink,
     chronicle: Chronicle,
 ) -> ChiefSide:
@@ -269,7 +269,7 @@ def _chief_of(
         servers.environment_of_chief,
         server_command(settings.command),
         # What a server is called once it is called for good: other hosts may come that have to reach it.
-        lambda name: LOOPBACK if fixed_here else launcher.address_for_all(name),
+        lambda name: LOOPBACK if fixed_here else addresses.for_all(name),
         settings.port_range,
     )
 

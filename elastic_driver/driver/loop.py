@@ -53,9 +53,10 @@ from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.worker_events import WorkerEvents
-from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import SettingsError
 from elastic_driver.launch import output_files
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
@@ -87,6 +88,7 @@ class ElasticDriver:
         discovery: tells the hosts there are.
         discovery_loop: has the core hear of them.
         workers: their processes.
+        warming: has their hosts import what they import.
         worker_events: what becomes of them.
         standings: keep accounts of who runs.
         chief: the script, where it is the chief of servers; None where it is the workers'.
@@ -112,6 +114,7 @@ class ElasticDriver:
     discovery: Hosts
     discovery_loop: DiscoveryLoop
     workers: Workers
+    warming: Warming
     worker_events: WorkerEvents
     standings: Standings
     chief: ChiefKeeper | None
@@ -287,11 +290,11 @@ class ElasticDriver:
         for one in command.placed:
             self.workers.label(one.worker, str(one.slot.rank))
         hosts = sorted({one.worker.hostname for one in command.placed})
-        self.rounds.publish(command, self.agents.launcher.addresses(hosts))
-        pids = {worker: process.pid for worker, process in self.workers.living.items()}
+        self.rounds.publish(command, self.agents.addresses.of(hosts))
+        pids = {worker: one.pid for worker, one in self.workers.living.items()}
         self.chronicle.round_formed(command, pids, self.clock() - self.stepper.state.reset_began)
         if starts_again(self.settings):
-            self.agents.launcher.warm_up()
+            self.warming.warm_up()
 
     def _warn_of_flags(self, backend: Backend) -> None:
         """Tells what was asked for that the workers know nothing of, as soon as it is known whose they are."""
@@ -331,7 +334,7 @@ class ElasticDriver:
             await self._close(self.chief.close(), "of the chief have ended; the guard has to")
 
     async def _close_agents(self) -> None:
-        await self._close(self.agents.launcher.close(), "of the job have ended; they are left to the guard")
+        await self._close(self.agents.fleet.close(), "of the job have ended; they are left to the guard")
         self.agents.reception.close()
 
     async def _close(self, closing: Awaitable[None], what: str) -> None:

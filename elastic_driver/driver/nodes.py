@@ -29,9 +29,9 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, WorkerId, is_host_name
 from elastic_driver.launch.agent.agent import End, Home, How, attend
 from elastic_driver.launch.dial.early import EarlyAgent
-from elastic_driver.launch.launcher import PASSED_ON, Stream
 from elastic_driver.launch.local.locality import addresses_of
 from elastic_driver.launch.rank_logs import RankLogs
+from elastic_driver.launch.words import PASSED_ON, Stream
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs

@@ -70,17 +70,12 @@ class Stepper:
         return self.state.phase is JobPhase.ENDED
 
     def report(self, report: WorkerReport | HostLost) -> None:
-        """Feeds a worker's report, or its end, to the core, together with others that come at about the same time.
+        """Feeds a worker's report, its end, or its host's loss to the core, with others that come at about that time.
 
         A step costs about as much as the job has workers. When thousands report at once, a step for each would be what
-        they wait for; so after a step the loop has as much time for other things as the step took. A host that is lost
-        with one worker after the other is lost once.
+        they wait for; so after a step the loop has as much time for other things as the step took.
         """
-        last = self._reports[-1] if self._reports else None
-        if isinstance(report, HostLost) and isinstance(last, HostLost) and report.hostname == last.hostname:
-            self._reports[-1] = replace(last, workers=last.workers + report.workers)
-        else:
-            self._reports.append(report)
+        self._reports.append(report)
         self._catch_up_soon()
 
     def report_host(self, report: HostReport) -> None:

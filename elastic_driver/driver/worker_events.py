@@ -1,13 +1,14 @@
 """What becomes of the workers' processes, as events of the core, and as the user is told of it.
 
 Owns what is kept of a worker that ends: its process and status until its end is reported, and its error file. Starts
-and ends nobody (:mod:`elastic_driver.driver.workers` does), and decides nothing: what an end means is the core's.
+and ends nobody (:mod:`elastic_driver.launch.fleet.workers` does), and decides nothing: what an end means is the core's.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 
 from elastic_driver.core.events import (
     HostLost,
@@ -26,15 +27,18 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import pass_on, raised_in
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess
+from elastic_driver.launch.fleet.worker import Worker
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.words import ExitCode, OnChange
 
 _MOST_ERROR_FILES = 100
+# Why is told once, of the host.
+_LOST = ExitStatus(-signal.SIGKILL, "lost with its host")
 
 
 class WorkerEvents:
-    """Listens to the workers' processes; see ProcessListener. Used on the event loop only.
+    """Listens to the workers' processes; see WorkerListener. Used on the event loop only.
 
     Args:
         stepper: takes the events, and has the state.
@@ -56,17 +60,17 @@ class WorkerEvents:
         self._standings = standings
         self._forget = forget
         # Of those that are dying, or have ended, until the core has said whether that was expected.
-        self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus | None]] = {}
+        self._ends: dict[WorkerId, tuple[Worker, ExitStatus | None]] = {}
         self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
 
-    # --- ProcessListener -------------------------------------------------------------------------------------------
+    # --- WorkerListener --------------------------------------------------------------------------------------------
 
-    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
+    def started(self, worker: Worker) -> None:
         """A process runs."""
-        self._chronicle.worker_started(worker, process.pid)
-        self._standings.started(worker)
+        self._chronicle.worker_started(worker.id, worker.pid)
+        self._standings.started(worker.id)
         if self._stepper.state.policy.on_change is not OnChange.IN_PLACE:  # else a start alone is no news
-            self._stepper.report(WorkerStarted(worker))
+            self._stepper.report(WorkerStarted(worker.id))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """A process could not be started."""
@@ -76,27 +80,33 @@ class WorkerEvents:
         self._chronicle.worker_not_started(worker)
         self._forget(worker)  # it may have been there for a moment, and have asked
 
-    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
+    def dying(self, worker: Worker, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
-        self._ends[worker] = process, None
+        self._ends[worker.id] = worker, None
         returncode, starved = (None, False) if isinstance(status, str) else (status.returncode, status.out_of_memory)
-        self._keep_error_file(worker, process, returncode)
-        error, where = _last_words(process)
-        self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where, starved))
+        self._keep_error_file(worker, returncode)
+        error, where = _last_words(worker)
+        self._stepper.report(WorkerDying(worker.id, returncode, str(status), random.random(), error, where, starved))
 
-    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
+    def exited(self, worker: Worker, status: ExitStatus) -> None:
         """A process has ended."""
-        self._ends[worker] = process, status
-        self._forget(worker)
+        self._ends[worker.id] = worker, status
+        self._forget(worker.id)
         if status.returncode:
-            self._keep_error_file(worker, process, status.returncode)
+            self._keep_error_file(worker, status.returncode)
         draw, how = random.random(), str(status)
-        if status.host_lost:
-            # Here the ends of a lost host's workers become the loss of their host: see Stepper.report.
-            self._stepper.report(HostLost(worker.hostname, status.note, (worker,), draw))
-            return
-        error, where = _last_words(process) if status.returncode else ("", "")
-        self._stepper.report(WorkerExited(worker, status.returncode, how, draw, error, where, status.out_of_memory))
+        error, where = _last_words(worker) if status.returncode else ("", "")
+        self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, status.out_of_memory))
+
+    def lost(self, workers: Sequence[Worker], why: str) -> None:
+        """A host is lost with these. It is once, however many they are."""
+        hosts: dict[str, list[WorkerId]] = {}
+        for worker in workers:
+            self._ends[worker.id] = worker, _LOST
+            self._forget(worker.id)
+            hosts.setdefault(worker.id.hostname, []).append(worker.id)
+        for hostname, there in hosts.items():
+            self._stepper.report(HostLost(hostname, why, tuple(there), random.random()))
 
     def killed(self, order: KillWorker) -> None:
         """A process is being ended."""
@@ -114,13 +124,13 @@ class WorkerEvents:
 
     def report(self, command: ReportDying | ReportExit) -> None:
         """Reports an end, now that the core knows of it."""
-        process, status = self._ends[command.worker]
+        worker, status = self._ends[command.worker]
         if isinstance(command, ReportDying):
-            self._chronicle.worker_dying(command.worker, process, command.how)
+            self._chronicle.worker_dying(command.worker, worker, command.how)
             return
         assert status is not None
         del self._ends[command.worker]
-        self._chronicle.worker_exited(command.worker, process, status, expected=command.expected)
+        self._chronicle.worker_exited(command.worker, worker, status, expected=command.expected)
         self._standings.exited(command.worker)
 
     # --- error files -----------------------------------------------------------------------------------------------
@@ -136,18 +146,18 @@ class WorkerEvents:
             text, returncode = self._error_files.get(failure.worker, ("", None))
             pass_on(path, text, str(failure), ExitCode.USER_CODE_FAILED if returncode is None else returncode)
 
-    def _keep_error_file(self, worker: WorkerId, process: WorkerProcess, returncode: int | None) -> None:
+    def _keep_error_file(self, worker: Worker, returncode: int | None) -> None:
         # A joiner's failure ends no job. Hosts of always new names may fail as long as it waits for slots.
         state = self._stepper.state
-        if state.round_id and not state.is_member(worker):
+        if state.round_id and not state.is_member(worker.id):
             return
-        if worker in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
-            self._error_files[worker] = process.error_file, returncode
+        if worker.id in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
+            self._error_files[worker.id] = worker.error_file, returncode
 
 
-def _last_words(process: WorkerProcess) -> tuple[str, str]:
+def _last_words(worker: Worker) -> tuple[str, str]:
     """What it said of its end, and where that was: its error file says it best."""
-    raised = raised_in(process.error_file)
+    raised = raised_in(worker.error_file)
     if raised is None:
-        return last_words(process.last_lines)
+        return last_words(worker.last_lines)
     return raised.error, last_words(raised.callstack)[1]

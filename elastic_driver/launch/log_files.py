@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.words import Stream
 from elastic_driver.system.file_writer import FileWriter
 from elastic_driver.system.safe_files import open_folder_inside, open_inside
 

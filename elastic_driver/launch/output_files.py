@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import Stream
 from elastic_driver.launch.log_files import LogFiles
 from elastic_driver.launch.rank_logs import RankLogs
+from elastic_driver.launch.words import Stream
 from elastic_driver.system.file_writer import FileWriter
 
 _log = logging.getLogger(__name__)

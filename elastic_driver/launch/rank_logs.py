@@ -14,8 +14,8 @@ from pathlib import Path
 from string import Template
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import Stream
 from elastic_driver.launch.log_files import LogFiles
+from elastic_driver.launch.words import Stream
 from elastic_driver.settings.logs import ERR, OUT, Logs
 from elastic_driver.system.file_writer import FileWriter
 

@@ -26,8 +26,8 @@ from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.keeper import Launch
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welcome, said
 from elastic_driver.rendezvous.entries import pack_entries
@@ -175,7 +175,6 @@ class _Job:
         self.console = _Console()
         self.log = EventLog(folder / "events.jsonl")
         chronicle = Chronicle(self.log, Narrator(self.console))  # type: ignore[arg-type]
-        fleet.launcher._on_warm, fleet.launcher._warn = chronicle.warmed, chronicle.warning
         hosts = (Host("a", 2), Host("b", 1))
         self.driver = driver_of(
             Settings(command=("true",), num_proc=2, min_num_proc=1, hosts=hosts, elastic=True),

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from elastic_driver.compat.elastic.threads import CreateWorker, ThreadDialect, ThreadLauncher, ThreadWorker, slot_info
+from elastic_driver.compat.elastic.threads import CreateWorker, ThreadKeeper, ThreadWorker, slot_info
 from elastic_driver.compat.runner.hosts import SlotInfo
 from elastic_driver.core.events import (
     Command,
@@ -42,22 +42,17 @@ from elastic_driver.core.events import (
     StopRequested,
     StopWorker,
     WorkerExited,
-    WorkerNotStarted,
     WorkerRunning,
-    WorkerSpared,
 )
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.state import JobPhase, State
-from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.caller import Finder, hosts_of
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.workers import Workers
-from elastic_driver.errors import DiscoveryError, LaunchError
+from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
-from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
@@ -66,8 +61,6 @@ from elastic_driver.words import Backend, ExitCode, ReadyCause
 
 # Horovod's constant.
 DISCOVER_HOSTS_FREQUENCY_SECS = 1.0
-# Threads cannot be killed: there is nothing else to be done than to wait for them.
-_FOR_EVER_S = 1e9
 _log = logging.getLogger("elastic_driver.horovod")
 
 Slot = tuple[str, int]
@@ -127,9 +120,8 @@ class ThreadJob:
         self._clock = JobClock()
         self._tasks = Tasks()
         self._stepper: Stepper | None = None
-        self._workers: Workers | None = None
+        self._workers: ThreadKeeper | None = None
         self._rounds: Rounds | None = None
-        self._job = JobAddress("", JobKey.new(), "", "")
         self._loop = asyncio.new_event_loop()
         self._ended: asyncio.Future[EndJob] = self._loop.create_future()
         # Daemons, since a program may drop a driver without a word. They end with the job: the one when nothing is left
@@ -245,7 +237,7 @@ class ThreadJob:
             _log.exception("the rendezvous cannot be stopped")
         if self._workers is not None and self._rounds is not None:
             self._rounds.job_over(end.message)
-            await self._workers.stop_all(_FOR_EVER_S)
+            await self._workers.end()
         if self._stepper is not None:
             self._stepper.catch_up()
             self._stepper.close()
@@ -274,16 +266,7 @@ class ThreadJob:
             return
         policy = replace(self._policy, num_proc=num_proc)
         stepper = Stepper(policy, clock=self._clock, carry_out=self._carry_out_all, on_error=self._failed)
-        launcher = ThreadLauncher(create, self._function_returned)
-        self._workers = Workers(
-            launcher,
-            ThreadDialect(),
-            command=(),
-            grace_s=_FOR_EVER_S,
-            drain_s=_FOR_EVER_S,
-            tasks=self._tasks,
-            listener=self,
-        )
+        self._workers = ThreadKeeper(create, on_return=self._function_returned, on_exit=self._exited)
         self._rounds = Rounds(
             stepper,
             heartbeats=_Unwatched(),
@@ -328,8 +311,8 @@ class ThreadJob:
 
     async def _ready(self, slot: Slot) -> int:
         worker = self._workers_by_slot.get(slot)
-        process = None if worker is None or self._workers is None else self._workers.living.get(worker)
-        if worker is None or process is None or self._rounds is None or self._stepper is None:
+        thread = None if worker is None or self._workers is None else self._workers.living.get(worker)
+        if worker is None or thread is None or self._rounds is None or self._stepper is None:
             return 0
         after = self._rounds_seen.get(worker, 0)
         cause = ReadyCause.HOSTS_UPDATED if after else ReadyCause.START
@@ -337,8 +320,7 @@ class ThreadJob:
         reply = asyncio.ensure_future(self._rounds.next_round(request))
         # Whoever reports for a worker may be another thread than the worker's, and the worker may end meanwhile. One
         # that is to end looks at its event when this has returned.
-        assert isinstance(process, ThreadWorker)
-        await asyncio.wait((reply, process.exited, process.stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((reply, thread.over), return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
             reply.cancel()
             return 0
@@ -366,11 +348,9 @@ class ThreadJob:
                 slot = slot_info(command.worker, command.planned)
                 self._slots[command.worker] = slot
                 self._workers_by_slot[slot.hostname, slot.local_rank] = command.worker
-                self._workers.start(command, self._job, self._stepper.state.round_id)
-            case StopWorker():
+                self._workers.start(command.worker, slot)
+            case StopWorker() | KillWorker():
                 self._workers.stop(command.worker)
-            case KillWorker():
-                self._workers.kill(command)
             case DismissWorker():
                 self._rounds.dismiss(command.worker, command.reason)
             case PublishRound():
@@ -400,45 +380,24 @@ class ThreadJob:
             self._call(self._stop, f"worker {worker} ended with code 0 before it was ready")
         self.results[worker] = key, (code, at or time.time())
 
-    # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
-
-    def killed(self, order: KillWorker) -> None:
-        """Nobody is to be told."""
-
-    def spared(self, order: KillWorker) -> None:
-        """Its end is the core's to wait for."""
-        if order.exits and self._stepper is not None:
-            self._stepper.report(WorkerSpared(order.worker))
-
-    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
-        """Its thread runs."""
-
-    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """Its thread could not be started."""
-        self._post(WorkerNotStarted(worker, str(error), random.random(), bad_command=False))
-
-    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
-        """Threads end at once."""
-
-    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
-        """Its function has returned."""
+    def _exited(self, worker: WorkerId, thread: ThreadWorker, code: int) -> None:
+        """Its function has returned. Called on the loop."""
         assert self._workers is not None
         if worker in self._gone:
             return
-        assert isinstance(process, ThreadWorker)
-        has_failed = bool(status.returncode) and not process.stopping.done()
+        has_failed = bool(code) and not thread.was_stopped
         others = list(self._workers.living.items()) if has_failed and not self._rounds_seen.get(worker) else []
-        for other, thread in others:
-            if other.hostname == worker.hostname and other != worker and not self._rounds_seen.get(other):
+        for other, its_thread in others:
+            if other.hostname == worker.hostname and not self._rounds_seen.get(other):
                 # As in Horovod its host is out, and with it all who have not trained yet. The core would let them, and
                 # a thread may wait for its event for ever: so for the core they have ended.
-                thread.kill()
-                self._has_gone(other, status)
-        self._has_gone(worker, status)
+                its_thread.stop()
+                self._has_gone(other, code)
+        self._has_gone(worker, code)
 
-    def _has_gone(self, worker: WorkerId, status: ExitStatus) -> None:
+    def _has_gone(self, worker: WorkerId, code: int) -> None:
         assert self._rounds is not None
         assert self._stepper is not None
         self._gone.add(worker)
         self._rounds.gone(worker)
-        self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random()))
+        self._stepper.report(WorkerExited(worker, code, str(ExitStatus(code)), random.random()))

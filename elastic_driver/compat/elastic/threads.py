@@ -1,7 +1,7 @@
-"""Workers that are calls of a user's function, each in a thread of this process.
+"""Workers that are calls of a user's function, each in a thread of this process: their keeper.
 
-Owns the threads. For the driver they are processes as any others (:mod:`elastic_driver.launch.launcher`), with one
-difference: a thread cannot be killed, it can only be asked to end, by an event.
+Owns the threads. They differ from processes in that a thread cannot be killed: it can only be asked to end, by an
+event.
 """
 
 from __future__ import annotations
@@ -10,38 +10,18 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from elastic_driver.compat.runner.hosts import SlotInfo
-from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import SlotInfo as Place
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.words import OnChange
 
 CreateWorker = Callable[[SlotInfo, list[threading.Event]], tuple[int, float]]
 """Runs a worker on a slot until it ends or one of the events is set. Returns its exit code and the time."""
 
-OnEnd = Callable[[WorkerId, SlotInfo, int, float], None]
-"""Told in the worker's thread what its function returned, before its end is known to anybody else. May block."""
-
 _FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 _log = logging.getLogger("elastic_driver.horovod")
-
-
-class ThreadDialect:
-    """See Dialect. Workers learn their places by calls, and their first ones when they start."""
-
-    @property
-    def on_change(self) -> OnChange:
-        """They say READY again."""
-        return OnChange.IN_PLACE
-
-    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
-        """The place alone."""
-        return {name: str(getattr(start.planned, name)) for name in _FIELDS}
 
 
 def slot_info(worker: WorkerId, place: Place) -> SlotInfo:
@@ -50,117 +30,115 @@ def slot_info(worker: WorkerId, place: Place) -> SlotInfo:
 
 
 class ThreadWorker:
-    """See WorkerProcess. Made on the running loop.
+    """One worker, until its function has returned.
 
     Attributes:
-        stopping: done when its event has been set: what it waits for is not waited for any more.
+        over: done when it was asked to end, or has ended: what it waits for is not waited for any more.
     """
 
-    last_lines: Sequence[str] = ()
-    error_file = ""
-    runs_script = False
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def __init__(self, worker: WorkerId, slot: SlotInfo, label: str, create: CreateWorker, on_end: OnEnd) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._asked_to_end = threading.Event()
-        self._work = (worker, slot, create, on_end)
-        self.pid, self.label = os.getpid(), label
-        self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
-        self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
-        self.stopping: asyncio.Future[None] = self._loop.create_future()
-        # A daemon: a function that does not heed its event must not keep the program from ending.
-        threading.Thread(target=self._run, name=f"worker {worker}", daemon=True).start()
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was asked to end."""
+        return self.event.is_set()
 
-    def _run(self) -> None:
-        worker, slot, create, on_end = self._work
-        code, at = 1, 0.0
-        try:
-            code, at = create(slot, [self._asked_to_end])
-        except BaseException:  # it is the worker's end, whatever it is
-            _log.exception("worker %s raised", worker)
-        try:
-            on_end(worker, slot, code, at)
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._has_ended, code)
+    def stop(self) -> None:
+        """Asks it to end. Harmless when repeated."""
+        self.event.set()
+        self.is_over()
 
-    def _has_ended(self, code: int) -> None:
-        self.dying.cancel()
-        self.exited.set_result(ExitStatus(code))
-
-    def watch_threads(self, pid: int, thread: int) -> None:
-        """There is nothing to be seen from outside."""
-
-    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
-        """A thread is never spared: nothing runs around it."""
-        if self.exited.done():
-            return False
-        self.kill()
-        return True
-
-    async def wait(self) -> ExitStatus:
-        """Blocks until the function has returned."""
-        return await asyncio.shield(self.exited)
-
-    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
-        """Sets its event, and blocks until the function has returned."""
-        self.kill()
-        return await self.wait()
-
-    def kill(self) -> None:
-        """Sets its event: more cannot be done to a thread."""
-        self._asked_to_end.set()
-        if not self.stopping.done():
-            self.stopping.set_result(None)
+    def is_over(self) -> None:
+        """Nothing that it waits for is waited for any more."""
+        if not self.over.done():
+            self.over.set_result(None)
 
 
-class ThreadLauncher:
-    """See Launcher.
+class ThreadKeeper:
+    """Starts workers, and asks them to end. Used on the event loop only.
 
     Args:
         create: runs a worker.
-        on_end: see OnEnd.
+        on_return: called in the worker's thread with what its function returned, before its end is known to anybody
+            else. May block.
+        on_exit: called on the loop with each worker whose function has returned, and its exit code.
     """
 
-    def __init__(self, create: CreateWorker, on_end: OnEnd) -> None:
+    def __init__(
+        self,
+        create: CreateWorker,
+        *,
+        on_return: Callable[[WorkerId, SlotInfo, int, float], None],
+        on_exit: Callable[[WorkerId, ThreadWorker, int], None],
+    ) -> None:
         self._create = create
-        self._on_end = on_end
-        self._started: list[ThreadWorker] = []
+        self._on_return = on_return
+        self._on_exit = on_exit
+        self._living: dict[WorkerId, ThreadWorker] = {}
+        self._none_lives = asyncio.Event()
+        self._none_lives.set()
+        self._job_ends = False
 
-    def cores(self, hostname: str) -> int:
-        """What a name means is the function's business."""
-        return 1
+    @property
+    def living(self) -> Mapping[WorkerId, ThreadWorker]:
+        """The workers whose functions run; it follows what happens."""
+        return self._living
 
-    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
-        """Likewise."""
-        return dict.fromkeys(hostnames, "")
+    def pid(self, worker: WorkerId) -> int | None:
+        """This process's id; None when the worker does not run."""
+        return os.getpid() if worker in self._living else None
 
-    async def hold_port(self, hostname: str, generation: int) -> int:
-        """Functions find each other as they like."""
-        return 0
+    def start(self, worker: WorkerId, slot: SlotInfo) -> None:
+        """Calls the function in a thread; not any more once the job ends."""
+        if self._job_ends:
+            return
+        thread = ThreadWorker()
+        # A daemon: a function that does not heed its event must not keep the program from ending.
+        run = threading.Thread(
+            target=self._run,
+            args=(worker, slot, thread, asyncio.get_running_loop()),
+            name=f"worker {worker}",
+            daemon=True,
+        )
+        run.start()
+        self._living[worker] = thread
+        self._none_lives.clear()
 
-    def let_go(self, hostname: str, generation: int) -> None:
-        """There is none."""
+    def stop(self, worker: WorkerId) -> None:
+        """Asks a worker to end. Harmless when it has ended."""
+        thread = self._living.get(worker)
+        if thread is not None:
+            thread.stop()
 
-    async def start(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
-    ) -> ThreadWorker:
-        """Calls the function in a thread."""
-        slot = SlotInfo(worker.hostname, **{name: int(env[name]) for name in _FIELDS})
-        process = ThreadWorker(worker, slot, label, self._create, self._on_end)
-        self._started = [one for one in self._started if not one.exited.done()] + [process]
-        return process
+    def job_ends(self) -> None:
+        """Nobody is started any more."""
+        self._job_ends = True
 
-    def pass_on(self, number: signal.Signals) -> None:
-        """Nothing: a thread gets none."""
+    async def end(self) -> None:
+        """Asks all workers to end. Blocks until their functions have returned, for they cannot be killed."""
+        self.job_ends()
+        for thread in self._living.values():
+            thread.stop()
+        await self._none_lives.wait()
 
-    def kill(self) -> None:
-        """Sets the events of all."""
-        for process in self._started:
-            process.kill()
+    def _run(self, worker: WorkerId, slot: SlotInfo, thread: ThreadWorker, loop: asyncio.AbstractEventLoop) -> None:
+        """The worker's thread."""
+        code, at = 1, 0.0
+        try:
+            code, at = self._create(slot, [thread.event])
+        except BaseException:  # it is the worker's end, whatever it is
+            _log.exception("worker %s raised", worker)
+        try:
+            self._on_return(worker, slot, code, at)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(self._has_returned, worker, code)
 
-    async def close(self) -> None:
-        """Sets the events of all, and waits for the functions to return."""
-        self.kill()
-        for process in self._started:
-            await process.wait()
+    def _has_returned(self, worker: WorkerId, code: int) -> None:
+        thread = self._living.pop(worker)
+        thread.is_over()
+        if not self._living:
+            self._none_lives.set()
+        self._on_exit(worker, thread, code)

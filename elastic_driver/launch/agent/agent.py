@@ -43,7 +43,7 @@ from elastic_driver.launch.agent.stacks import StackTaker
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
-from elastic_driver.launch.launcher import PASSED_ON
+from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
     JOB_IS_OVER,
     Bootstrap,

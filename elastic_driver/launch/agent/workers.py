@@ -19,11 +19,11 @@ from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.launch.local.input import WorkerInput
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes.spawn import Given
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from elastic_driver.launch.dial.here import AGENT, source_folder
-from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
 # What sh, bash, zsh, csh and fish all take as it is; no "=" or "%" at the beginning.

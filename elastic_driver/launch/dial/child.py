@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.dial.spawned import Spawned, spawn
-from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.launch.words import CommandNotFoundError
 
 # How much of its standard error is kept: the end.
 KEPT_LINES = 20

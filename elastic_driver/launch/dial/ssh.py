@@ -16,7 +16,7 @@ from elastic_driver.launch.dial.agent_command import agent_words, quoted
 from elastic_driver.launch.dial.child import Child, start_child
 from elastic_driver.launch.dial.here import AGENT
 from elastic_driver.launch.dial.reasons import failure
-from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
 # No terminal; no X11, agent or port forwarding, whatever the configuration has for a login by hand; nothing but errors.

@@ -14,12 +14,12 @@ class Changes:
 
     def __init__(self) -> None:
         self.count = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order in which they came, as they are woken
 
     def report(self) -> None:
         """Something has changed."""
         self.count += 1
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -28,8 +28,8 @@ class Changes:
         """Blocks until there are more changes than that."""
         if self.count == seen:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
+            self._waiting[future] = None
             try:
                 await future
             finally:
-                self._waiting.discard(future)
+                self._waiting.pop(future, None)

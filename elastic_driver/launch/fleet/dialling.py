@@ -18,7 +18,7 @@ from elastic_driver.launch.dial.dialler import DialFailure, Dialled, Dialler
 from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.door import Door, Ticket
 from elastic_driver.launch.fleet.names import HostNames
-from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.system.tasks import Tasks
 

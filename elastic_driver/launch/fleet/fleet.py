@@ -29,7 +29,7 @@ from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import RefusedError
 from elastic_driver.launch.fleet.roster import Roster
-from elastic_driver.rendezvous.agent_messages import JOB_IS_OVER, Bye, Close, Leaves, Said
+from elastic_driver.rendezvous.agent_messages import JOB_IS_OVER, Bye, Close, Leaves, Said, Warning
 from elastic_driver.system.interfaces import address_in
 from elastic_driver.system.tasks import Tasks
 
@@ -83,11 +83,8 @@ class FleetListener(Protocol):
         """An error of our own, while an agent was listened to."""
 
 
-class Staff(Protocol):
-    """What the fleet needs of the launcher."""
-
-    def has_workers(self, link: AgentLink) -> bool:
-        """Whether workers run there, or are being started."""
+class Part(Protocol):
+    """A part of the driver that speaks with agents, about one matter."""
 
     def came(self, link: AgentLink) -> None:
         """An agent is there."""
@@ -96,20 +93,18 @@ class Staff(Protocol):
         """It is lost."""
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says of processes. Returns whether it was that."""
+        """What an agent says. Returns whether it was of this matter.
+
+        Raises:
+            RendezvousProtocolError: it was, and the agent cannot say that. Its connection is cut.
+        """
 
 
-class Requests(Protocol):
-    """Takes what workers say through their agents."""
+class Staff(Part, Protocol):
+    """The part that has agents start workers."""
 
-    def came(self, link: AgentLink) -> None:
-        """An agent is there."""
-
-    def lost(self, link: AgentLink) -> None:
-        """It is lost."""
-
-    def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says for its workers. Returns whether it was that."""
+    def has_workers(self, link: AgentLink) -> bool:
+        """Whether workers run there, or are being started."""
 
 
 class Fleet:
@@ -150,7 +145,7 @@ class Fleet:
             check.serve(self)
         self._listener: FleetListener
         self._staff: Staff
-        self._requests: Requests
+        self._parts: Sequence[Part]
         self.changes = Changes()
         self._names = HostNames(is_local)
         self._roster = Roster(self._names, reach.host)
@@ -171,9 +166,10 @@ class Fleet:
         self._over = Close()  # what agents that are to end are told
         self._all_gone = asyncio.Event()
 
-    def serve(self, listener: FleetListener, staff: Staff, requests: Requests) -> None:
-        """Says who is told of hosts, and takes what agents say. To be called once, before anything else."""
-        self._listener, self._staff, self._requests = listener, staff, requests
+    def serve(self, listener: FleetListener, staff: Staff, *parts: Part) -> None:
+        """Says who is told of hosts, and who speaks with agents. To be called once, before anything else."""
+        self._listener, self._staff = listener, staff
+        self._parts = (staff, *parts) if self._check is None else (staff, *parts, self._check)
 
     # --- for discovery ---------------------------------------------------------------------------------------------
 
@@ -241,7 +237,7 @@ class Fleet:
                 while not self._closing and not holds():
                     await self.changes.wait(self.changes.count)
 
-    # --- for the launcher (Agents) ---------------------------------------------------------------------------------
+    # --- for the workers (Agents) ----------------------------------------------------------------------------------
 
     def link_of(self, hostname: str) -> AgentLink | None:
         """See Agents."""
@@ -290,14 +286,10 @@ class Fleet:
             raise LaunchError(str(error)) from None
 
     def idle(self, link: AgentLink) -> None:
-        """See Agents."""
+        """The last worker of this agent has ended."""
         host = self._names.canonical(link.facts.host)
         if host in self._leaving or (not link.facts.joined and host not in self._dialling) or self._closing:
             self._end(link)
-        self.changes.report()
-
-    def prepared(self, link: AgentLink) -> None:
-        """See Agents."""
         self.changes.report()
 
     def job_over(self, exit_code: int, why: str, *, preempted: bool = False) -> None:
@@ -305,7 +297,7 @@ class Fleet:
         self._over = Close(exit_code, why, preempted)
 
     async def close(self) -> None:
-        """See Agents."""
+        """Ends all agents. Blocks until they have ended."""
         self._closing = True
         if self._check is not None:
             self._check.close()
@@ -419,11 +411,12 @@ class Fleet:
             self._listener.failed(error)
 
     def _take(self, link: AgentLink, message: Said) -> None:
-        if self._staff.take(link, message) or self._requests.take(link, message):
-            return
-        if self._check is not None and self._check.take(link, message):
-            return
+        for part in self._parts:
+            if part.take(link, message):
+                return
         match message:
+            case Warning(text):
+                self._listener.warn(text if link.facts.local else f"host {link.facts.host}: {text}")
             case Leaves(why, within_s):
                 self._leaves(link, why, within_s)
             case Bye():
@@ -459,6 +452,10 @@ class Fleet:
             if name in self._silent:
                 self._silent.discard(name)
                 self._listener.host_heard(name)
+
+    def link_back(self, link: AgentLink) -> None:
+        """See LinkOwner. Orders may wait for that."""
+        self.changes.report()
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         """See LinkOwner."""
@@ -496,13 +493,11 @@ class Fleet:
             self._end(link)
 
     def _up(self, link: AgentLink) -> None:
-        self._staff.came(link)
-        self._requests.came(link)
         self._listener.agent_came(link.facts)
         self._heard(link)
         self._dialling.came(self._names.canonical(link.facts.host))
-        if self._check is not None:
-            self._check.came(link)
+        for part in self._parts:
+            part.came(link)
         self.changes.report()
 
     def _leaves(self, link: AgentLink, why: str, within_s: float | None) -> None:
@@ -537,10 +532,11 @@ class Fleet:
         was_hosts_agent = self._roster.is_hosts_agent(link)
         self._roster.remove(link)
         self._door.give_up(link.agent)
-        if self._check is not None:
-            self._check.lost(link)
-        self._staff.lost(link, why)
-        self._requests.lost(link)
+        for part in self._parts:
+            try:
+                part.lost(link, why)
+            except Exception as error:
+                self._listener.failed(error)
         if was_hosts_agent:
             if host not in self._leaving:
                 if not self._closing:

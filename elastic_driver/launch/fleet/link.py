@@ -55,6 +55,9 @@ class LinkOwner(Protocol):
     def link_heard(self, link: AgentLink) -> None:
         """It was silent, and is heard again."""
 
+    def link_back(self, link: AgentLink) -> None:
+        """It had no connection for a moment, and has one again."""
+
     def link_lost(self, link: AgentLink, why: str) -> None:
         """It is lost: nothing more comes of it, and what it ran is dead or soon will be."""
 
@@ -200,12 +203,15 @@ class AgentLink:
         if older is not None:
             self._channel.detach()
             older.abort("the agent has a new connection")
+        is_back = self._verdict is not None
         self._cancel()
         self._connection = connection
         self._works_since = self._loop.time()
         self._channel.attach(connection, seen_there)
         self._look_in(_LOOK_S)
         self._is_heard()
+        if is_back:
+            self._owner.link_back(self)
 
     def received(self, frame: Frame) -> None:
         """A frame has come on the present connection. Raises RendezvousProtocolError."""

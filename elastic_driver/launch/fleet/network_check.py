@@ -226,7 +226,7 @@ class NetworkCheck:
         self._newcomers[link] = _Newcomer()
         self._begin()
 
-    def lost(self, link: AgentLink) -> None:
+    def lost(self, link: AgentLink, why: str) -> None:
         """An agent is lost, or ends. Harmless when repeated, and for one that is not known."""
         newcomer = self._newcomers.pop(link, None)
         if newcomer is not None:

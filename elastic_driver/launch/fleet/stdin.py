@@ -22,7 +22,7 @@ from typing import Protocol
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.words import Stream
 from elastic_driver.rendezvous.agent_messages import Input, InputTaken, Interrupted, Resize, Said, Shown, Start
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.terminal import Terminal

@@ -1,134 +1,113 @@
-"""A worker on whatever host: what its agent says of it, and what its agent is told to do with it.
+"""What the driver knows of one worker, and who is told what becomes of it.
 
-See :class:`~elastic_driver.launch.launcher.WorkerProcess`. Owns no process.
+Owns no process. :mod:`elastic_driver.launch.fleet.workers` writes it, as the worker's agent says.
 """
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
 
+from elastic_driver.core.events import KillWorker
+from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import raised_in
-from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.rendezvous.agent_messages import Dying, Exited, Kill, Labels, Stop
+from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.words import ExitStatus
+from elastic_driver.rendezvous.agent_messages import Dying, Exited
+from elastic_driver.words import Ending
+
+Variables = Callable[[AgentFacts, Mapping[str, str]], dict[str, str]]
+"""What of a worker's variables it is sent, if it runs on the host of this agent."""
 
 
-class RemoteWorker:
-    """One worker, from the word that it runs until nothing is left of it.
+class Phase(Enum):
+    """How far a worker is."""
 
-    Args:
-        worker: which.
-        pid: its process's id on its host.
-        label: see WorkerProcess.
-        link: to its agent.
+    WAITING = auto()  # for the port of its generation, or for its agent's connection: nothing was sent
+    ORDERED = auto()  # its agent was told to start it
+    RUNS = auto()  # its process is there
+    DEAD = auto()  # its process is not; what it has started may be
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One worker, as it is now. The keeper alone writes it.
+
+    Attributes:
+        id: which.
+        rank: for which it is started; -1 for none.
+        label: what stands in the prefix of its output: its current rank.
+        phase: how far it is.
+        link: to the agent that starts it, and whose word is taken on it; None while it waits.
+        pid: its process's id on its host: for people, in messages and logs.
+        is_dying: whether it was told that it ends, and not well.
+        last_lines: the end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most. Where it left
+            its traceback in its error file only, with the end of that. Known when it is dying, or dead.
+        error_file: what it has written into its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing.
+        stop: how it is stopped as soon as its agent is told to start it; None where it is not.
+        kill: an order that may take its time, or end in sparing it.
     """
 
-    def __init__(self, worker: WorkerId, pid: int, label: str, link: AgentLink) -> None:
-        loop = asyncio.get_running_loop()
-        self.worker = worker
-        self.pid = pid
-        self.exited: asyncio.Future[ExitStatus] = loop.create_future()
-        self.dying: asyncio.Future[ExitStatus | str] = loop.create_future()
-        self.finished: asyncio.Future[ExitStatus] = loop.create_future()
-        self._label = label
-        self._link = link
-        self._last_lines: Sequence[str] = ()
-        self._error_file = ""
-        self._killing: asyncio.Future[bool] | None = None
+    id: WorkerId
+    rank: int
+    label: str
+    phase: Phase = Phase.WAITING
+    link: AgentLink | None = None
+    pid: int = 0
+    is_dying: bool = False
+    last_lines: Sequence[str] = ()
+    error_file: str = ""
+    stop: Ending | None = None
+    kill: KillWorker | None = None
 
-    @property
-    def label(self) -> str:
-        """What stands in the prefix of its output."""
-        return self._label
 
-    @label.setter
-    def label(self, label: str) -> None:
-        if label != self._label:
-            self._label = label
-            self._link.send(Labels({self.worker.key: label}))
+class WorkerListener(Protocol):
+    """Is told what becomes of the workers. Called on the event loop.
 
-    @property
-    def last_lines(self) -> Sequence[str]:
-        """See WorkerProcess. Where it left its traceback in its error file only, the end of that."""
-        raised = raised_in(self._error_file)
-        printed = raised is None or any(raised.error in line for line in self._last_lines)
-        return self._last_lines if raised is None or printed else (*raised.callstack[-19:], raised.error)
+    Of each worker that was ordered comes either ``not_started``, or ``started`` and then ``exited`` or ``lost``, and
+    perhaps ``dying`` between them; nothing of those that wait when the job ends.
+    """
 
-    @property
-    def error_file(self) -> str:
-        """See WorkerProcess."""
-        return self._error_file
+    def started(self, worker: Worker) -> None:
+        """It runs."""
 
-    def watch_threads(self, pid: int, thread: int) -> None:
-        """Nothing: its agent has heard that before."""
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """It could not be started; a CommandNotFoundError where its command can be run on no host."""
 
-    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
-        """See WorkerProcess."""
-        if self.exited.done():
-            return False
-        if self._killing is None:
-            self._killing = asyncio.get_running_loop().create_future()
-            killing = self._killing
-            self._link.send(Kill(self.worker.key, stacks_s, exits))
-            self._link.overdue(f"kill worker {self.worker}", lambda: self.exited.done() or killing.done())
-        return await asyncio.shield(self._killing)
+    def dying(self, worker: Worker, status: ExitStatus | str) -> None:
+        """It is about to end, and not well, though it may take seconds until it is dead.
 
-    async def wait(self) -> ExitStatus:
-        """See WorkerProcess."""
-        return await asyncio.shield(self.finished)
+        Args:
+            worker: which.
+            status: how it ends; in words when that is not known yet (it dumps its core).
+        """
 
-    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
-        """See WorkerProcess."""
-        if not self.finished.done():
-            self._link.send(Stop(self.worker.key, grace_s, sever, int(number)))
-            self._link.overdue(f"stop worker {self.worker} within {grace_s:g} s", self.exited.done, takes_s=grace_s)
-        return await self.wait()
+    def exited(self, worker: Worker, status: ExitStatus) -> None:
+        """It is dead. What it wrote until then has been passed on."""
 
-    def kill(self) -> None:
-        """See WorkerProcess."""
-        if not self.finished.done():
-            self._link.send(Kill(self.worker.key, 0.0, exits=False))
-            self._link.overdue(f"kill worker {self.worker}", self.exited.done)
+    def lost(self, workers: Sequence[Worker], why: str) -> None:
+        """Their host is lost, and they with it: nobody has seen how they ended.
 
-    # --- what its agent says ---------------------------------------------------------------------------------------
+        Args:
+            workers: all that ran there; one machine may have several hosts' names.
+            why: in words.
+        """
 
-    def is_dying(self, news: Dying) -> None:
-        """It is about to end."""
-        self._last_lines = tuple(news.last_lines)
-        self._error_file = news.error_file
-        if not self.dying.done() and not self.exited.done():
-            self.dying.set_result(news.how if news.returncode is None else ExitStatus(news.returncode, note=news.note))
+    def killed(self, order: KillWorker) -> None:
+        """The order is being carried out."""
 
-    def has_exited(self, news: Exited) -> None:
-        """It is dead."""
-        self._last_lines = tuple(news.last_lines)
-        self._error_file = news.error_file
-        self._exit(ExitStatus(news.returncode, note=news.note))
+    def spared(self, order: KillWorker) -> None:
+        """It is not: there is no such process any more, or its script has ended."""
 
-    def has_finished(self) -> None:
-        """Nothing is left of it."""
-        if self.exited.done() and not self.finished.done():
-            self.finished.set_result(self.exited.result())
 
-    def spared(self) -> None:
-        """It was not killed: its script had ended."""
-        killing, self._killing = self._killing, None
-        if killing is not None and not killing.done():
-            killing.set_result(False)
-
-    def lost(self, why: str = "") -> None:
-        """Its agent is lost, and it is with it."""
-        # Why is told once, of the host.
-        self._exit(ExitStatus(-signal.SIGKILL, reason="lost with its host", host_lost=True, note=why))
-        self.has_finished()
-
-    def _exit(self, status: ExitStatus) -> None:
-        if self.exited.done():
-            return
-        self.dying.cancel()
-        self.exited.set_result(status)
-        if self._killing is not None and not self._killing.done():
-            self._killing.set_result(True)
+def note_last_words(one: Worker, news: Dying | Exited) -> None:
+    """Takes what a worker has said last. An error file may say what no line of its output does."""
+    one.error_file = news.error_file
+    raised = raised_in(news.error_file) if news.error_file else None
+    if raised is None or any(raised.error in line for line in news.last_lines):
+        one.last_lines = tuple(news.last_lines)
+    else:
+        one.last_lines = (*raised.callstack[-19:], raised.error)

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from elastic_driver.errors import LaunchError, shortage
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus, OutputSink
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.local.process_tree import JobScanner, ProcessTree
 from elastic_driver.launch.processes.binding import bind
@@ -29,6 +28,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.spawn import Given, Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
+from elastic_driver.launch.words import ExitStatus, OutputSink
 from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_MARK, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
@@ -190,7 +190,7 @@ class ProcessKeeper:
         if one is None:
             return
         if one.process is not None:
-            start_task(_stopped(one.process, _Stop(grace_s, sever, number)))
+            one.process.stop(grace_s, sever=sever, number=number)
         elif one.stop is None:
             one.stop = _Stop(grace_s, sever, number)
         else:
@@ -340,7 +340,7 @@ class ProcessKeeper:
         process.finished.add_done_callback(lambda _: self._finished(worker))
         self._listener.started(worker, process)
         if one.stop is not None:
-            await _stopped(process, one.stop)
+            process.stop(one.stop.grace_s, sever=one.stop.sever, number=one.stop.number)
 
     async def _prepared(
         self, worker: WorkerId, one: _Worker, launch: Callable[[], Coroutine[Any, Any, Launch]]
@@ -470,7 +470,3 @@ class ProcessKeeper:
         del self._workers[worker]
         self._sink.end(worker)
         self._listener.finished(worker)
-
-
-async def _stopped(process: ProcessTree, stop: _Stop) -> None:
-    await process.stop(stop.grace_s, sever=stop.sever, number=stop.number)

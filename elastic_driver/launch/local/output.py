@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import OutputSink, Stream
+from elastic_driver.launch.words import OutputSink, Stream
 
 # A line longer than this is passed on in pieces, so that output without newlines cannot fill the memory.
 MAX_LINE = 65536

@@ -23,7 +23,6 @@ import psutil
 
 from elastic_driver.errors import shortage
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.death import (
     PIDFD_THREAD,
@@ -41,6 +40,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.system.tasks import start_task
 
 _log = logging.getLogger(__name__)
@@ -272,8 +272,8 @@ class ProcessTree:
         """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> ExitStatus:
-        """A signal to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
+    def stop(self, grace_s: float, *, sever: bool = False, number: signal.Signals = signal.SIGTERM) -> None:
+        """A signal to the whole tree, after ``grace_s`` SIGKILL to what is left.
 
         Harmless when repeated. A later call with a nearer deadline shortens the grace, and sends no other signal.
 
@@ -285,13 +285,11 @@ class ProcessTree:
         """
         self._end_tree_within(grace_s, number)
         if sever and not self.exited.done():
-            with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
-                await self._scanner.sever(self.worker.key)
-        return await self.wait()
+            start_task(self.sever())
 
-    async def sever(self, endpoints: Iterable[tuple[str, int]]) -> None:
-        """Shuts the connections of the tree that have one of these ends (addresses and ports)."""
-        with contextlib.suppress(OSError, MemoryError):
+    async def sever(self, endpoints: Iterable[tuple[str, int]] | None = None) -> None:
+        """Shuts the connections of the tree: all, or those that have one of these ends (addresses and ports)."""
+        with contextlib.suppress(OSError, MemoryError):  # who waits there hangs until it is killed
             await self._scanner.sever(self.worker.key, endpoints)
 
     @property

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.words import ExitStatus
 
 # Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
 HAVE_PIDFD = hasattr(os, "pidfd_open")

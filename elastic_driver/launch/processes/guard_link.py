@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from elastic_driver.errors import LaunchError
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.processes import guard
 from elastic_driver.launch.processes.death import watch_child
+from elastic_driver.launch.words import ExitStatus
 
 # A guard that was told to quit does so in milliseconds; one that does not (it was stopped) is killed.
 _QUIT_S = 1.0

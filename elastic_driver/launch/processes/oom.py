@@ -10,7 +10,7 @@ import contextlib
 import signal
 from pathlib import Path
 
-from elastic_driver.launch.launcher import OUT_OF_MEMORY, ExitStatus
+from elastic_driver.launch.words import OUT_OF_MEMORY, ExitStatus
 
 # A shell says so when SIGKILL has ended its command.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)

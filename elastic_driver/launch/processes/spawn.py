@@ -23,7 +23,7 @@ import psutil
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import CommandNotFoundError, Stream
+from elastic_driver.launch.words import CommandNotFoundError, Stream
 from elastic_driver.system.tether import Tether
 
 # Errors of exec that mean: this command will not run, however often it is tried.

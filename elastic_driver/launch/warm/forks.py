@@ -32,11 +32,11 @@ import psutil
 from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_INTERFACE, ENV_PORT, ENV_STORE_PORT
 from elastic_driver.dialects.torchrun import PLACE_VARIABLES
 from elastic_driver.errors import shortage
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Given, Spawned, output_ends
 from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_LOCAL_RANK,

@@ -20,7 +20,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 class Sink(Protocol):
-    """Where output goes (:class:`elastic_driver.launch.launcher.OutputSink`)."""
+    """Where output goes (:class:`elastic_driver.launch.words.OutputSink`)."""
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
         """A worker runs."""

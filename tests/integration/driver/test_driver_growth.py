@@ -25,7 +25,8 @@ def sizes(job: Job) -> dict[str, int]:
     fleet = job.world.fleet
     watch = job.driver.health.watch
     watches = (watch._hangs, watch._suspicions, watch._standstills, watch._stragglers, watch._heartbeats)
-    owners = (*vars(job.driver).values(), *watches, fleet.fleet, fleet.launcher)
+    inside = job.driver.workers._around.meetings, job.driver.requests._store
+    owners = (*vars(job.driver).values(), *watches, fleet.fleet, *inside)
     return {
         f"{type(owner).__name__}.{name}": len(value)
         for owner in owners

@@ -18,7 +18,7 @@ from elastic_driver.launch.dial.agent_command import agent_words, quoted
 from elastic_driver.launch.dial.command import CommandDialler, RshDialler
 from elastic_driver.launch.dial.here import local_environment, source_folder
 from elastic_driver.launch.dial.ssh import SshDialler
-from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 
 pytestmark = pytest.mark.integration

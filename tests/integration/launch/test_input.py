@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.input import WorkerInput
 from elastic_driver.launch.local.process_tree import ProcessTree
+from elastic_driver.launch.words import ExitStatus
 from tests.support.processes.launching import PATIENCE_S, Job, job, run
 
 pytestmark = pytest.mark.integration

@@ -18,13 +18,13 @@ import pytest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus
 from elastic_driver.launch.local import keeper, process_tree
 from elastic_driver.launch.processes import guard
 from elastic_driver.launch.processes.death import heeds_signal
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
-from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run
+from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
 
@@ -154,7 +154,7 @@ def test_the_label_follows_the_rank_and_the_timestamp_leads() -> None:
             process = await one.python("print('one', flush=True); import time; time.sleep(60)", label="0")
             await one.sink.has("one")
             one.keeper.label(WORKER, "7")
-            await process.stop(10)
+            await stopped(process, 10)
             again = await one.python("print('two')", label="12")
             await again.wait()
             first, second = one.sink.lines()
@@ -467,7 +467,7 @@ def test_no_free_descriptor(free: int) -> None:
                     assert free < 9
                 else:
                     # Even if nothing can be opened to look for its tree, the worker itself is stopped.
-                    assert not (await outcome.stop(0.1)).ok
+                    assert not (await stopped(outcome, 0.1)).ok
                     assert free > 2
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -486,7 +486,7 @@ def test_fifty_starts_and_ends_leave_no_descriptor_thread_or_child(loop: str) ->
             descriptors, threads = len(os.listdir("/proc/self/fd")), psutil.Process().num_threads()
             for attempt in range(50):
                 process = await one.start(["sleep", "60"], worker=WorkerId("localhost", 0, attempt))
-                await process.stop(5)
+                await stopped(process, 5)
             assert len(os.listdir("/proc/self/fd")) == descriptors
             assert psutil.Process().num_threads() <= threads + 1
             assert one.children() == [one.keeper.guard_pid]

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local import process_tree
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes import death, guard
-from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run
+from elastic_driver.launch.words import ExitStatus
+from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +81,7 @@ def test_stop_ends_the_whole_tree(loop: str) -> None:
         async with job() as one:
             process, children = await family(one, "nameless")
             assert len(alive(children)) == 5
-            assert await process.stop(NEVER_S) == ExitStatus(-signal.SIGTERM)
+            assert await stopped(process, NEVER_S) == ExitStatus(-signal.SIGTERM)
             assert alive(children) == []
 
     run(loop, main)
@@ -91,12 +91,12 @@ def test_what_ignores_sigterm_is_killed_after_the_grace(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn", "nameless")
-            stopping = asyncio.create_task(process.stop(NEVER_S))
+            stopping = asyncio.create_task(stopped(process, NEVER_S))
             # The worker itself heeds the signal; its children keep the grace of the stop.
             await process.exited
             assert len(alive(children)) == 5
             begin = time.perf_counter()
-            assert await process.stop(1.0) == await stopping == ExitStatus(-signal.SIGTERM)
+            assert await stopped(process, 1.0) == await stopping == ExitStatus(-signal.SIGTERM)
             assert time.perf_counter() - begin > 0.95
             assert alive(children) == []
 
@@ -118,7 +118,7 @@ time.sleep(3600)
         async with job() as one:
             process = await one.python(source)
             await one.sink.has("up")
-            assert await process.stop(NEVER_S) == ExitStatus(7)
+            assert await stopped(process, NEVER_S) == ExitStatus(7)
             assert one.sink.lines()[-1] == "[0]<stdout>:saved"
 
     run("asyncio", main)
@@ -145,10 +145,10 @@ os.write(1, f"count {count}\n".encode())
         async with job() as one:
             process = await one.python(source)
             await one.sink.has("up")
-            statuses = await asyncio.gather(*(process.stop(NEVER_S) for _ in range(5)))
+            statuses = await asyncio.gather(*(stopped(process, NEVER_S) for _ in range(5)))
             assert statuses == [ExitStatus(0)] * 5
             assert one.sink.lines()[-1] == "[0]<stdout>:count 1"
-            assert await process.stop(NEVER_S) == ExitStatus(0)
+            assert await stopped(process, NEVER_S) == ExitStatus(0)
 
     run("asyncio", main)
 
@@ -162,10 +162,10 @@ def test_a_second_stop_can_shorten_the_grace_and_kill_ends_it(loop: str) -> None
                 )
                 await one.sink.has("up")
                 one.sink.data["stdout"] = b""
-                first = asyncio.create_task(process.stop(NEVER_S))
+                first = asyncio.create_task(stopped(process, NEVER_S))
                 await asyncio.sleep(0)
                 if end == "stop":
-                    assert await process.stop(0.2) == ExitStatus(-signal.SIGKILL)
+                    assert await stopped(process, 0.2) == ExitStatus(-signal.SIGKILL)
                 else:
                     process.kill()
                 assert await first == ExitStatus(-signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_the_keepers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn")
-            stopping = asyncio.create_task(process.stop(NEVER_S))
+            stopping = asyncio.create_task(stopped(process, NEVER_S))
             await process.exited
             assert len(alive(children)) == 4
             one.keeper.kill_all()
@@ -260,11 +260,11 @@ def test_only_the_stopped_worker_loses_its_children() -> None:
             first, first_children = await family(one)
             one.sink.data["stdout"] = b""
             second, second_children = await family(one, worker=WorkerId("localhost", 1, 0))
-            await first.stop(NEVER_S)
+            await stopped(first, NEVER_S)
             assert alive(first_children) == []
             assert len(alive(second_children)) == 4
             assert not second.exited.done()
-            await second.stop(NEVER_S)
+            await stopped(second, NEVER_S)
             assert alive(second_children) == []
 
     run("asyncio", main)
@@ -275,7 +275,7 @@ def test_stop_of_a_stopped_process() -> None:
         async with job() as one:
             process = await one.start(["sleep", "3600"])
             os.kill(process.pid, signal.SIGSTOP)
-            assert await process.stop(0.2) == ExitStatus(-signal.SIGKILL)
+            assert await stopped(process, 0.2) == ExitStatus(-signal.SIGKILL)
 
     run("asyncio", main)
 
@@ -287,8 +287,8 @@ def test_stop_while_it_exits() -> None:
                 process = await one.start(["true"], worker=WorkerId("localhost", 0, attempt))
                 for _ in range(attempt % 5):
                     await asyncio.sleep(0)
-                assert (await process.stop(NEVER_S)).returncode in (0, -signal.SIGTERM)
-                assert (await process.stop(NEVER_S)) == await process.wait() == process.exited.result()
+                assert (await stopped(process, NEVER_S)).returncode in (0, -signal.SIGTERM)
+                assert (await stopped(process, NEVER_S)) == await process.wait() == process.exited.result()
 
     run("uvloop", main)
 
@@ -305,7 +305,7 @@ def test_many_stops_at_once_share_their_scans(loop: str, monkeypatch: pytest.Mon
     async def main() -> None:
         async with job() as one:
             workers = [await one.start(["sleep", "3600"], worker=WorkerId("localhost", slot, 0)) for slot in range(20)]
-            await asyncio.gather(*(worker.stop(NEVER_S) for worker in workers))
+            await asyncio.gather(*(stopped(worker, NEVER_S) for worker in workers))
             # Each takes two. The first ones are one, and so are the others of those who end at once.
             assert len(scans) <= 22
 
@@ -319,9 +319,9 @@ def test_without_pidfds_the_same_happens(monkeypatch: pytest.MonkeyPatch) -> Non
     async def main() -> None:
         async with job() as one:
             process, children = await family(one, "stubborn", "nameless")
-            stopping = asyncio.create_task(process.stop(NEVER_S))
+            stopping = asyncio.create_task(stopped(process, NEVER_S))
             await process.exited
-            assert await process.stop(0.5) == await stopping == ExitStatus(-signal.SIGTERM)
+            assert await stopped(process, 0.5) == await stopping == ExitStatus(-signal.SIGTERM)
             assert alive(children) == []
             crashed = await one.start(["sh", "-c", "exit 4"])
             assert await crashed.wait() == ExitStatus(4)
@@ -339,7 +339,7 @@ def test_descriptors_that_run_out_do_not_hide_a_tree() -> None:
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("elastic_driver.launch.local.process_tree.find_processes", blind)
-                assert await process.stop(NEVER_S) == ExitStatus(-signal.SIGTERM)
+                assert await stopped(process, NEVER_S) == ExitStatus(-signal.SIGTERM)
             assert one.warnings
             # What could not be found then is found when the launcher closes.
             await one.keeper.close()

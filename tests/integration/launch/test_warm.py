@@ -20,17 +20,17 @@ import pytest
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.warm import forks as warm
 from elastic_driver.launch.warm.forks import ForkedProcess
 from elastic_driver.launch.warm.preload import heavy_imports, read_command, shadowed
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.environment import ENV_WARM
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes.jobs import Job as ElasticJob
 from tests.support.processes.jobs import check_agreement
-from tests.support.processes.launching import PATIENCE_S, Job, job, run
+from tests.support.processes.launching import PATIENCE_S, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
 
@@ -211,7 +211,7 @@ def test_signals_and_stops_reach_a_forked_worker() -> None:
                 os.kill(process.pid, number)
                 assert await process.wait() == ExitStatus(-number)
             process = await one.start([sys.executable, str(PROBE), "wait"], env=ENV)
-            assert await process.stop(5.0) == ExitStatus(-signal.SIGTERM)
+            assert await stopped(process, 5.0) == ExitStatus(-signal.SIGTERM)
 
     run("asyncio", main)
 

@@ -11,28 +11,38 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.driver.agents import AgentSide, Ways
-from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.errors import LaunchError, SettingsError
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.door import Door, Ticket, User
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
-from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.worker import Worker
+from elastic_driver.launch.fleet.workers import Surroundings, Workers
+from elastic_driver.launch.words import ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
-from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
+from elastic_driver.words import OnChange
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 AGENT_TIMEOUT_S = 15.0
 HOST_TIMEOUT_S = 5.0
+GRACE_S, DRAIN_S = 5.0, 60.0
+JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j")
 _T = TypeVar("_T", bound=Said)
 _KEY = bytes(32)
 
@@ -295,12 +305,12 @@ class Listener:
 
 
 class Silent:
-    """Requests with nothing to say."""
+    """A Part with nothing to say."""
 
     def came(self, link: AgentLink) -> None:
         """Nothing."""
 
-    def lost(self, link: AgentLink) -> None:
+    def lost(self, link: AgentLink, why: str) -> None:
         """Nothing."""
 
     def take(self, link: AgentLink, message: Said) -> bool:
@@ -325,8 +335,63 @@ class Sink:
         self.ended.append(worker)
 
 
+class Story:
+    """What becomes of workers: keeps what it is told, and may have a bug.
+
+    Attributes:
+        told: what happened, to whom, and how.
+        fails_at: raises at such a thing.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, WorkerId, str]] = []
+        self.fails_at = ""
+
+    def of(self, worker: WorkerId) -> list[str]:
+        """What happened to this one."""
+        return [what for what, who, _ in self.told if who == worker]
+
+    def _take(self, what: str, worker: WorkerId, how: object) -> None:
+        self.told.append((what, worker, str(how)))
+        if what == self.fails_at:
+            raise ZeroDivisionError("a bug")
+
+    def started(self, worker: Worker) -> None:
+        self._take("started", worker.id, worker.pid)
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        self._take("not started", worker, f"{type(error).__name__}: {error}")
+
+    def dying(self, worker: Worker, status: ExitStatus | str) -> None:
+        self._take("dying", worker.id, status)
+
+    def exited(self, worker: Worker, status: ExitStatus) -> None:
+        self._take("exited", worker.id, f"{status}; {' '.join(worker.last_lines)}".removesuffix("; "))
+
+    def lost(self, workers: Sequence[Worker], why: str) -> None:
+        for worker in workers:
+            self._take("lost", worker.id, why)
+
+    def killed(self, order: KillWorker) -> None:
+        self._take("killed", order.worker, order.reason)
+
+    def spared(self, order: KillWorker) -> None:
+        self._take("spared", order.worker, order.reason)
+
+
+class PlaceDialect:
+    """A dialect whose workers are told their place in words; HERE is for those on the driver's machine."""
+
+    on_change = OnChange.IN_PLACE
+
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        met = "" if start.meeting is None else f", at {start.meeting.address}:{start.meeting.port}"
+        place = f"rank {start.planned.rank} of round {start.round_id} of job {job.job_id}, {start.cores} cores{met}"
+        return {"HERE": "1", "PLACE": place}
+
+
 class FakeFleet:
-    """A Fleet and an AgentLauncher with all that is around them.
+    """A Fleet and its Workers, with all that is around them.
 
     Args:
         local_names: mean this machine.
@@ -350,7 +415,7 @@ class FakeFleet:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
         self.listener, self.sink, self.tasks = Listener(), Sink(), Tasks()
-        self.addresses: dict[str, Sequence[str]] = {}  # what names resolve to
+        self.resolved: dict[str, Sequence[str]] = {}  # what names resolve to
         self.warnings: list[str] = []
         self.warmed: list[tuple[int, float]] = []
         self.door = Door(loop.time, join_key=b"join")
@@ -371,19 +436,44 @@ class FakeFleet:
             local=self.local,
             remote=self.remote if dials else None,
             is_local=lambda name: name in local_names,
-            addresses_of=lambda name: self.addresses.get(name, ()),
+            addresses_of=lambda name: self.resolved.get(name, ()),
             address=address,
             tasks=self.tasks,
             check=NetworkCheck((100, 199), self.tasks) if check else None,
         )
-        self.launcher = AgentLauncher(
+        self.addresses = Addresses(self.fleet, self.warnings.append)
+        self.meetings = Meetings(self.fleet, self.addresses, None)
+        self.warming = Warming(
             self.fleet,
-            self.sink,
+            variables=_variables,
             on_warm=lambda pid, took_s: self.warmed.append((pid, took_s)),
-            warn=self.warnings.append,
-            abroad=_abroad,
+            on_prepared=self.fleet.changes.report,
         )
-        self.fleet.serve(self.listener, self.launcher, requests or Silent())
+        self.stdin, self.story = StandardInput(None, None), Story()
+        self.workers = Workers(
+            Surroundings(
+                self.fleet,
+                self.addresses,
+                self.meetings,
+                self.warming,
+                _variables,
+                self.sink,
+                self.stdin,
+                self.tasks,
+            ),
+            PlaceDialect(),
+            command=("train",),
+            grace_s=GRACE_S,
+            drain_s=DRAIN_S,
+            listener=self.story,
+        )
+        self.fleet.serve(self.listener, self.workers, requests or Silent(), self.meetings, self.warming)
+
+    async def order(self, *workers: WorkerId, hosts: Sequence[str] = (), round_id: int = 3) -> None:
+        """These are to be started, to meet each other where hosts are named."""
+        for worker in workers:
+            self.workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1), hosts=tuple(hosts)), JOB, round_id)
+        await rest()
 
     def side(self) -> AgentSide:
         """Of a driver."""
@@ -392,7 +482,10 @@ class FakeFleet:
             self.door,
             Reception(self.door, terms, self.fleet),
             self.fleet,
-            self.launcher,
+            self.addresses,
+            _variables,
+            self.sink,
+            self.stdin,
             Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False),
             self.tasks,
             fingerprint="",
@@ -437,8 +530,8 @@ class FakeFleet:
         await self.fleet.close()
 
 
-def _abroad(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name != "HERE"}
+def _variables(facts: AgentFacts, env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name != "HERE" or facts.local}
 
 
 async def rest(turns: int = 50) -> None:

@@ -153,6 +153,9 @@ class FakeDriver:
     def link_heard(self, link: AgentLink) -> None:
         """See LinkOwner."""
 
+    def link_back(self, link: AgentLink) -> None:
+        """See LinkOwner."""
+
     def link_lost(self, link: AgentLink, why: str) -> None:
         self.lost.append(why)
         self._news.set()

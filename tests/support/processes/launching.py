@@ -17,11 +17,11 @@ import uvloop
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.guard import find_processes
+from elastic_driver.launch.words import ExitStatus
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -59,6 +59,12 @@ class Sink:
             while text.encode() not in self.data[stream]:
                 self._written.clear()
                 await self._written.wait()
+
+
+async def stopped(process: ProcessTree, grace_s: float) -> ExitStatus:
+    """Stops a process. Blocks until nothing is left of it."""
+    process.stop(grace_s)
+    return await process.wait()
 
 
 class Starts:

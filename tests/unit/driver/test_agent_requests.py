@@ -362,7 +362,7 @@ def test_an_agent_that_is_lost_waits_for_nothing() -> None:
         job.begin_round(1)
         job.say(Want(1, "s", "k", 0))
         job.say(Want(1, "s", "", 1))
-        job.requests.lost(job._link("a"))
+        job.requests.lost(job._link("a"), "a test")
         job.say(Put(1, "s", "k", b"v"), "b")
         assert job.sent() == []
 

@@ -13,7 +13,6 @@ from elastic_driver.core.events import (
     EndJob,
     GiveUpHost,
     HostHeard,
-    HostLost,
     HostsDiscovered,
     HostSilent,
     HostsReported,
@@ -84,19 +83,6 @@ def test_reports_that_come_together_are_one_step() -> None:
         await asyncio.sleep(10)
         assert len(world.of(PublishRound)) == 1
         assert world.stepper.history[-1][1] == WorkersReported((ready(A), ready(B)))
-
-    play(test)
-
-
-def test_a_host_that_is_lost_with_one_worker_after_the_other_is_lost_once() -> None:
-    async def test(world: World) -> None:
-        world.stepper.post(HostsDiscovered((Host("a", 2), Host("b", 1))))
-        world.stepper.report(HostLost("a", "gone", (A,), 0.5))
-        world.stepper.report(HostLost("a", "gone", (WorkerId("a", 1, 0),), 0.7))
-        world.stepper.report(HostLost("b", "gone, too", (B,), 0.2))
-        await asyncio.sleep(1)
-        lost = HostLost("a", "gone", (A, WorkerId("a", 1, 0)), 0.5), HostLost("b", "gone, too", (B,), 0.2)
-        assert world.stepper.history[-1][1] == WorkersReported(lost)
 
     play(test)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.launch.launcher import OUT_OF_MEMORY, ExitStatus
 from elastic_driver.launch.processes.oom import OomKills
+from elastic_driver.launch.words import OUT_OF_MEMORY, ExitStatus
 
 pytestmark = pytest.mark.unit
 

@@ -17,7 +17,7 @@ from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.core.state import Failure
 from elastic_driver.health.findings import Stalled, StallEnded, WorkerCleared, WorkerSuspected
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console

@@ -11,7 +11,7 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet import dialling
 from elastic_driver.launch.fleet.door import Ticket, User
-from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.credentials import Identity
 from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 

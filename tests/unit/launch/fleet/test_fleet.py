@@ -11,20 +11,17 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.reception import RefusedError
-from elastic_driver.rendezvous.agent_messages import Bye, Close, Exited, Finished, KillAll, Leaves, Started
-from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
+from elastic_driver.rendezvous.agent_messages import Bye, Close, Exited, Finished, KillAll, Leaves, Started, Warning
+from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, FakeFleet, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 
 A = WorkerId("a", 0, 0)
 
 
-async def _starts(fleet: FakeFleet, worker: WorkerId) -> asyncio.Task[object]:
-    task: asyncio.Task[object] = asyncio.create_task(
-        fleet.launcher.start(worker, ["true"], {}, label="0", rank_at_launch=0)
-    )
-    await rest()
-    return task
+async def _runs(fleet: FakeFleet, agent: FakeAgent) -> None:
+    await fleet.order(A)
+    agent.say(Started(A.key, 5))
 
 
 def test_a_wanted_host_is_dialled_and_is_up_when_its_agent_has_come() -> None:
@@ -51,6 +48,16 @@ def test_agents_here_and_elsewhere_are_given_what_they_need() -> None:
         assert (remote.urls, remote.fingerprint, remote.owner) == (("http://a:1",), "f", "")
         assert (local.urls, local.fingerprint, local.owner) == (("http://loopback:1",), "", "owner")
         assert (remote.host, remote.job, remote.agent_timeout_s) == ("a", "job", AGENT_TIMEOUT_S)
+
+    on_fleet(main)
+
+
+def test_what_agents_warn_of_says_on_which_host_it_is() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        there, here = await fleet.has("a", "here")
+        there.say(Warning("no room"))
+        here.say(Warning("no room"))
+        assert fleet.listener.warnings == ["host a: no room", "no room"]
 
     on_fleet(main)
 
@@ -160,13 +167,11 @@ def test_at_the_end_commands_that_start_agents_are_ended_too() -> None:
 def test_commands_of_hosts_that_were_just_taken_off_the_list_end_with_the_job() -> None:
     async def main(fleet: FakeFleet) -> None:
         await fleet.has("a", "b")
-        start = await _starts(fleet, A)
+        await fleet.order(A)
         await fleet.fleet.want([])  # b ends now, a when its worker has
         closing = asyncio.create_task(fleet.close())
         await asyncio.wait((closing,))
         assert [dialled.closed > 0 for dialled in fleet.remote.dialled] == [True, True]
-        start.cancel()
-        await asyncio.wait((start,))
 
     on_fleet(main)
 
@@ -305,9 +310,7 @@ def test_agents_hear_what_has_become_of_the_job() -> None:
 def test_a_host_that_leaves_is_told_to_close_when_its_last_worker_has_ended() -> None:
     async def main(fleet: FakeFleet) -> None:
         agent = fleet.arrives("a", ticket=False)
-        start = await _starts(fleet, A)
-        agent.say(Started(A.key, 5))
-        await start
+        await _runs(fleet, agent)
         agent.say(Leaves("a test"))
         await rest()
         assert not agent.of(Close)
@@ -376,19 +379,19 @@ def test_a_listed_host_whose_machine_is_gone_is_dialled_again_under_its_name() -
 @pytest.mark.parametrize("first", [(), ("10.0.0.1",), ("10.0.7.7", "fd00::7")])
 def test_a_listed_host_that_another_machine_has_replaced_is_dialled_again(first: tuple[str, ...]) -> None:
     async def main(fleet: FakeFleet) -> None:
-        fleet.addresses["a"] = first
+        fleet.resolved["a"] = first
         (agent,) = await fleet.has("a")
         agent.say(Leaves("a test", 30.0))
         await agent.leaves()
         # It does not resolve for a while, then to what it was, then to what the agent came from.
         for addresses in (first, (), first, (), ("10.0.0.1", "10.0.0.5")):
-            fleet.addresses["a"] = addresses
+            fleet.resolved["a"] = addresses
             await asyncio.sleep(2.0)
             await fleet.fleet.want(["a"])
             await rest()
             assert fleet.remote.hosts() == ["a"], addresses
         seen = fleet.fleet.changes.count
-        fleet.addresses["a"] = ("10.0.0.6",)
+        fleet.resolved["a"] = ("10.0.0.6",)
         await fleet.fleet.changes.wait(seen)
         await fleet.fleet.want(["a"])
         await rest()
@@ -402,7 +405,7 @@ def test_who_leaves_for_good_is_not_looked_for() -> None:
         (agent,) = await fleet.has("a")
         agent.say(Leaves("nobody knows when its machine is gone"))
         await agent.leaves()
-        fleet.addresses["a"] = ("10.0.0.6",)
+        fleet.resolved["a"] = ("10.0.0.6",)
         for _ in range(5):
             await asyncio.sleep(100.0)
             await fleet.fleet.want(["a"])
@@ -416,9 +419,7 @@ def test_who_leaves_for_good_is_not_looked_for() -> None:
 def test_a_machine_that_is_not_gone_when_it_had_said_so_stays_until_its_workers_have_ended() -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("a")
-        start = await _starts(fleet, A)
-        agent.say(Started(A.key, 5))
-        await start
+        await _runs(fleet, agent)
         agent.say(Leaves("a test", 3.0))
         for _ in range(6):
             await asyncio.sleep(1.0)
@@ -652,14 +653,15 @@ def test_agents_that_come_and_go_for_weeks_leave_nothing_behind() -> None:
             await agent.leaves()
         await fleet.fleet.want([])
         await rest()
-        parts = (fleet.fleet._roster, fleet.fleet._dialling, fleet.fleet._names, fleet.fleet._leaving)
+        inside = (fleet.fleet._roster, fleet.fleet._dialling, fleet.fleet._names, fleet.fleet._leaving)
+        parts = (fleet.door, fleet.workers, fleet.warming, fleet.meetings)
         kept = {
             name: len(value)
-            for one in (fleet.fleet, *parts, fleet.fleet.changes, fleet.launcher, fleet.door)
+            for one in (fleet.fleet, *inside, fleet.fleet.changes, *parts)
             for name, value in vars(one).items()
-            if isinstance(value, dict | set | list | tuple) and value
+            if isinstance(value, dict | set | list) and value
         }
-        assert kept.pop("_given_up") == 1000
+        assert (kept.pop("_given_up"), kept.pop("_grace_s")) == (1000, 3)
         assert kept == {}
 
     on_fleet(main)
@@ -668,7 +670,7 @@ def test_agents_that_come_and_go_for_weeks_leave_nothing_behind() -> None:
 def test_the_second_interrupt_kills_on_all_hosts() -> None:
     async def main(fleet: FakeFleet) -> None:
         agents = await fleet.has("a", "b")
-        fleet.launcher.kill()
+        fleet.workers.kill_all()
         await rest()
         assert [len(agent.of(KillAll)) for agent in agents] == [1, 1]
 
@@ -701,9 +703,7 @@ def test_hosts_that_may_be_silent_for_the_same_reason_are_told_of_before() -> No
 def test_a_silent_host_is_given_up_and_heard_when_it_begins_anew() -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("a")
-        start = await _starts(fleet, A)
-        agent.say(Started(A.key, 5))
-        process = await start
+        await _runs(fleet, agent)
         fleet.fleet.give_up("a", "it is heard")
         fleet.fleet.give_up("nobody", "there is none")
         assert fleet.listener.lost == []
@@ -712,7 +712,7 @@ def test_a_silent_host_is_given_up_and_heard_when_it_begins_anew() -> None:
         fleet.fleet.give_up("a", "it was not heard for 5.0 s")
         assert fleet.listener.lost == [("a", "it was not heard for 5.0 s")]
         assert not fleet.fleet.is_up("a")
-        assert str(await process.wait()) == "lost with its host"
+        assert fleet.story.told[-1] == ("lost", A, "it was not heard for 5.0 s")
         assert fleet.fleet.known(agent.link.agent) is None
         await rest()
         assert (fleet.remote.hosts(), fleet.listener.heard) == (["a", "a"], [])
@@ -740,9 +740,7 @@ def test_a_host_that_joined_and_one_that_is_listed_no_more_are_told_of_as_well()
     async def main(fleet: FakeFleet) -> None:
         (a,) = await fleet.has("a")
         j = fleet.arrives("j", ticket=False)
-        start = await _starts(fleet, A)
-        a.say(Started(A.key, 5))
-        await start
+        await _runs(fleet, a)
         await fleet.fleet.want([])
         a.vanishes()
         j.vanishes()

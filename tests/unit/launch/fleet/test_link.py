@@ -9,8 +9,7 @@ import pytest
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.launch.fleet.worker import RemoteWorker
-from elastic_driver.rendezvous.agent_messages import Exited, Finished, Said, Spared, WarmUp, Warning
+from elastic_driver.rendezvous.agent_messages import Exited, Finished, Kill, Said, Spared, WarmUp, Warning, worker_named
 from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -25,7 +24,7 @@ class Owner:
     def __init__(self) -> None:
         self.said: list[Said] = []
         self.lost: list[str] = []
-        self.worker: dict[str, RemoteWorker] = {}
+        self.done: set[WorkerId] = set()  # whose orders are carried out
         self.silent: list[float] = []  # when, by the loop's clock
         self.heard: list[float] = []
         self.link = AgentLink(facts("a"), self, agent_timeout_s=AGENT_TIMEOUT_S, host_timeout_s=HOST_TIMEOUT_S)
@@ -34,13 +33,8 @@ class Owner:
 
     def take(self, link: AgentLink, message: Said) -> None:
         self.said.append(message)
-        match message:
-            case Exited(key):
-                self.worker[key].has_exited(message)
-            case Finished(key):
-                self.worker[key].has_finished()
-            case Spared(key):
-                self.worker[key].spared()
+        if isinstance(message, Exited | Spared):
+            self.done.add(worker_named(message.worker))
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
         assert silent_s >= HOST_TIMEOUT_S
@@ -51,12 +45,14 @@ class Owner:
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         self.lost.append(why)
-        for worker in self.worker.values():
-            worker.lost()
 
-    def runs(self, worker: WorkerId) -> RemoteWorker:
-        self.worker[worker.key] = RemoteWorker(worker, 1, "0", self.link)
-        return self.worker[worker.key]
+    def link_back(self, link: AgentLink) -> None:
+        """See LinkOwner."""
+
+    def kill(self, worker: WorkerId, *, takes_s: float = 0.0) -> None:
+        """It is told to kill a worker, and may take so long."""
+        self.link.send(Kill(worker.key, 0.0, exits=False))
+        self.link.overdue(f"kill worker {worker}", lambda: worker in self.done, takes_s=takes_s)
 
     def lives(self) -> None:
         """From now on it is heard."""
@@ -85,17 +81,15 @@ def test_a_second_order_is_watched_like_the_first() -> None:
     async def main(loop: VirtualLoop) -> None:
         owner = Owner()
         owner.lives()
-        first, second = owner.runs(A), owner.runs(B)
-        first.kill()
+        owner.kill(A)
         await asyncio.sleep(0.1)
         owner.agent.say(Exited(A.key, -9, []), Finished(A.key))
         await asyncio.sleep(1)
         owner.is_stopped()
         await asyncio.sleep(4)
-        second.kill()
+        owner.kill(B)
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
         assert owner.lost == ["its agent does not kill worker a[1]: it was stopped, or its machine stands still"]
-        assert str(second.exited.result()) == "lost with its host"
 
     run_virtually(main)
 
@@ -106,7 +100,7 @@ def test_an_order_is_watched_until_it_is_carried_out() -> None:
     async def main(loop: VirtualLoop) -> None:
         owner = Owner()
         owner.lives()
-        owner.runs(A).kill()
+        owner.kill(A)
         await asyncio.sleep(3 * AGENT_TIMEOUT_S)
         assert owner.lost == []
         owner.is_stopped()
@@ -116,15 +110,14 @@ def test_an_order_is_watched_until_it_is_carried_out() -> None:
     run_virtually(main)
 
 
-def test_a_stopped_agent_is_lost_when_its_worker_is_to_be_stopped() -> None:
+def test_an_order_may_take_its_time() -> None:
     async def main(loop: VirtualLoop) -> None:
         owner = Owner()
-        stopping = asyncio.create_task(owner.runs(A).stop(30.0))
+        owner.kill(A, takes_s=30.0)
         await asyncio.sleep(30.0 + AGENT_TIMEOUT_S)
         assert owner.lost == []
         await asyncio.sleep(1.5)
         assert len(owner.lost) == 1
-        assert (await stopping).returncode == -9
 
     run_virtually(main)
 
@@ -132,10 +125,9 @@ def test_a_stopped_agent_is_lost_when_its_worker_is_to_be_stopped() -> None:
 def test_who_is_spared_was_not_overdue() -> None:
     async def main(loop: VirtualLoop) -> None:
         owner = Owner()
-        killing = asyncio.create_task(owner.runs(A).kill_hung(stacks_s=0.0, exits=True))
+        owner.kill(A)
         await asyncio.sleep(0.1)
         owner.agent.say(Spared(A.key))
-        assert await killing is False
         await asyncio.sleep(2 * AGENT_TIMEOUT_S)
         assert owner.lost == []
 
@@ -146,8 +138,7 @@ def test_a_driver_that_was_stopped_reads_before_it_judges() -> None:
     async def main(loop: VirtualLoop) -> None:
         owner = Owner()
         owner.lives()
-        worker = owner.runs(A)
-        worker.kill()
+        owner.kill(A)
         await asyncio.sleep(0.1)
         loop.stand_still(100)
         await asyncio.sleep(0.01)
@@ -155,7 +146,6 @@ def test_a_driver_that_was_stopped_reads_before_it_judges() -> None:
         owner.agent.say(Exited(A.key, -9, []))
         await asyncio.sleep(2 * AGENT_TIMEOUT_S)
         assert owner.lost == []
-        assert worker.exited.result().returncode == -9
 
     run_virtually(main)
 
@@ -352,13 +342,12 @@ def test_who_is_given_up_is_cut_off_at_once() -> None:
 
     async def main(loop: VirtualLoop) -> None:
         owner = Owner()
-        worker = owner.runs(A)
+        owner.kill(A)
         owner.agent.vanishes()
         await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
         owner.link.give_up("a test")
         assert owner.agent.transport.is_closed
         assert (owner.lost, owner.link.is_lost) == (["a test"], True)
-        assert (await worker.wait()).returncode == -9
         await asyncio.sleep(AGENT_TIMEOUT_S)
         assert len(owner.lost) == 1
 

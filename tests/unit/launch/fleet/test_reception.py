@@ -90,7 +90,7 @@ def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() ->
         agreed = agreement.with_(welcome.public)
         dial.writer.rekey(dial.session.frames(up=True, secret=agreed.secret))
         dial.says(Warning("one"), first=1)
-        assert fleet.warnings == ["host j: one"]
+        assert fleet.listener.warnings == ["host j: one"]
         identity = Identity(Role.AGENT, number=first.agent)
         assert place.door.key_of(identity) == agreed.again
         again = place.dial(identity)

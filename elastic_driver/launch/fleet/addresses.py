@@ -1,0 +1,82 @@
+"""Where the workers of one host listen for those of the others.
+
+Owns the choice between loopback and the addresses of the hosts. Which address a host has is its agent's word, and the
+fleet's (:meth:`~elastic_driver.launch.fleet.fleet.Fleet.address_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.launch.fleet.link import AgentLink
+
+LOOPBACK = "127.0.0.1"
+
+
+class Agents(Protocol):
+    """What is needed of the fleet."""
+
+    def link_of(self, hostname: str) -> AgentLink | None:
+        """The agent of a host; None when there is none now."""
+
+    def links(self) -> Sequence[AgentLink]:
+        """All agents that are not lost."""
+
+    def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        """Where the workers of this agent listen for those of the others.
+
+        Raises:
+            LaunchError: its host has no such address.
+        """
+
+
+class Addresses:
+    """See above.
+
+    Args:
+        agents: of the job.
+        warn: takes one-line reports of what went wrong and does not end the job.
+    """
+
+    def __init__(self, agents: Agents, warn: Callable[[str], None]) -> None:
+        self._agents = agents
+        self._warn = warn
+
+    def of(self, hostnames: Sequence[str]) -> Mapping[str, str]:
+        """The addresses of all hosts of one round, by name: loopback while all are on one machine."""
+        links = {name: self._agents.link_of(name) for name in hostnames}
+        distinct = list({id(link): link for link in links.values() if link is not None}.values())
+        if len(distinct) < 2:
+            return dict.fromkeys(hostnames, LOOPBACK)
+        return {name: LOOPBACK if link is None else self._address(link, distinct) for name, link in links.items()}
+
+    def _address(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        try:
+            return self._agents.address_of(link, others)
+        except LaunchError as error:
+            # It was alone when its workers were started. They will find out; the job must not end of it.
+            self._warn(str(error))
+            return link.facts.peer or LOOPBACK
+
+    def for_all(self, hostname: str) -> str:
+        """Where a host is reached by all others that are there, or may come; of the driver's own machine for "".
+
+        Loopback where the host has no other address: then no other can come.
+
+        Raises:
+            LaunchError: the host has no agent any more.
+        """
+        links = self._agents.links()
+        link = self._agents.link_of(hostname) if hostname else next((one for one in links if one.facts.local), None)
+        if link is None and hostname:
+            raise LaunchError(f"host {hostname} has no agent any more")
+        if link is None:  # the driver's machine is none of the job's: others have come to it by this
+            return next((one.facts.ours for one in links), LOOPBACK)
+        try:
+            return self._agents.address_of(link, links)
+        except LaunchError:
+            if any(not one.facts.local for one in links):
+                raise
+            return LOOPBACK

@@ -1,0 +1,480 @@
+"""The keeper of the job's workers: orders to their hosts' agents, and what becomes of each process.
+
+Owns each worker from the order to start it until nothing is left of it: one record, which only the keeper writes. Knows
+nothing of rounds and of the server, and of what a worker is given only that its dialect says so. Decides nothing: who
+is started and stopped, and what a death means, is the core's. Which agent is whose, and that it is lost, is the fleet's
+(:mod:`elastic_driver.launch.fleet.fleet`); the other end is :mod:`elastic_driver.launch.agent.workers`.
+
+Messages of one link arrive in order. Once Start is on it, Stop, Kill and Labels may follow at once: the agent keeps
+them until the process is there. So only what is ordered before that is kept here.
+
+Used on the event loop only. No order blocks, but for the last one (:meth:`Workers.stop_all`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.dialects.dialect import Dialect, JobAddress, Meeting, WorkerStart
+from elastic_driver.errors import LaunchError, RendezvousProtocolError
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.launch.fleet.addresses import Addresses, Agents
+from elastic_driver.launch.fleet.changes import Changes
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.meetings import Meetings
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.warming import Warming
+from elastic_driver.launch.fleet.worker import Phase, Variables, Worker, WorkerListener, note_last_words
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, OutputSink
+from elastic_driver.rendezvous.agent_messages import (
+    Dying,
+    Exited,
+    Finished,
+    InputTaken,
+    Interrupted,
+    Kill,
+    KillAll,
+    Labels,
+    NotStarted,
+    Output,
+    PassOn,
+    Said,
+    Shown,
+    Spared,
+    Start,
+    Started,
+    Stop,
+    worker_named,
+)
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Ending
+
+# Between the signal that makes a hung worker print its stacks and the one that ends it.
+_LAST_WORDS_S = 2.0
+# What a worker gets whose peers are lost: time for its exit handlers, since its connections are shut.
+BROKEN_S = 0.2
+
+
+class Hosts(Agents, Protocol):
+    """What the keeper needs of the fleet."""
+
+    @property
+    def changes(self) -> Changes:
+        """Of the agents: one has come, is lost, or is connected again."""
+
+    def idle(self, link: AgentLink) -> None:
+        """The last worker of this agent has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the workers of a job have around them.
+
+    Attributes:
+        agents: start them.
+        addresses: of their hosts.
+        meetings: of those who are started together.
+        warming: of their hosts.
+        variables: what of theirs they are sent.
+        sink: takes their output.
+        stdin: whose the driver's standard input is.
+        tasks: run what nobody waits for; an error of theirs ends the job.
+    """
+
+    agents: Hosts
+    addresses: Addresses
+    meetings: Meetings
+    warming: Warming
+    variables: Variables
+    sink: OutputSink
+    stdin: StandardInput
+    tasks: Tasks
+
+
+class Workers:
+    """See above.
+
+    Args:
+        around: what they have around them.
+        dialect: of the workers.
+        command: what each of them runs.
+        grace_s: between SIGTERM and SIGKILL, seconds.
+        drain_s: the same for a worker that may checkpoint first, since the change is a planned one.
+        listener: is told of starts and ends.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        dialect: Dialect,
+        *,
+        command: Sequence[str],
+        grace_s: float,
+        drain_s: float,
+        listener: WorkerListener,
+    ) -> None:
+        self._around = around
+        self._agents = around.agents
+        self._dialect = dialect
+        self._command = command
+        self._grace_s = {Ending.USUAL: grace_s, Ending.PLANNED: drain_s, Ending.BROKEN: min(BROKEN_S, grace_s)}
+        self._listener = listener
+        self._workers: dict[WorkerId, Worker] = {}
+        self._of: dict[str, set[WorkerId]] = {}  # by agent: those that it was told to start
+        self._unable: set[str] = set()  # agents on whose host the command cannot be run
+        self._none_left = asyncio.Event()
+        self._job_ends = False
+        self._end_signal = signal.SIGTERM
+
+    @property
+    def living(self) -> Mapping[WorkerId, Worker]:
+        """Those whose processes run now."""
+        return {worker: one for worker, one in self._workers.items() if one.phase is Phase.RUNS}
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Its process's id; None when none runs."""
+        one = self._workers.get(worker)
+        return one.pid if one is not None and one.phase is Phase.RUNS else None
+
+    def has_workers(self, link: AgentLink) -> bool:
+        """Whether workers run at an agent's, or are being started."""
+        return bool(self._of.get(link.agent))
+
+    # --- starts ----------------------------------------------------------------------------------------------------
+
+    def start(
+        self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0, *, restarted: bool = False
+    ) -> None:
+        """Starts a worker of this job, while this round runs (0 for none), after so many unplanned resets.
+
+        Args:
+            order: which, and where. No other start has had its name.
+            job: where the driver is.
+            round_id, resets, restarted: see WorkerStart.
+        """
+        if self._job_ends:
+            return
+        worker = order.worker
+        assert worker not in self._workers, worker
+        # Not all of them: each start would cost as much as the job has hosts.
+        some = list(dict.fromkeys((worker.hostname, *order.hosts[:1], *order.hosts[-1:])))
+        start = WorkerStart(
+            worker,
+            order.planned,
+            order.hosts,
+            round_id,
+            self._cores(worker.hostname),
+            resets,
+            restarted=restarted,
+            address=self._around.addresses.of(some)[worker.hostname],
+            parameter_server=order.parameter_server,
+        )
+        meeting = self._around.meetings.of(round_id, order.hosts) if order.hosts else None
+        rank = order.planned.rank if order.parameter_server is None else -1
+        one = self._workers[worker] = Worker(worker, rank, _label_of(order))
+        self._around.tasks.start(self._start(one, start, job, meeting))
+
+    def sample(self, host: Host, job: JobAddress) -> tuple[Sequence[str], Mapping[str, str]]:
+        """The command of restarted workers, and the environment of one on this host, but for its place."""
+        planned = SlotInfo(0, host.slots, 0, host.slots, 0, 1)
+        cores = self._cores(host.name)
+        start = WorkerStart(WorkerId(host.name, 0, 0), planned, (host.name,), 0, cores, restarted=True)
+        return self._command, self._dialect.environment(start, job=job)
+
+    def _cores(self, hostname: str) -> int:
+        """How many processors its workers may use together; 1 where it has no agent: they will not start."""
+        link = self._agents.link_of(hostname)
+        return 1 if link is None else link.facts.hello.cores
+
+    async def _start(
+        self, one: Worker, start: WorkerStart, job: JobAddress, meeting: asyncio.Future[Meeting | LaunchError] | None
+    ) -> None:
+        try:
+            if meeting is not None:
+                start = replace(start, meeting=_met(start, await asyncio.shield(meeting)))
+            link = await self._agent_for(one.id)
+            if not self._job_ends:
+                self._order(one, link, start, job)
+        except LaunchError as error:
+            if not self._job_ends:
+                self._not_started(one, error)
+
+    async def _agent_for(self, worker: WorkerId) -> AgentLink:
+        """Return the agent of a worker's host, once it is connected.
+
+        One without a connection is back in a moment, or lost, and another may have joined under the host's name. An
+        order to a lost agent would fail, and the host would be blamed for that.
+        """
+        while True:
+            seen = self._agents.changes.count
+            link = self._agents.link_of(worker.hostname)
+            if link is None:
+                raise LaunchError(f"cannot start worker {worker}: its host has no agent any more")
+            if link.connected:
+                return link
+            await self._agents.changes.wait(seen)
+
+    def _order(self, one: Worker, link: AgentLink, start: WorkerStart, job: JobAddress) -> None:
+        """Tells its agent to start a worker, and what was ordered of it meanwhile."""
+        links = self._agents.links()
+        if len(links) > 1:
+            self._agents.address_of(link, links)  # a host without one is of no use to the others
+        env = self._around.variables(link.facts, self._dialect.environment(start, job=job))
+        order = Start(one.id.key, list(self._command), env, one.label, one.rank)
+        link.send(self._around.stdin.given_by(order, one.id, link))
+        one.link, one.phase = link, Phase.ORDERED
+        self._of.setdefault(link.agent, set()).add(one.id)
+        self._around.warming.has_workers(link)
+        link.overdue(f"start worker {one.id}", lambda: one.phase is not Phase.ORDERED)
+        if one.stop is not None:
+            self._stop(one, one.stop)
+
+    # --- orders ----------------------------------------------------------------------------------------------------
+
+    def stop(self, worker: WorkerId, ending: Ending = Ending.USUAL) -> None:
+        """SIGTERM (or what :meth:`end_by` says), grace, SIGKILL; for one that is being started, once it is there."""
+        one = self._workers.get(worker)
+        if one is not None:
+            self._stop(one, ending)
+
+    def _stop(self, one: Worker, ending: Ending) -> None:
+        if one.link is None:
+            one.stop = min(one.stop or ending, ending, key=self._grace_s.__getitem__)
+        elif one.phase is not Phase.DEAD:
+            grace_s = self._grace_s[ending]
+            one.link.send(Stop(one.id.key, grace_s, ending is Ending.BROKEN, int(self._end_signal)))
+            one.link.overdue(
+                f"stop worker {one.id} within {grace_s:g} s", lambda: one.phase is Phase.DEAD, takes_s=grace_s
+            )
+
+    def kill(self, order: KillWorker) -> None:
+        """SIGKILL; a worker that hangs prints first where its threads are. The listener is told whether it is done.
+
+        Not for one that has ended, nor for one that exits when its script has ended. One that waits to be started is
+        stopped as soon as its process is there.
+        """
+        one = self._workers.get(order.worker)
+        if one is None or one.phase is Phase.DEAD:
+            self._listener.spared(order)
+            return
+        if one.link is None:
+            self._stop(one, Ending.USUAL)
+        else:
+            self._kill(one, one.link, order)
+            if order.exits:
+                return  # its agent says
+        self._listener.killed(order)
+
+    def _kill(self, one: Worker, link: AgentLink, order: KillWorker) -> None:
+        if order.exits or order.hangs:
+            if one.kill is not None:
+                return
+            one.kill = order
+        link.send(Kill(one.id.key, _LAST_WORDS_S if order.hangs else 0.0, order.exits))
+
+        def is_done() -> bool:
+            return one.phase is Phase.DEAD or (order.exits and one.kill is not order)
+
+        link.overdue(f"kill worker {one.id}", is_done)
+
+    def label(self, worker: WorkerId, label: str) -> None:
+        """From now on this stands in the prefix of its output."""
+        one = self._workers.get(worker)
+        if one is not None and one.phase is not Phase.DEAD and label != one.label:
+            one.label = label
+            if one.link is not None:
+                one.link.send(Labels({worker.key: label}))
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Sends this signal to the process of each worker that runs, and not to what that has started.
+
+        Of those that would end the process where nothing handles them (all but SIGQUIT, which is meant so), only to
+        who does: not to one whose script has not come so far yet.
+        """
+        for link in self._agents.links():
+            link.send(PassOn(int(number)))
+
+    def kill_all(self) -> None:
+        """SIGKILL now to all that is left of all workers, also to what dead ones have left behind."""
+        for link in self._agents.links():
+            link.send(KillAll())
+
+    # --- the end of the job ----------------------------------------------------------------------------------------
+
+    def end_by(self, number: signal.Signals) -> None:
+        """From now on this signal ends workers, in place of SIGTERM: the job ends by it."""
+        self._end_signal = number
+
+    def job_ends(self) -> None:
+        """Nobody is started any more; who is being started is stopped as soon as its process is there."""
+        if self._job_ends:
+            return
+        self._job_ends = True
+        for one in tuple(self._workers.values()):
+            if one.link is None:
+                self._forget(one)
+            elif one.phase is Phase.ORDERED:
+                self._stop(one, Ending.USUAL)
+
+    async def stop_all(self, limit_s: float) -> None:
+        """Stops all workers. Blocks until nothing is left of them, or for ``limit_s`` seconds."""
+        self.job_ends()
+        for one in self.living.values():
+            self._stop(one, Ending.USUAL)
+        if self._workers:
+            self._none_left.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._none_left.wait()
+
+    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+
+    def came(self, link: AgentLink) -> None:
+        """Nothing: who waits for an agent looks at what changes."""
+
+    def lost(self, link: AgentLink, why: str) -> None:
+        """An agent is lost, and its workers are with it."""
+        self._unable.discard(link.agent)
+        there = [self._workers[worker] for worker in sorted(self._of.get(link.agent, ()))]
+        lost = [one for one in there if one.phase is Phase.RUNS]
+        ordered = [one for one in there if one.phase is Phase.ORDERED]
+        for one in there:
+            self._forget(one)
+        for one in lost:
+            self._is_killed(one)
+        if lost:
+            self._listener.lost(lost, why)
+        for one in ordered:
+            self._listener.not_started(one.id, LaunchError(f"cannot start worker {one.id}: {why}"))
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        """What an agent says of its workers' processes. Returns whether it was that.
+
+        Raises:
+            RendezvousProtocolError: it cannot say that.
+        """
+        match message:
+            case Output(key, stream, data):
+                if one := self._record(link, key):
+                    self._around.sink.write(one.id, "stderr" if stream == "stderr" else "stdout", data)
+            case Started(key, pid):
+                if (one := self._record(link, key)) and one.phase is Phase.ORDERED:
+                    self._started(one, pid)
+            case NotStarted(key, error, bad_command):
+                if (one := self._record(link, key)) and one.phase is Phase.ORDERED:
+                    self._not_started(one, self._why_not(link, error, bad_command=bad_command))
+            case Dying(key):
+                if (one := self._record(link, key)) and one.phase is Phase.RUNS:
+                    self._dying(one, message)
+            case Exited(key, returncode):
+                if (one := self._record(link, key)) and one.phase is Phase.RUNS:
+                    note_last_words(one, message)
+                    self._exited(one, ExitStatus(returncode, note=message.note))
+            case Finished(key):
+                if one := self._record(link, key):
+                    self._finished(one)
+            case Spared(key):
+                if one := self._record(link, key):
+                    self._spared(one)
+            case InputTaken(key) | Shown(key) | Interrupted(key):
+                if one := self._record(link, key):
+                    self._around.stdin.take(one.id, message)
+            case _:
+                return False
+        return True
+
+    def _record(self, link: AgentLink, key: str) -> Worker | None:
+        """An agent speaks for its own workers only."""
+        one = self._workers.get(worker_named(key))
+        return one if one is not None and one.link is link else None
+
+    def _started(self, one: Worker, pid: int) -> None:
+        one.phase, one.pid = Phase.RUNS, pid
+        self._around.sink.begin(one.id, pid, one.rank, one.label)
+        self._around.stdin.started(one.id)
+        self._listener.started(one)
+
+    def _why_not(self, link: AgentLink, error: str, *, bad_command: bool) -> LaunchError:
+        if bad_command:
+            # A file or folder that is missing may be missing on this host only: then it is the host's fault.
+            self._unable.add(link.agent)
+            if all(each.agent in self._unable for each in self._agents.links()):
+                return CommandNotFoundError(error)
+        return LaunchError(error)
+
+    def _not_started(self, one: Worker, error: LaunchError) -> None:
+        self._forget(one)
+        self._listener.not_started(one.id, error)
+
+    def _dying(self, one: Worker, news: Dying) -> None:
+        self._around.stdin.gone(one.id)  # another may be started in its place at once
+        note_last_words(one, news)
+        if not one.is_dying:
+            one.is_dying = True
+            code = news.returncode
+            self._listener.dying(one, news.how if code is None else ExitStatus(code, note=news.note))
+
+    def _exited(self, one: Worker, status: ExitStatus) -> None:
+        one.phase = Phase.DEAD
+        self._around.stdin.gone(one.id)
+        self._is_killed(one)
+        self._listener.exited(one, status)
+
+    def _is_killed(self, one: Worker) -> None:
+        """It is dead: where its agent might have spared it, it has not."""
+        order, one.kill = one.kill, None
+        if order is not None and order.exits:
+            self._listener.killed(order)
+
+    def _finished(self, one: Worker) -> None:
+        if one.phase is Phase.RUNS:
+            raise RendezvousProtocolError(f"worker {one.id} cannot be finished: it has not exited")
+        if one.phase is Phase.DEAD:
+            self._forget(one)
+
+    def _spared(self, one: Worker) -> None:
+        order = one.kill
+        if order is not None and order.exits and one.phase is Phase.RUNS:
+            one.kill = None
+            self._listener.spared(order)
+
+    def _forget(self, one: Worker) -> None:
+        """Nothing is left of it."""
+        del self._workers[one.id]
+        one.phase = Phase.DEAD
+        self._around.stdin.gone(one.id)
+        self._around.sink.end(one.id)
+        if not self._workers:
+            self._none_left.set()
+        if one.link is not None:
+            there = self._of[one.link.agent]
+            there.discard(one.id)
+            if not there:
+                del self._of[one.link.agent]
+                if not one.link.is_lost:
+                    self._agents.idle(one.link)
+
+
+def _label_of(order: StartWorker) -> str:
+    if order.parameter_server is not None:
+        return f"ps{order.parameter_server}"
+    return "standby" if order.standby else str(order.planned.rank)
+
+
+def _met(start: WorkerStart, meeting: Meeting | LaunchError) -> Meeting | None:
+    """Where its generation meets; None where it cannot, and the host of this worker is not the one at fault.
+
+    Raises:
+        LaunchError: it is.
+    """
+    if isinstance(meeting, Meeting):
+        return meeting
+    if start.worker.hostname == start.hosts[0]:
+        raise meeting
+    return None  # the core ends the round with those of the other

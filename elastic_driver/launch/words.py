@@ -1,0 +1,87 @@
+"""What all who start processes speak of: how a process ended, where its output goes, which signals are passed on.
+
+Owns no process.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+
+Stream = Literal["stdout", "stderr"]
+
+# The note of an end that was the OOM killer's.
+OUT_OF_MEMORY = "out of memory: the kernel's OOM killer"
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
+"""Signals that mean nothing to us: a scheduler's warning, a trigger of the script's. They are passed on to workers."""
+
+
+class CommandNotFoundError(LaunchError):
+    """The command itself cannot be run (no such file, not executable): another attempt or host changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended.
+
+    Attributes:
+        returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
+        reason: says it instead, where nobody has seen the end ("lost with its host").
+        note: what is known of it beside; "" for nothing.
+    """
+
+    returncode: int
+    reason: str = ""
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.returncode == 0
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel's OOM killer took it."""
+        return self.note == OUT_OF_MEMORY
+
+    @property
+    def signal_name(self) -> str | None:
+        """``SIGKILL`` and the like; None when no signal ended it."""
+        if self.returncode >= 0:
+            return None
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:  # the real-time signals have no names
+            return f"signal {-self.returncode}"
+
+    def __str__(self) -> str:
+        if self.reason:
+            return self.reason
+        name = self.signal_name
+        how = f"exited with code {self.returncode}" if name is None else f"killed by {name}"
+        return f"{how} ({self.note})" if self.note else how
+
+
+class OutputSink(Protocol):
+    """Takes the workers' output. Called on the event loop."""
+
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
+        """A worker runs, and was started for this rank. Comes before its output.
+
+        Args:
+            worker: which.
+            pid: of its process.
+            rank: -1 for a process that has none.
+            label: as it stands in the prefix of its output at first.
+        """
+
+    def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """Takes whole lines, prefix and newline included."""
+
+    def end(self, worker: WorkerId) -> None:
+        """Nothing more comes of this worker."""
