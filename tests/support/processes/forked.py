@@ -38,7 +38,7 @@ PATIENCE_S = 150.0
 # What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
 _ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
 _WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
-_OF_DRIVERS = ("elastic_driver.cli.main", "elastic_driver.driver.job", "tests.support.processes.forked_agent")
+_OF_DRIVERS = ("elastic_driver.cli.main", "elastic_driver.driver.nodes", "tests.support.processes.forked_agent")
 
 
 class ForkedProcess:
@@ -162,6 +162,11 @@ def start(
         os.close(out_write)
     process.stdin, process.stdout = stdin, stdout
     return process
+
+
+def starts_afresh() -> bool:
+    """Whether this run of the tests starts all drivers and agents as users do."""
+    return os.environ.get("START_AFRESH") == "1"
 
 
 def start_driver(

@@ -50,8 +50,8 @@ class Job:
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
         self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
-        starts_afresh = bool(prefix) or os.environ.get("START_AFRESH") == "1"
-        elasticrun = elasticrun or (AFRESH if starts_afresh else FORKED)
+        is_afresh = bool(prefix) or forked.starts_afresh() or elasticrun == AFRESH
+        elasticrun = elasticrun or (AFRESH if is_afresh else FORKED)
         arguments = [*prefix, *self.launcher(elasticrun), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
@@ -66,7 +66,7 @@ class Job:
         env = {**os.environ, "PYTHONHASHSEED": "0", "STEP_LOG": str(self.step_log), **(env or {})}
         self.process: subprocess.Popen[bytes] | forked.ForkedProcess
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
-            if starts_afresh or elasticrun == AFRESH:
+            if is_afresh:
                 self.process = subprocess.Popen(
                     arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=ROOT
                 )

@@ -7,13 +7,13 @@ are not about how workers are started.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from elastic_driver.cli.main import main
 from elastic_driver.driver import agent_side
 from elastic_driver.launch.fleet.reception import Terms
+from tests.support.processes.forked import starts_afresh
 from tests.support.processes.forked_agent import fork_first_agent
 
 
@@ -22,7 +22,7 @@ def forking_terms(**terms: Any) -> Terms:
 
 
 if __name__ == "__main__":
-    if os.environ.get("START_AFRESH") != "1":
+    if not starts_afresh():
         fork_first_agent()
     agent_side.Terms = forking_terms  # type: ignore[misc, assignment]
     sys.exit(main())
