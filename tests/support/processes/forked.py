@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -97,7 +97,7 @@ class ForkServer:
                 pass_fds=(far.fileno(),),
             )
         self._lock = threading.Lock()  # one fork at a time
-        self._forked: queue.SimpleQueue[ForkedProcess] = queue.SimpleQueue()
+        self._forked: queue.SimpleQueue[ForkedProcess | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
         self._reader.start()
         atexit.register(self.close)
@@ -107,11 +107,13 @@ class ForkServer:
         request = json.dumps({"command": list(command), "env": env, "cwd": str(cwd)}).encode()
         with self._lock:
             socket.send_fds(self._control, [request], list(streams))
-            return self._forked.get(timeout=150)
+            process = self._forked.get(timeout=PATIENCE_S)
+        assert process is not None, "the process to fork from has ended"
+        return process
 
     def _read(self) -> None:
         processes: dict[int, ForkedProcess] = {}
-        while answer := self._control.recv(_LONGEST):
+        for answer in self._answers():
             told = json.loads(answer)
             if "code" in told:
                 processes.pop(told["pid"]).ended(told["code"])
@@ -120,6 +122,12 @@ class ForkServer:
                 self._forked.put(process)
         for process in processes.values():
             process.ended(-signal.SIGKILL)  # nobody knows: its parent is gone
+        self._forked.put(None)
+
+    def _answers(self) -> Iterator[bytes]:
+        with contextlib.suppress(ConnectionResetError):  # it has ended, and what it was asked last is not read
+            while answer := self._control.recv(_LONGEST):
+                yield answer
 
     def close(self) -> None:
         """Ends the server; what it forked goes on."""
