@@ -1,12 +1,17 @@
 // What the native part throws. The binding turns each into the Python class of the same name.
 #pragma once
 
+#include <cerrno>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace elastic {
+
+// What the system says of the last call that failed.
+inline std::string errno_text() { return std::strerror(errno); }
 
 // A collective, or the building of a context, did not succeed.
 struct CollectiveError : std::runtime_error {

@@ -18,6 +18,8 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
+from tests.support import extent
+
 # The same examples for everybody, so that a run is green or red for a reason; `NEW_SEEDS=1` draws others. How long an
 # example takes is the machine's affair.
 if os.environ.get("NEW_SEEDS") == "1":
@@ -127,6 +129,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    extent.is_whole = config.getoption("--group") in (None, "release")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return True if groups.is_left_out(collection_path, config.getoption("--group")) else None
 
@@ -147,7 +153,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow_torchrun"):
                 item.add_marker(pytest.mark.skip(reason="many agents of torchrun: --slow-torchrun runs this"))
-    if config.getoption("--group") not in (None, "release"):
+    if not extent.is_whole:
         put_off = [item for item in items if item.get_closest_marker("release")]
         config.hook.pytest_deselected(items=put_off)
         items[:] = [item for item in items if not item.get_closest_marker("release")]

@@ -251,7 +251,7 @@ struct Named {
   DType dtype;
   size_t size;
 };
-constexpr Named kTypes[] = {
+constexpr Named kDTypes[] = {
     {"float16", DType::kFloat16, 2}, {"bfloat16", DType::kBFloat16, 2}, {"float32", DType::kFloat32, 4},
     {"float64", DType::kFloat64, 8}, {"int8", DType::kInt8, 1},         {"uint8", DType::kUInt8, 1},
     {"int32", DType::kInt32, 4},     {"int64", DType::kInt64, 8},
@@ -260,7 +260,7 @@ constexpr Named kTypes[] = {
 }  // namespace
 
 DType parse_dtype(const std::string& name) {
-  for (const Named& type : kTypes) {
+  for (const Named& type : kDTypes) {
     if (name == type.name) return type.dtype;
   }
   throw std::invalid_argument("cannot reduce elements of type '" + name +
@@ -277,7 +277,7 @@ ReduceOp parse_op(const std::string& name) {
 }
 
 size_t element_size(DType dtype) {
-  for (const Named& type : kTypes) {
+  for (const Named& type : kDTypes) {
     if (dtype == type.dtype) return type.size;
   }
   throw std::invalid_argument("unknown element type");

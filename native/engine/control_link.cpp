@@ -21,8 +21,6 @@ namespace {
 constexpr size_t kMostBytes = size_t{256} << 20;
 constexpr int kSliceMs = 5;
 
-std::string reason() { return std::strerror(errno); }
-
 }  // namespace
 
 ControlLink::ControlLink(Identity self, int size, Reach reach)
@@ -34,7 +32,7 @@ ControlLink::ControlLink(Identity self, int size, Reach reach)
       event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       by_rank_(static_cast<size_t>(size), SIZE_MAX) {
-  if (!event_.open() || !epoll_.open()) throw CollectiveError("cannot make the engine's descriptors: " + reason());
+  if (!event_.open() || !epoll_.open()) throw CollectiveError("cannot make the engine's descriptors: " + errno_text());
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = UINT64_MAX;
@@ -78,7 +76,7 @@ void ControlLink::add(int rank, Descriptor socket) {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = peers_.size();
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) {
-    throw CollectiveError("cannot watch a connection: " + reason());
+    throw CollectiveError("cannot watch a connection: " + errno_text());
   }
   by_rank_[static_cast<size_t>(rank)] = peers_.size();
   peers_.push_back({rank, std::move(socket), {}, {}, {}});
@@ -143,7 +141,7 @@ void ControlLink::flush(Peer& peer) {
   if (watch) event.events |= EPOLLOUT;
   event.data.u64 = by_rank_[static_cast<size_t>(peer.rank)];
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, peer.socket.get(), &event) != 0) {
-    throw CollectiveError("cannot watch a connection: " + reason());
+    throw CollectiveError("cannot watch a connection: " + errno_text());
   }
   peer.watched = watch;
 }

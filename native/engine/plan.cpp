@@ -19,7 +19,7 @@ constexpr const char* kReductionNames[] = {"Average", "Sum", "Adasum", "Min", "M
 // Tensors of this size and more gain nothing from company: they would only be copied.
 constexpr size_t kFusedTensorBytes = 256 * 1024;
 // No array is larger.
-constexpr uint64_t kMostBytes = PTRDIFF_MAX;
+constexpr uint64_t kMostTensorBytes = PTRDIFF_MAX;
 constexpr const char* kTooLarge = "its tensors have more bytes than memory has addresses";
 
 struct WireType {
@@ -93,11 +93,12 @@ void Plan::check() const {
     for (const int64_t extent : tensor.shape) {
       if (extent < 0) throw std::invalid_argument("an extent of a tensor is negative");
       // Also where another extent is 0: rows of such a tensor may have any number of bytes.
-      if (extent > 0 && bytes > kMostBytes / static_cast<uint64_t>(extent)) throw std::invalid_argument(kTooLarge);
+      if (extent > 0 && bytes > kMostTensorBytes / static_cast<uint64_t>(extent))
+        throw std::invalid_argument(kTooLarge);
       bytes *= static_cast<uint64_t>(std::max<int64_t>(extent, 1));
     }
     total += bytes;
-    if (total > kMostBytes) throw std::invalid_argument(kTooLarge);
+    if (total > kMostTensorBytes) throw std::invalid_argument(kTooLarge);
   }
 }
 
@@ -134,11 +135,11 @@ bool sizes_fit(const Plan& plan, const std::vector<int64_t>& sizes, size_t given
         const int64_t size = sizes[(giver * tensors + tensor) * each + part];
         if (size < 0) return false;
         rows += static_cast<uint64_t>(size);
-        if (rows > kMostBytes) return false;
+        if (rows > kMostTensorBytes) return false;
       }
     }
     const uint64_t row = plan.bytes(tensor);
-    if (row != 0 && rows > kMostBytes / row) return false;
+    if (row != 0 && rows > kMostTensorBytes / row) return false;
   }
   return true;
 }

@@ -20,7 +20,7 @@
 namespace elastic {
 namespace {
 
-constexpr int kSliceMs = 5;
+constexpr int kLookMs = 5;
 // Who is silent for so long is sent away, and dials again if he is no stranger.
 constexpr std::chrono::seconds kPatience{5};
 // Before a peer that has closed the connection is dialled again, and a listener that has failed is asked again.
@@ -73,11 +73,11 @@ class Handshakes {
       if (now >= deadline) throw CollectiveTimeout(too_late());
       if (now >= next_look) {
         look_after(now);
-        next_look = now + std::chrono::milliseconds(kSliceMs);
+        next_look = now + std::chrono::milliseconds(kLookMs);
       }
       if (reach_.limited() && now >= heard_looked_ + kLookInterval) listen_for_signs(now).judge();
       epoll_event events[64];
-      const int count = epoll_wait(epoll_.get(), events, 64, kSliceMs);
+      const int count = epoll_wait(epoll_.get(), events, 64, kLookMs);
       for (int i = 0; i < count && left_ > 0; ++i) {
         if (events[i].data.u64 == kListener) {
           welcome_guests();

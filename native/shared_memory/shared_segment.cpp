@@ -22,8 +22,6 @@
 namespace elastic {
 namespace {
 
-std::string reason() { return std::strerror(errno); }
-
 // The segments of this process. Locked over each fork: nobody maps or unmaps one meanwhile, and the child can unlock
 // it.
 struct Registry {
@@ -48,7 +46,7 @@ Registry& registry() {
 char* map_segment(int descriptor) {
   void* const base =
       mmap(nullptr, SharedSegment::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
-  if (base == MAP_FAILED) throw CollectiveError("cannot map shared memory: " + reason());
+  if (base == MAP_FAILED) throw CollectiveError("cannot map shared memory: " + errno_text());
   // A core dump of it would be as large as all workers together.
   madvise(base, SharedSegment::kBytes, MADV_DONTDUMP);
   return static_cast<char*>(base);
@@ -74,10 +72,10 @@ std::string this_machine() {
 
 SharedSegment::SharedSegment() : owner_(getpid()) {
   descriptor_ = memfd_create("elastic_driver", MFD_CLOEXEC);
-  if (descriptor_ < 0) throw CollectiveError("cannot make shared memory: " + reason());
+  if (descriptor_ < 0) throw CollectiveError("cannot make shared memory: " + errno_text());
   try {
     if (ftruncate(descriptor_, static_cast<off_t>(kBytes)) != 0) {
-      throw CollectiveError("cannot make shared memory: " + reason());
+      throw CollectiveError("cannot make shared memory: " + errno_text());
     }
     {
       Registry& all = registry();
@@ -88,11 +86,11 @@ SharedSegment::SharedSegment() : owner_(getpid()) {
     }
     Words* const words = new (base_) Words{};
     if (getrandom(&words->nonce, sizeof(words->nonce), 0) != sizeof(words->nonce)) {
-      throw CollectiveError("cannot get random bytes: " + reason());
+      throw CollectiveError("cannot get random bytes: " + errno_text());
     }
     // Mailboxes are written in the middle of a collective: better no room now than SIGBUS then.
     if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kStagingOffset)) != 0) {
-      throw CollectiveError("cannot make shared memory: " + reason());
+      throw CollectiveError("cannot make shared memory: " + errno_text());
     }
   } catch (...) {
     unmap();
@@ -148,7 +146,7 @@ char* SharedSegment::staging(int which, size_t bytes) {
   if (staged < bytes) {
     const size_t wanted = std::min(kSliceBytes, std::max(rounded(bytes), 2 * staged));
     if (fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(wanted)) != 0) {
-      throw CollectiveError("cannot get " + std::to_string(wanted) + " bytes of shared memory: " + reason());
+      throw CollectiveError("cannot get " + std::to_string(wanted) + " bytes of shared memory: " + errno_text());
     }
     staged = wanted;
   }
@@ -193,7 +191,7 @@ PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_
   const std::string path = "/proc/" + std::to_string(name.pid) + "/fd/" + std::to_string(name.descriptor);
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) {
-    throw CollectiveError("cannot open the shared memory of rank " + std::to_string(rank) + ": " + reason());
+    throw CollectiveError("cannot open the shared memory of rank " + std::to_string(rank) + ": " + errno_text());
   }
   struct stat status{};
   const bool whole = fstat(descriptor, &status) == 0 && static_cast<size_t>(status.st_size) == SharedSegment::kBytes;
@@ -241,7 +239,7 @@ void PeerSegment::read(Address address, size_t offset, void* to, size_t bytes) c
     if (got <= 0) {
       if (got < 0 && errno == EINTR) continue;
       throw CollectiveError("cannot read the memory of rank " + std::to_string(rank_) + ": " +
-                            (got < 0 ? reason() : "it is gone"));
+                            (got < 0 ? errno_text() : "it is gone"));
     }
     into += got;
     from += static_cast<uint64_t>(got);

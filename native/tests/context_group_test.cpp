@@ -20,11 +20,11 @@ namespace {
 
 constexpr Seconds kLimit{30};
 
-struct World {
+struct Groups {
   std::vector<std::shared_ptr<ContextGroup>> members;
   std::vector<std::string> blobs;
 
-  explicit World(int size) {
+  explicit Groups(int size) {
     std::vector<int> ranks;
     for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
     for (int rank = 0; rank < size; ++rank) {
@@ -54,7 +54,7 @@ struct World {
 }  // namespace
 
 void test_collectives() {
-  World(4).run([](ContextGroup& member, int rank) {
+  Groups(4).run([](ContextGroup& member, int rank) {
     for (const size_t count : {size_t{1}, size_t{1000}, size_t{100'003}}) {
       std::vector<float> data(count, static_cast<float>(rank));
       member.allreduce("global", data.data(), count, elastic::DType::kFloat32, elastic::ReduceOp::kSum, kLimit);
@@ -80,7 +80,7 @@ void test_collectives() {
 
 void test_abort_while_blocked() {
   for (int round = 0; round < 10; ++round) {
-    World world(3);
+    Groups world(3);
     world.run([&](ContextGroup& member, int rank) {
       if (rank == 0) {
         member.barrier("global", kLimit);
@@ -104,7 +104,7 @@ void test_abort_while_blocked() {
 
 void test_abort_while_connecting() {
   for (int round = 0; round < 10; ++round) {
-    World world(4);
+    Groups world(4);
     std::vector<std::thread> threads;
     // Rank 3 never connects.
     for (int rank = 0; rank < 3; ++rank) {
@@ -137,7 +137,7 @@ void test_rubbish_for_addresses() {
     } catch (const elastic::CollectiveError&) {
     }
   };
-  const std::string good = World(2).blobs[0];
+  const std::string good = Groups(2).blobs[0];
   for (size_t length = 0; length < good.size(); ++length) refused(good.substr(0, length));
   unsigned state = 1;
   for (int i = 0; i < 2'000; ++i) {

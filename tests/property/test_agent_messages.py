@@ -52,6 +52,7 @@ from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks, start_task
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from tests.support.extent import examples
 from tests.support.fakes.driver_fakes import FakeConsole, driver_of
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
@@ -234,7 +235,7 @@ async def _nothing_more(worker: WorkerId, command: Sequence[str], env: Mapping[s
 
 
 @given(st.lists(_messages(TO_DRIVER), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_agent_that_lies_ends_no_job_by_an_error(messages: list[Message], trains: bool) -> None:
     _lies(messages, trains=trains)
 
@@ -327,7 +328,7 @@ class _Keeper:
 
 
 @given(st.lists(_messages(TO_AGENT), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) -> None:
     async def main(loop: VirtualLoop) -> None:
         failed: list[Any] = []

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.core.assignment import assign_ranks, order_hosts
 from elastic_driver.hosts import Host, WorkerId
+from tests.support.extent import examples
 from tests.support.fakes.membership_job import naive_slots
 
 pytestmark = pytest.mark.property
@@ -24,7 +25,7 @@ orders = st.permutations(HOSTNAMES).flatmap(
 ordered = orders.map(lambda hosts: order_hosts((), hosts))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(members, ordered, st.data())
 def test_the_six_numbers_are_those_of_a_naive_count(
     given_members: list[WorkerId], order: tuple[Host, ...], data: st.DataObject
@@ -59,7 +60,7 @@ def test_the_six_numbers_are_those_of_a_naive_count(
         assert block == sorted(block, key=lambda worker: (worker.slot, worker.attempt))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(members, ordered, st.randoms(use_true_random=False))
 def test_the_order_of_arrival_does_not_matter(
     given_members: list[WorkerId], order: tuple[Host, ...], random: object
@@ -72,7 +73,7 @@ def test_the_order_of_arrival_does_not_matter(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(members, ordered, st.data())
 def test_a_root_moves_no_local_rank(
     given_members: list[WorkerId], order: tuple[Host, ...], data: st.DataObject
@@ -83,7 +84,7 @@ def test_a_root_moves_no_local_rank(
     assert plain == rooted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(orders, st.data())
 def test_known_hosts_keep_their_order_and_come_first_in_their_rack(
     listed: tuple[Host, ...], data: st.DataObject

@@ -30,6 +30,7 @@ from elastic_driver.rendezvous import agent_messages, messages, node_messages
 from elastic_driver.rendezvous.agent_messages import Said
 from elastic_driver.rendezvous.job_files import JobFile
 from elastic_driver.worker.launched.door import Welcome
+from tests.support.extent import examples
 
 pytestmark = pytest.mark.property
 
@@ -113,7 +114,7 @@ ALL = st.sampled_from(KINDS).flatmap(lambda kind: st.tuples(st.just(kind), value
 
 
 @given(ALL)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_each_value_is_read_as_it_was_written(drawn: tuple[Any, Any]) -> None:
     kind, value = drawn
     data = to_data(kind, value)
@@ -138,7 +139,7 @@ def _places(data: Any) -> list[tuple[Any, Any]]:
 
 
 @given(ALL, st.data(), _OTHERS, st.sampled_from(["change", "remove", "add"]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_each_change_is_seen_or_refused(drawn: tuple[Any, Any], draw: st.DataObject, other: object, how: str) -> None:
     kind, value = drawn
     data = to_data(kind, value)

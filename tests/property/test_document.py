@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.core.document import DocumentError, read, write
 from elastic_driver.core.events import DrainRequested
+from tests.support.extent import examples
 from tests.support.fakes.membership_job import Job
 
 pytestmark = pytest.mark.property
@@ -45,7 +46,7 @@ def _places(data: Any) -> list[tuple[Any, Any]]:
 
 
 @given(data=st.data(), value=values, remove=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_change_anywhere(data: st.DataObject, value: object, *, remove: bool) -> None:
     document = json.loads(TEXT)
     container, key = data.draw(st.sampled_from(_places(document)))

@@ -27,6 +27,7 @@ from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening
 from elastic_driver.report.instant import Instant
 from elastic_driver.words import Backend, OnChange
+from tests.support.extent import examples
 
 pytestmark = [pytest.mark.property]
 
@@ -147,7 +148,7 @@ MOVE = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(MOVE, min_size=40, max_size=80))
 def test_all_time_is_booked_once_and_twice_the_same(moves: list[tuple[str, int, float]]) -> None:
     job = History()

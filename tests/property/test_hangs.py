@@ -18,6 +18,7 @@ from elastic_driver.health.hangs import STOPPED_PROOF_S, Finding, HangWatch
 from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals, Waiting
+from tests.support.extent import examples
 
 pytestmark = pytest.mark.property
 
@@ -239,7 +240,7 @@ LEARN = Segment(("train",) * 4, 15.0, 1.0, "same")
 
 
 @given(story=_STORY, knows=st.booleans(), proves=st.sampled_from((True, True, True, False)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_is_told_is_what_was_seen(story: list[Segment], knows: bool, proves: bool) -> None:
     world = World(knows, proves)
     world.play(LEARN)
@@ -249,7 +250,7 @@ def test_what_is_told_is_what_was_seen(story: list[Segment], knows: bool, proves
 
 
 @given(story=_STORY, seed=st.integers(0, 1 << 16))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_looks_out_of_order_or_repeated_and_answers_to_nobody_change_nothing(story: list[Segment], seed: int) -> None:
     draw = random.Random(seed)
     plain, noisy = World(), World()
@@ -268,7 +269,7 @@ def test_looks_out_of_order_or_repeated_and_answers_to_nobody_change_nothing(sto
 
 
 @given(story=_STORY, pace_s=st.sampled_from((0.5, 1.0, 2.5)), victim=st.integers(0, 3))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_whatever_was_before_who_is_stopped_is_ended_after_ten_seconds(
     story: list[Segment], pace_s: float, victim: int
 ) -> None:
@@ -325,7 +326,7 @@ _THING = st.one_of(
 
 
 @given(things=st.lists(_THING, max_size=60))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_rubbish_raises_nothing_and_nothing_remains_of_those_who_ended(things: list[tuple[str, Any, Any]]) -> None:
     watch, now = HangWatch(), 0.0
     workers = [WorkerId("h", slot, 0) for slot in range(4)]

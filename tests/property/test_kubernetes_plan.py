@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from elastic_driver.kubernetes.objects import LABEL_INDEX, exec_pods_of
 from elastic_driver.kubernetes.plan import Delete, plan
 from tests.support.clusters.elastic_job_objects import Cluster, resource
+from tests.support.extent import examples
 
 pytestmark = pytest.mark.property
 
@@ -128,4 +129,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -42,6 +42,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.state import WorkerPhase, record_of
 from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
+from tests.support.extent import examples
 from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 pytestmark = pytest.mark.property
@@ -490,13 +491,13 @@ class WithChief(OtherWorkers):
 
 
 TestWithChief = WithChief.TestCase
-TestWithChief.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestWithChief.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 TestHorovodsOwn = HorovodsOwn.TestCase
-TestHorovodsOwn.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestHorovodsOwn.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 
 TestOtherWorkers = OtherWorkers.TestCase
-TestOtherWorkers.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestOtherWorkers.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 TestMembership = Membership.TestCase
-TestMembership.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
+TestMembership.settings = settings(max_examples=examples(EXAMPLES), stateful_step_count=40, deadline=None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S
 from elastic_driver.rendezvous.agent_messages import Bye, Close
+from tests.support.extent import examples
 from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
 from tests.support.fakes.network_fakes import Net, network
 
@@ -59,7 +60,7 @@ def _do(net: Net, fleet: FakeFleet, what: str, one: str, other: str) -> None:
 
 
 @given(st.lists(st.tuples(_STEPS, st.sampled_from([0.0, 0.05, 0.5, 2.0])), max_size=25))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_come_in_at_last_and_none_that_is_not_reached(steps: list[tuple[tuple[str, str, str], float]]) -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
@@ -86,7 +87,7 @@ def test_all_come_in_at_last_and_none_that_is_not_reached(steps: list[tuple[tupl
 
 
 @given(st.sets(st.tuples(_HOST, _HOST).filter(lambda link: link[0] != link[1])), st.lists(_HOST, unique=True))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 def test_those_that_are_used_reach_each_other(broken: set[tuple[str, str]], order: list[str]) -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:

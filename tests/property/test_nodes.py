@@ -26,6 +26,7 @@ from elastic_driver.service.nodes import (
     reply_to,
     step,
 )
+from tests.support.extent import examples
 
 pytestmark = pytest.mark.property
 
@@ -239,5 +240,5 @@ class NodesMachine(RuleBasedStateMachine):
             assert training, explain(self.job)
 
 
-NodesMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+NodesMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 TestNodes = NodesMachine.TestCase

@@ -11,6 +11,7 @@ from elastic_driver.core.events import EndJob, HostsDiscovered, PublishRound, Wo
 from elastic_driver.core.state import WorkerPhase
 from elastic_driver.hosts import Host
 from elastic_driver.words import ExitCode, OnChange
+from tests.support.extent import examples
 from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.property
@@ -29,7 +30,7 @@ rounds = st.lists(
     together=st.booleans(),
     draw=st.integers(0, 2),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_all_are_started_again_until_all_end_well(
     codes: list[list[int]], order: list[int], limit: int, draw: int, *, together: bool
 ) -> None:

@@ -255,16 +255,15 @@ def test_an_address_that_does_not_answer(servers: Servers, kind: str) -> None:
         address = {"closed": closed, "silent": silent, "stopped": job.spares[0].address}[kind]
         job.spares[0].stop()
         began = time.monotonic()
-        join = aside(job.coordinator.add_worker, address, timeout_s=1.5)
-        gaps = []
+        join = aside(job.coordinator.add_worker, address, timeout_s=5)
+        meanwhile = 0
         while not join.done():
-            at = time.monotonic()
             job.run(4)
-            gaps.append(time.monotonic() - at)
-        with pytest.raises(TimeoutError, match=f"{address} did not answer within 1.5 s"):
+            meanwhile += not join.done()
+        with pytest.raises(TimeoutError, match=f"{address} did not answer within 5 s"):
             join.result()
-        assert 1.4 < time.monotonic() - began < 10
-        assert len(gaps) > 3, gaps
+        assert time.monotonic() - began > 4.9
+        assert meanwhile, "the others do not wait for it"
         assert job.states() == {0: "running"}
         # Nothing of it stays: others join, and this one when it answers.
         new = job.coordinator.add_worker(job.spares[1].address, timeout_s=20)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes.backends import EACH
-from tests.support.processes.jobs import FORKING, PATIENCE_S, PROGRAM, Job, check_agreement
+from tests.support.processes.jobs import AFRESH, FORKING, PATIENCE_S, PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -295,7 +295,7 @@ def test_signals_ignored_at_the_start_stay_ignored(tmp_path: Path) -> None:
     ignored = (signal.SIGINT, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
     try:
-        job = Job(tmp_path, None, "-np", "1")
+        job = Job(tmp_path, None, "-np", "1", elasticrun=AFRESH)
     finally:
         for number, handler in zip(ignored, before, strict=True):
             signal.signal(number, handler)

@@ -28,21 +28,22 @@ def test_a_rank_that_sleeps_while_the_others_wait_in_gloo(tmp_path: Path) -> Non
 
 
 def test_a_node_that_is_stopped_with_its_worker(tmp_path: Path) -> None:
+    """Of two that start at once either may be the driver: the other is stopped."""
     with NodesJob(tmp_path, endpoint=f"127.0.0.1:{free_port()}", least=2, most=2) as job:
-        first = job.start("first")
-        second = job.start("second")
+        nodes = [job.start(name) for name in ("first", "second")]
         world = job.wait_for_world("first", "second")
-        (rank,) = (rank for rank, line in world.items() if line["NODE"] == "second")
-        node = psutil.Process(second.process.pid)
-        stopped = [node, *node.children(recursive=True)]
+        driver, other = sorted(nodes, key=lambda node: "this node is the driver" not in node.err)
+        (rank,) = (rank for rank, line in world.items() if line["NODE"] == other.name)
+        process = psutil.Process(other.process.pid)
+        stopped = [process, *process.children(recursive=True)]
         for process in stopped:
             process.send_signal(signal.SIGSTOP)
         try:
             said = f"(rank {rank}) may hang: nothing was heard of its host's agent for "
-            job.wait_for("a word", lambda: said in first.err)
+            job.wait_for("a word", lambda: said in driver.err)
         finally:
             for process in stopped:
                 process.send_signal(signal.SIGCONT)
-        job.wait_for("another", lambda: "its host's agent is heard again" in first.err)
+        job.wait_for("another", lambda: "its host's agent is heard again" in driver.err)
         job.end(0)
-        assert first.wait() == 0
+        assert driver.wait() == 0

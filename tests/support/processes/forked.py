@@ -4,6 +4,9 @@ Importing takes longer than what most tests then do, most of all PyTorch. A prog
 the modules that it finds loaded: environment, arguments, streams, ``__main__``, exit code and signals are its own. What
 Python or a library reads from the environment at its start is part of which process is forked from.
 
+A driver is forked likewise, from one that has imported the driver's side and nothing of a worker's: see
+:func:`start_driver`.
+
 Not the product's warm starts (elastic_driver/launch/warm/forks.py), which are under test elsewhere.
 """
 
@@ -24,9 +27,9 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 # Of the environment: what is read once, at the start of Python or at the import of a library.
 _AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
@@ -35,15 +38,21 @@ PATIENCE_S = 150.0
 # What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
 _ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
 _WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
+_OF_DRIVERS = ("elastic_driver.cli.main", "elastic_driver.driver.nodes", "tests.support.processes.forked_agent")
 
 
 class ForkedProcess:
-    """A forked program; the part of :class:`subprocess.Popen` that the tests use."""
+    """A forked program; the part of :class:`subprocess.Popen` that the tests use.
 
-    def __init__(self, pid: int, stdin: TextIO, stdout: TextIO) -> None:
+    Attributes:
+        stdin, stdout: what :func:`start` gives it: its input, and its output and errors together.
+    """
+
+    stdin: TextIO
+    stdout: TextIO
+
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdin = stdin
-        self.stdout = stdout
         self.returncode: int | None = None
         self._ended = threading.Event()
 
@@ -59,6 +68,9 @@ class ForkedProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -85,41 +97,37 @@ class ForkServer:
                 pass_fds=(far.fileno(),),
             )
         self._lock = threading.Lock()  # one fork at a time
-        self._forked: queue.SimpleQueue[ForkedProcess] = queue.SimpleQueue()
-        self._pipes: tuple[TextIO, TextIO] | None = None  # of the process that is being forked
+        self._forked: queue.SimpleQueue[ForkedProcess | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
         self._reader.start()
         atexit.register(self.close)
 
-    def start(self, command: Sequence[str], env: dict[str, str], output: Path | None = None) -> ForkedProcess:
-        """Runs a Python file with these arguments. Blocks until it is forked."""
-        in_read, in_write = os.pipe()
-        out_read, out_write = os.pipe()
-        if output is not None:
-            os.close(out_write)  # nothing is to be read from it
-            out_write = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            with self._lock:
-                self._pipes = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
-                request = json.dumps({"command": list(command), "env": env}).encode()
-                socket.send_fds(self._control, [request], [in_read, out_write])
-                return self._forked.get(timeout=150)
-        finally:
-            os.close(in_read)
-            os.close(out_write)
+    def start(self, command: Sequence[str], env: dict[str, str], streams: Sequence[int], cwd: Path) -> ForkedProcess:
+        """Runs a Python file with these arguments, and its three standard streams. Blocks until it is forked."""
+        request = json.dumps({"command": list(command), "env": env, "cwd": str(cwd)}).encode()
+        with self._lock:
+            socket.send_fds(self._control, [request], list(streams))
+            process = self._forked.get(timeout=PATIENCE_S)
+        assert process is not None, "the process to fork from has ended"
+        return process
 
     def _read(self) -> None:
         processes: dict[int, ForkedProcess] = {}
-        while answer := self._control.recv(_LONGEST):
+        for answer in self._answers():
             told = json.loads(answer)
             if "code" in told:
                 processes.pop(told["pid"]).ended(told["code"])
             else:
-                assert self._pipes is not None
-                processes[told["pid"]] = process = ForkedProcess(told["pid"], *self._pipes)
+                processes[told["pid"]] = process = ForkedProcess(told["pid"])
                 self._forked.put(process)
         for process in processes.values():
             process.ended(-signal.SIGKILL)  # nobody knows: its parent is gone
+        self._forked.put(None)
+
+    def _answers(self) -> Iterator[bytes]:
+        with contextlib.suppress(ConnectionResetError):  # it has ended, and what it was asked last is not read
+            while answer := self._control.recv(_LONGEST):
+                yield answer
 
     def close(self) -> None:
         """Ends the server; what it forked goes on."""
@@ -148,7 +156,43 @@ def start(
     """
     at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
     modules = _ALWAYS + (_WITH_TORCH if torch else ())
-    return _server(tuple(sorted(at_start.items())), modules).start(command, env, output)
+    in_read, in_write = os.pipe()
+    out_read, out_write = os.pipe()
+    stdin, stdout = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
+    if output is not None:
+        os.close(out_write)  # nothing is to be read from it
+        out_write = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        server = _server(tuple(sorted(at_start.items())), modules)
+        process = server.start(command, env, (in_read, out_write, out_write), Path.cwd())
+    finally:
+        os.close(in_read)
+        os.close(out_write)
+    process.stdin, process.stdout = stdin, stdout
+    return process
+
+
+def starts_afresh() -> bool:
+    """Whether this run of the tests starts all drivers and agents as users do."""
+    return os.environ.get("START_AFRESH") == "1"
+
+
+def start_driver(
+    command: Sequence[str], env: dict[str, str], stdout: IO[bytes], stderr: IO[bytes], cwd: Path
+) -> ForkedProcess:
+    """Starts an elasticrun, without input; its own machine's agent is forked from it (``forked_agent.py``).
+
+    Args:
+        command: a Python file that calls its main(), and the arguments.
+        env: all of its environment.
+        stdout, stderr: where it writes.
+        cwd: the folder where it runs.
+    """
+    with open(os.devnull, "rb") as nothing:
+        streams = [stream.fileno() for stream in (nothing, stdout, stderr)]
+        at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+        at_start = tuple(sorted((at_start | {"PYTHONHASHSEED": "0"}).items()))
+        return _server(at_start, _OF_DRIVERS).start(command, env, streams, cwd)
 
 
 def environment() -> dict[str, str]:
@@ -192,7 +236,7 @@ def serve(control: socket.socket) -> Any:
                 control.sendall(json.dumps(answer).encode())
         if not select.select([control], [], [], 0)[0]:
             continue
-        request, streams, _, _ = socket.recv_fds(control, _LONGEST, 2)
+        request, streams, _, _ = socket.recv_fds(control, _LONGEST, 3)
         if not request:
             os._exit(0)  # nothing is to be flushed or torn down
         pid = os.fork()
@@ -202,9 +246,8 @@ def serve(control: socket.socket) -> Any:
             for end in (wake, waker):
                 os.close(end)
             control.close()
-            for source, targets in zip(streams, ((0,), (1, 2)), strict=True):
-                for target in targets:
-                    os.dup2(source, target)
+            for target, source in enumerate(streams):
+                os.dup2(source, target)
                 os.close(source)
             return json.loads(request)
         for stream in streams:
@@ -212,22 +255,22 @@ def serve(control: socket.socket) -> Any:
         control.sendall(json.dumps({"pid": pid}).encode())
 
 
-def become(command: Sequence[str], env: dict[str, str]) -> None:
+def become(command: Sequence[str], env: dict[str, str], cwd: str) -> None:
     """Makes this process that program, as far as Python can see, and runs it."""
     import random
 
-    import numpy as np
-
     from tests.support.processes.program_exit import run_to_exit
 
-    ends_at_once = "torch" in sys.modules
+    ends_at_once = "torch" in sys.modules or "elastic_driver.driver" in sys.modules
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     # As Python does at its start; each other server would be another import of torch.
     sys.warnoptions[:] = filter(None, env.get("PYTHONWARNINGS", "").split(","))
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     random.seed()
-    np.random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     sys.argv = list(command)
     sys.path[0] = os.path.dirname(command[0])
     names = vars(sys.modules["__main__"])
@@ -237,7 +280,7 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
     names |= {"__file__": command[0], "__doc__": None, "__annotations__": {}}
     program = compile(source, command[0], "exec", dont_inherit=True)
     if ends_at_once:
-        run_to_exit(program, names)
+        run_to_exit(lambda: exec(program, names))
     exec(program, names)
 
 

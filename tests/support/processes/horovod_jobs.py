@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import psutil
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import AFRESH, Job
 
 PROGRAM = PROGRAMS / "horovod_program.py"
 TENSORFLOW_PROGRAM = PROGRAM.with_name("horovod_tensorflow_program.py")
@@ -53,7 +53,7 @@ class HorovodJob(Job):
         once = folder / "once"
         once.mkdir()
         env = {"ONCE": str(once), MARK: self._mark, **env}
-        super().__init__(folder, hosts, *flags, command=[*python, str(program)], env=env)
+        super().__init__(folder, hosts, *flags, command=[*python, str(program)], env=env, elasticrun=AFRESH)
 
     def launcher(self, elasticrun: Sequence[str]) -> list[str]:
         if self.by == "horovodrun":

@@ -15,10 +15,15 @@ import psutil
 
 from tests.support.fakes.event_schema import complaints
 from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes import forked
 from tests.support.processes.json_lines import JsonLines
 
 PROGRAM = PROGRAMS / "step_program.py"
-# In place of ``-m elastic_driver``.
+# elasticrun as its users have it.
+AFRESH = ("-m", "elastic_driver")
+# Itself and its machine's agent forked from a process that has imported them; a release starts both afresh.
+FORKED = (str(PROGRAMS / "forked_elasticrun.py"),)
+# That forks its first workers, too.
 FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)
 PATIENCE_S = 150.0
 
@@ -36,7 +41,7 @@ class Job:
         *flags: str,
         command: list[str] | None = None,
         env: dict[str, str] | None = None,
-        elasticrun: tuple[str, ...] = ("-m", "elastic_driver"),
+        elasticrun: tuple[str, ...] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
@@ -45,6 +50,8 @@ class Job:
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
         self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
+        is_afresh = bool(prefix) or forked.starts_afresh() or elasticrun == AFRESH
+        elasticrun = elasticrun or (AFRESH if is_afresh else FORKED)
         arguments = [*prefix, *self.launcher(elasticrun), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
@@ -55,16 +62,16 @@ class Job:
         arguments += command or [sys.executable, str(PROGRAM)]
         self.stdout = folder / "stdout.txt"
         self.stderr = folder / "stderr.txt"
+        # hash() of bytes is compared between workers
+        env = {**os.environ, "PYTHONHASHSEED": "0", "STEP_LOG": str(self.step_log), **(env or {})}
+        self.process: subprocess.Popen[bytes] | forked.ForkedProcess
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
-            self.process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                # hash() of bytes is compared between workers
-                env={**os.environ, "PYTHONHASHSEED": "0", "STEP_LOG": str(self.step_log), **(env or {})},
-                cwd=ROOT,
-            )
+            if is_afresh:
+                self.process = subprocess.Popen(
+                    arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=ROOT
+                )
+            else:
+                self.process = forked.start_driver(arguments[1:], env, out, err, ROOT)
 
     def launcher(self, elasticrun: Sequence[str]) -> list[str]:
         """The command line up to the flags of the one who starts the job."""

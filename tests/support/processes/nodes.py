@@ -17,6 +17,7 @@ import psutil
 
 from tests.support.network.namespaces import NamespaceHost
 from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes import forked
 
 WORKER = [sys.executable, str(PROGRAMS / "node_worker.py")]
 PATIENCE_S = 150.0
@@ -44,7 +45,7 @@ class Node:
         process: it.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[Any], folder: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[Any] | forked.ForkedProcess, folder: Path) -> None:
         self.name, self.process, self._folder = name, process, folder
 
     @property
@@ -110,15 +111,15 @@ class NodesJob:
         words += [json.dumps(self._nodes | nodes), *(command or WORKER)]
         environ = os.environ if host is None else host.environment()
         more = {"NODE": name, "LOG": str(self.log), "END": str(self._end), "PYTHONPATH": str(ROOT), **(env or {})}
+        env, cwd = {**environ, **more}, cwd or self.folder
+        process: subprocess.Popen[Any] | forked.ForkedProcess
         with (self.folder / f"{name}.out").open("wb") as out, (self.folder / f"{name}.err").open("wb") as err:
-            process = (subprocess.Popen if host is None else host.popen)(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**environ, **more},
-                cwd=cwd or self.folder,
-            )
+            if host is not None:
+                process = host.popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd)
+            elif forked.starts_afresh():
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd)
+            else:
+                process = forked.start_driver(words[1:], env, out, err, cwd)
         node = Node(name, process, self.folder)
         self.started.append(node)
         return node

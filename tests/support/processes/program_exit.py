@@ -7,18 +7,17 @@ import contextlib
 import os
 import sys
 import threading
-import types
-from typing import Any
+from collections.abc import Callable
 
 
-def run_to_exit(program: types.CodeType, names: dict[str, Any]) -> None:
-    """Runs it and ends the process as Python does, but for the taking down of all modules.
+def run_to_exit(program: Callable[[], object]) -> None:
+    """Calls it and ends the process as Python does, but for the taking down of all modules.
 
     With PyTorch that is a quarter of a second of a processor. Workers of real jobs have it.
     """
     code = 0
     try:
-        exec(program, names)
+        program()
     except SystemExit as error:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)

@@ -13,6 +13,8 @@ from typing import Any
 from elastic_driver.cli.main import main
 from elastic_driver.driver import agent_side
 from elastic_driver.launch.fleet.reception import Terms
+from tests.support.processes.forked import starts_afresh
+from tests.support.processes.forked_agent import fork_first_agent
 
 
 def forking_terms(**terms: Any) -> Terms:
@@ -20,5 +22,7 @@ def forking_terms(**terms: Any) -> Terms:
 
 
 if __name__ == "__main__":
+    if not starts_afresh():
+        fork_first_agent()
     agent_side.Terms = forking_terms  # type: ignore[misc, assignment]
     sys.exit(main())
