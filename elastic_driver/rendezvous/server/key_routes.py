@@ -92,7 +92,11 @@ class KeyRoutes(Keys[KeyWaiter]):
 
     def _get(self, request: RouteRequest) -> Answer | Deferred:
         round_text, scope, key = request.path
-        return self._answer(ParkedRequest(integer(round_text, "round"), scope, key=key), request.wait_s(0.0))
+        round_id = integer(round_text, "round")
+        value = self.store.get(round_id, scope, key)
+        if value is not None:
+            return 200, value
+        return self._park(ParkedRequest(round_id, scope, key=key), request.wait_s(0.0))
 
     def _set(self, request: RouteRequest) -> Answer:
         round_text, scope, key = request.path
@@ -104,12 +108,11 @@ class KeyRoutes(Keys[KeyWaiter]):
         round_id = integer(round_text, "round")
         count, wait_s = integer(request.query.get("count", ""), "count"), request.wait_s(_EXCHANGE_S)
         self.set_key(round_id, scope, request.query.get("key", ""), request.body)
-        return self._answer(ParkedRequest(round_id, scope, count=count), wait_s)
-
-    def _answer(self, waiter: ParkedRequest, wait_s: float) -> Answer | Deferred:
+        waiter = ParkedRequest(round_id, scope, count=count)
         body = self.find(waiter)
-        if body is not None:
-            return 200, body
+        return self._park(waiter, wait_s) if body is None else (200, body)
+
+    def _park(self, waiter: ParkedRequest, wait_s: float) -> Answer | Deferred:
         self._want(waiter)
         if wait_s <= 0:
             return waiter.too_late(self.store)
