@@ -154,7 +154,11 @@ def start(
         torch: whether it needs PyTorch, and is to find that loaded.
         output: a file for its output and errors, in place of the pipe.
     """
-    at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
+    at_start = {
+        name: value
+        for name, value in env.items()
+        if value and name.startswith(_AT_START) and name != "PYTHONWARNINGS"  # an empty one is as none
+    }
     modules = _ALWAYS + (_WITH_TORCH if torch else ())
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
