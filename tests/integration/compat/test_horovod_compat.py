@@ -62,6 +62,7 @@ def real(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "site")}
 
 
+@pytest.mark.release  # what it calls the two below call, too, and torch/test_ops.py
 def test_mnist_like() -> None:
     code, said = elasticrun("-np", "2", sys.executable, str(SCRIPTS / "mnist_like.py"), program=FORKING)
     assert code == 0, said
