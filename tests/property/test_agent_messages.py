@@ -243,7 +243,7 @@ def test_an_agent_that_lies_ends_no_job_by_an_error(messages: list[Message], tra
 @pytest.mark.parametrize("kind", TO_DRIVER, ids=lambda kind: kind.name)
 def test_each_message_of_an_agent(kind: type[Said]) -> None:
     @given(st.lists(_messages((kind,)), min_size=3, max_size=12), st.booleans())
-    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def check(messages: list[Message], trains: bool) -> None:
         _lies(messages, trains=trains)
 

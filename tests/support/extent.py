@@ -7,4 +7,4 @@ is_whole = True  # conftest.py says so at the start
 
 def examples(whole: int) -> int:
     """How many random examples are drawn, where a release draws ``whole``."""
-    return whole if is_whole else max(10, whole // 3)
+    return whole if is_whole else max(5, whole // 3)

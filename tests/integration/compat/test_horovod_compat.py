@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,30 +18,17 @@ from elastic_driver.worker.engine.choice import Limits
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.current import current_round
 from tests.support.processes import forked
-from tests.support.processes.jobs import FORKING
+from tests.support.processes.jobs import FORKED, FORKING, run_elasticrun
 
 pytestmark = pytest.mark.integration
 SCRIPTS = Path(__file__).parents[2] / "horovod_scripts"
 
 
 def elasticrun(
-    *arguments: str,
-    env: dict[str, str] | None = None,
-    cwd: Path | None = None,
-    program: tuple[str, ...] = ("-m", "elastic_driver"),
+    *arguments: str, env: dict[str, str] | None = None, program: tuple[str, ...] = FORKED
 ) -> tuple[int, str]:
     environ = {name: value for name, value in os.environ.items() if name != "ELASTIC_DRIVER_HOROVOD_SHIM"}
-    done = subprocess.run(
-        [sys.executable, *program, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-        env=environ | (env or {}),
-        cwd=cwd,
-    )
-    return done.returncode, done.stdout
+    return run_elasticrun(*arguments, env=environ | (env or {}), elasticrun=program)
 
 
 def python(code: str) -> list[str]:
@@ -62,6 +48,7 @@ def real(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "site")}
 
 
+@pytest.mark.release  # what it calls the two below call, too, and torch/test_ops.py
 def test_mnist_like() -> None:
     code, said = elasticrun("-np", "2", sys.executable, str(SCRIPTS / "mnist_like.py"), program=FORKING)
     assert code == 0, said

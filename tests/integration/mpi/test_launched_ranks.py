@@ -15,11 +15,21 @@ import pytest
 
 from elastic_driver.worker.launched import door
 from elastic_driver.worker.launched.launcher import launch_of
-from tests.support.processes.launched_jobs import PROGRAM, Ranks, environment, new_job, nothing_left, place_in
+from tests.support.processes.launched_jobs import (
+    PATIENCE_S,
+    PROGRAM,
+    Ranks,
+    environment,
+    new_job,
+    nothing_left,
+    place_in,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.mpi]
 
 NOBODY = 65534
+# As the time limit of a meeting or an operation: where ranks end, it has not been what ended them.
+NEVER_S = "3600"
 
 
 def name_of(job: str, size: int) -> str:
@@ -64,12 +74,9 @@ def test_init_after_shutdown_is_another_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dies", [1, 0])
 def test_a_rank_that_dies_ends_the_job_at_once(tmp_path: Path, dies: int) -> None:
-    with Ranks(tmp_path, 3, "train", DIES=str(dies), HOROVOD_GLOO_TIMEOUT_SECONDS="90") as job:
-        job.processes[dies].wait(100)
-        began = time.monotonic()
+    with Ranks(tmp_path, 3, "train", DIES=str(dies), HOROVOD_GLOO_TIMEOUT_SECONDS=NEVER_S) as job:
+        job.processes[dies].wait(PATIENCE_S)
         codes = job.wait()
-        # On a busy machine the ends of interpreters take a while; a time limit of ours would be a minute and more.
-        assert time.monotonic() - began < 30
         assert codes == [-signal.SIGKILL if rank == dies else 1 for rank in range(3)]
         assert sorted(job.answers("error")) == [rank for rank in range(3) if rank != dies]
         said = "".join(job.said(rank) for rank in range(3))
@@ -90,11 +97,9 @@ def test_a_script_for_horovod_runs_as_it_stands(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_what_waits_in_torchs_group(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with Ranks(tmp_path, 4, "group", torch=True, DIES="1") as job:
-        job.processes[1].wait(100)
-        began = time.monotonic()
+    with Ranks(tmp_path, 4, "group", torch=True, DIES="1", HOROVOD_GLOO_TIMEOUT_SECONDS=NEVER_S) as job:
+        job.processes[1].wait(PATIENCE_S)
         codes = job.wait()
-        assert time.monotonic() - began < 60
         assert [code == 0 for code in codes] == [False] * 4
         assert sorted(job.answers("error")) == [0, 2, 3]
 
@@ -146,7 +151,7 @@ def test_a_job_of_the_same_name_after_one_that_was_killed(tmp_path: Path) -> Non
 
 def test_a_second_job_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with Ranks(tmp_path / "first", 2, "meet", only=[0]) as first:
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while not is_taken(name_of(first.job, 2)):
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -190,7 +195,7 @@ def test_a_stranger_at_the_door_is_told_nothing_and_not_believed(tmp_path: Path)
 def test_a_stranger_who_knocks_is_told_nothing(tmp_path: Path) -> None:
     with Ranks(tmp_path, 2, "meet", only=[0]) as first:
         name = name_of(first.job, 2)
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while not is_taken(name):
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -306,7 +311,7 @@ def test_over_several_hosts_it_is_said_what_to_install(tmp_path: Path) -> None:
 def test_rubbish_knocks_cost_nothing(tmp_path: Path) -> None:
     with Ranks(tmp_path, 2, "meet", only=[0]) as first:
         name = name_of(first.job, 2)
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while not is_taken(name):
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -32,7 +32,10 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.upgrade import agent_route
+from tests.support.paths import PROGRAMS
+from tests.support.processes import forked
 
+_PROGRAM = PROGRAMS / "forked_agent_program.py"
 PATIENCE_S = 150.0
 JOIN_KEY = b"the key of whoever has the token"
 A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
@@ -223,27 +226,37 @@ class FakeDriver:
 
 
 class Agent:
-    """An agent's process."""
+    """An agent's process, forked from one that has imported what it needs.
+
+    Attributes:
+        popen: it.
+        stderr: what it says.
+    """
 
     def __init__(self, bootstrap: Bootstrap, runtime: Path) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "elastic_driver.launch.agent"],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)},
-            start_new_session=True,
-        )
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(bootstrap.to_json() + b"\n")
-        self.popen.stdin.close()
+        env = os.environ | {"XDG_RUNTIME_DIR": str(runtime)}
+        stdin, given = os.pipe()
+        stderr, said = os.pipe()
+        self.popen: subprocess.Popen[bytes] | forked.ForkedProcess
+        try:
+            if forked.starts_afresh():
+                command = [sys.executable, "-m", "elastic_driver.launch.agent"]
+                self.popen = subprocess.Popen(command, stdin=stdin, stderr=said, env=env, start_new_session=True)
+            else:
+                self.popen = forked.start_driver([str(_PROGRAM)], env, 1, said, Path.cwd(), stdin=stdin)
+        finally:
+            os.close(stdin)
+            os.close(said)
+        self.stderr = open(stderr, "rb")  # noqa: SIM115 - closed with the agent
+        with open(given, "wb") as file:
+            file.write(bootstrap.to_json() + b"\n")
 
     async def ends(self) -> tuple[int, str]:
         """Its exit code and what it has said."""
 
         def wait() -> tuple[int, str]:
-            assert self.popen.stderr is not None
-            text = self.popen.stderr.read().decode()
-            self.popen.stderr.close()
+            with self.stderr:
+                text = self.stderr.read().decode()
             return self.popen.wait(PATIENCE_S), text
 
         async with asyncio.timeout(PATIENCE_S):
@@ -253,8 +266,7 @@ class Agent:
         if self.popen.poll() is None:
             self.popen.kill()
             self.popen.wait()
-        if self.popen.stderr is not None:
-            self.popen.stderr.close()
+        self.stderr.close()
 
 
 class Scene:

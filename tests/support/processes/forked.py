@@ -154,7 +154,11 @@ def start(
         torch: whether it needs PyTorch, and is to find that loaded.
         output: a file for its output and errors, in place of the pipe.
     """
-    at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
+    at_start = {
+        name: value
+        for name, value in env.items()
+        if value and name.startswith(_AT_START) and name != "PYTHONWARNINGS"  # an empty one is as none
+    }
     modules = _ALWAYS + (_WITH_TORCH if torch else ())
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
@@ -178,21 +182,29 @@ def starts_afresh() -> bool:
 
 
 def start_driver(
-    command: Sequence[str], env: dict[str, str], stdout: IO[bytes], stderr: IO[bytes], cwd: Path
+    command: Sequence[str],
+    env: dict[str, str],
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes] | int,
+    cwd: Path,
+    *,
+    stdin: int | None = None,
 ) -> ForkedProcess:
-    """Starts an elasticrun, without input; its own machine's agent is forked from it (``forked_agent.py``).
+    """Starts an elasticrun, or what else is of the driver's side.
 
     Args:
         command: a Python file that calls its main(), and the arguments.
         env: all of its environment.
         stdout, stderr: where it writes.
         cwd: the folder where it runs.
+        stdin: what it reads; None for nothing.
     """
+    at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    server = _server(tuple(sorted((at_start | {"PYTHONHASHSEED": "0"}).items())), _OF_DRIVERS)
     with open(os.devnull, "rb") as nothing:
-        streams = [stream.fileno() for stream in (nothing, stdout, stderr)]
-        at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-        at_start = tuple(sorted((at_start | {"PYTHONHASHSEED": "0"}).items()))
-        return _server(at_start, _OF_DRIVERS).start(command, env, streams, cwd)
+        given = nothing.fileno() if stdin is None else stdin
+        written = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdout, stderr)]
+        return server.start(command, env, [given, *written], cwd)
 
 
 def environment() -> dict[str, str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -152,6 +153,32 @@ class Job:
             except (psutil.Error, OSError):
                 continue
         return found
+
+
+def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...] = FORKED) -> tuple[int, str]:
+    """Runs it to its end. Gives its exit code, and its output and errors.
+
+    Args:
+        words: of its command line.
+        env: all of its environment.
+        elasticrun: see Job.
+    """
+    with tempfile.TemporaryFile() as output:
+        process: subprocess.Popen[bytes] | forked.ForkedProcess
+        if forked.starts_afresh():
+            command = [sys.executable, *AFRESH, *words]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT
+            )
+        else:
+            process = forked.start_driver([*elasticrun, *words], env, output, output, ROOT)
+        try:
+            code = process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 def check_agreement(lines: list[dict[str, Any]]) -> None:
