@@ -25,7 +25,7 @@ def sizes(job: Job) -> dict[str, int]:
     fleet = job.world.fleet
     watch = job.driver.health.watch
     watches = (watch._hangs, watch._suspicions, watch._standstills, watch._stragglers, watch._heartbeats)
-    inside = job.driver.workers._around.meetings, job.driver.requests._store
+    inside = job.driver.workers._around.meetings, job.driver.requests._keys, job.driver.requests._keys.store
     owners = (*vars(job.driver).values(), *watches, fleet.fleet, *inside)
     return {
         f"{type(owner).__name__}.{name}": len(value)
