@@ -169,7 +169,7 @@ def _in_order(data: Any) -> Any:
 
 
 def test_the_door_of_a_local_job() -> None:
-    welcome = Welcome("unix:@x", "00" * 32, 4)
+    welcome = Welcome("unix:/x", "00" * 32, 4)
     assert from_data(Welcome, to_data(Welcome, welcome)) == welcome
     for secret in ("00", "zz" * 32):
         with pytest.raises(CodecError, match="Welcome cannot be"):

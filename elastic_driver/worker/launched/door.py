@@ -1,8 +1,8 @@
 """The door of a job whose ranks are all on one machine: where they learn from rank 0 how to reach it.
 
-Owns an abstract unix socket, named by what the launcher says of the job. The kernel tells each end whose process the
-other is, and only processes of one user talk to each other. The name is gone with the process that holds it: nothing
-stale can be found, and there is no file that somebody else could put there before.
+Owns the name of the folder where rank 0 listens, which is made of what the launcher says of the job, and what is said
+there. Only processes of one user talk to each other (local_socket.py). Rank 0 alone has the folder, for as long as it
+serves: a second one is refused, and of one that was killed nothing answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import os
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,10 @@ from typing import cast
 from elastic_driver.codec import decode, encode
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import KEY_BYTES
+from elastic_driver.system.local_socket import SocketFolder, StrangerError, connect, is_ours, named_paths
+
+SOCKET = "door.sock"
+"""The name in rank 0's folder at which it says how it is reached."""
 
 _AGAIN_S = 0.05
 _ANSWER_S = 10.0
@@ -50,33 +53,28 @@ class Welcome:
 
 
 def door_name(job: str, ranks: Sequence[int]) -> str:
-    """The name of a job's door, without the NUL byte.
+    """The name of a job's door.
 
     Args:
         job: what tells the launcher's job from others of this user on this machine.
         ranks: of the launcher's, that are this job; a launcher's ranks may be several jobs.
     """
-    text = f"{os.geteuid()}\n{job}\n{','.join(map(str, ranks))}"
-    return f"elastic_driver-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+    text = f"{_network()}\n{job}\n{','.join(map(str, ranks))}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def listen(name: str) -> socket.socket:
-    """Rank 0's end.
+def claim(name: str) -> SocketFolder:
+    """Rank 0's folder, for as long as it serves.
 
     Raises:
-        SettingsError: somebody has this name.
+        SettingsError: another process has it, or it cannot be made.
     """
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listening.bind(f"\0{name}")
-        listening.listen(4096)
-    except OSError as error:
-        listening.close()
+        return SocketFolder.named(name)
+    except BlockingIOError as error:
         raise SettingsError(
-            f"cannot meet the other ranks of this machine: the socket @{name} is taken ({error.strerror}); another "
-            "process has called init() as rank 0 of this job, or a stranger is in the way (ss -xlp)"
+            "cannot meet the other ranks of this machine: another process has called init() as rank 0 of this job"
         ) from error
-    return listening
 
 
 class Door(asyncio.Protocol):
@@ -88,7 +86,7 @@ class Door(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there."""
         transport = cast("asyncio.Transport", transport)
-        if _uid_of(transport.get_extra_info("socket")) != os.geteuid():
+        if not is_ours(transport.get_extra_info("socket")):
             transport.abort()
             return
         transport.write(encode(Welcome, self._welcome))
@@ -99,31 +97,39 @@ def knock(name: str, *, timeout_s: float) -> Welcome:
     """What rank 0 says. Blocks until it listens.
 
     Raises:
-        SettingsError: it does not in this time; or who listens is a process of another user, and is told nothing.
+        SettingsError: it does not in this time; or another user is in its place, and is told nothing.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_ANSWER_S)
+        problems: list[Exception] = []
+        for folder in named_paths(name):
             try:
-                connection.connect(f"\0{name}")
-                owner = _uid_of(connection)
-                if owner != os.geteuid():
-                    raise SettingsError(
-                        f"cannot meet rank 0: a process of user {owner} listens at @{name} in its place, and is not "
-                        "believed (ss -xlp)"
-                    )
-                return decode(Welcome, _read(connection))
+                with connect(folder / SOCKET, _ANSWER_S) as connection:
+                    return decode(Welcome, _read(connection))
             except (OSError, ValueError) as error:  # not there yet, or it has just ended
-                if isinstance(error, SettingsError):
-                    raise
-                if time.monotonic() > deadline:
-                    raise SettingsError(
-                        f"cannot meet rank 0 within {timeout_s:g} s (HOROVOD_START_TIMEOUT): it has not "
-                        f"called init() on this machine, or is in another network namespace ({error})"
-                    ) from error
-        # Nothing tells when an abstract name is taken.
+                problems.append(error)
+        why = "; ".join(map(_reason, problems))
+        if all(isinstance(error, StrangerError) for error in problems):
+            raise SettingsError(f"cannot meet rank 0: {why}") from problems[0]
+        if time.monotonic() > deadline:
+            raise SettingsError(
+                f"cannot meet rank 0 within {timeout_s:g} s (HOROVOD_START_TIMEOUT): it has not called init() on this "
+                f"machine, or is in another container, for which mpi4py is needed ({why})"
+            ) from problems[0]
+        # Nothing tells when the socket is made.
         time.sleep(_AGAIN_S)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _network() -> str:
+    """Containers may share /tmp, and not the loopback interface."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def _read(connection: socket.socket) -> bytes:
@@ -131,8 +137,3 @@ def _read(connection: socket.socket) -> bytes:
     while len(answer) <= _MOST_BYTES and (piece := connection.recv(_MOST_BYTES)):
         answer += piece
     return answer
-
-
-def _uid_of(connection: socket.socket) -> int:
-    _, uid, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)

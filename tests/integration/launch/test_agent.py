@@ -71,6 +71,29 @@ def test_a_worker_from_its_start_to_its_end(tmp_path: Path) -> None:
     act(main)
 
 
+def test_the_workers_socket_is_this_users_alone_and_goes_with_its_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        folders = []
+        async with scene(tmp_path) as one, scene(tmp_path) as other:
+            killed, agent = await one.ready(), await other.ready()
+            for driver in (one.driver, other.driver):
+                driver.python(f"import os; print(os.environ['ELASTIC_DRIVER_RENDEZVOUS'], flush=True); {SLEEP}")
+                await driver.writes("\n")
+                folders.append(Path(driver.output().decode().strip().partition("unix:")[2]).parent)
+                assert (folders[-1] / "workers.sock").is_socket()
+                assert folders[-1].stat().st_mode & 0o777 == 0o700
+            process = await one.driver.runs()
+            killed.popen.kill()
+            await gone([process])
+            await other.ends_well(agent)
+            assert not folders[1].exists()
+        async with scene(tmp_path) as one:
+            await one.ends_well(await one.ready())
+            assert not folders[0].exists()
+
+    act(main)
+
+
 def test_workers_that_cannot_start(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
