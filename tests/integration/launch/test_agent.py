@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -612,6 +613,37 @@ def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.Mo
             assert (await agent.ends())[0] == 0
             assert await leaving == f"host {name} has left its job"
             assert not list((tmp_path / "elasticrun").glob("*.sock"))
+
+    act(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a moment")
+def test_another_user_has_no_agent_leave(tmp_path: Path) -> None:
+    source = """
+import os, socket
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect([name for name in os.listdir() if name.startswith("agent-")][0])
+try:
+    connection.sendall(b'{"do": "who"}\\n')
+    print(len(connection.recv(100)))
+except OSError:
+    print(0)
+"""
+
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready()
+            folder = tmp_path / "elasticrun"
+            folder.chmod(0o755)  # else he does not get there
+            for path in folder.glob("agent-*.sock"):
+                path.chmod(0o777)
+            command = [sys.executable, "-S", "-c", source]
+            asked = await asyncio.to_thread(
+                subprocess.run, command, cwd=folder, capture_output=True, timeout=PATIENCE_S
+            )
+            assert asked.stdout == b"0\n", asked
+            await one.ends_well(agent)
 
     act(main)
 
