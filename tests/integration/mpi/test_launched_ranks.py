@@ -117,7 +117,8 @@ def test_a_process_that_rank_0_has_forked_does_not_hide_its_end(tmp_path: Path) 
             assert "1" in map(str, job.answers("error"))
             # Nor does it hold the place of rank 0.
             with Ranks(tmp_path / "next", 2, "meet", job=job.job) as following:
-                assert following.wait() == [0, 0], following.said(0)
+                assert following.processes[0].wait(100) == 0, following.said(0)
+                assert following.wait() == [0, 0], following.said(1)
         finally:
             for pid in job.answers("child").get(0, []):
                 os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -38,9 +39,11 @@ print(folder.path, flush=True)
 sys.stdin.read()
 """
 _CONNECTS = """
-import sys
+import os, sys
 from pathlib import Path
 from elastic_driver.system.local_socket import connect
+if sys.argv[2:]:
+    os.setuid(int(sys.argv[2]))  # now that it has read the modules, which others may not be allowed to
 try:
     connect(Path(sys.argv[1]), 10.0)
 except OSError as error:
@@ -217,6 +220,22 @@ def test_who_looks_for_what_is_left_does_not_take_a_name_away(place: Path) -> No
     folder.close()
 
 
+def test_one_that_is_removed_before_it_is_locked_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+    found = []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not found:
+            found.extend(place.iterdir())
+            found[0].rmdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    folder = SocketFolder.new([place])
+    assert list(place.iterdir()) == [folder.path] != found
+    folder.close()
+
+
 def test_a_folder_that_was_removed(place: Path) -> None:
     folder = SocketFolder.new([place])
     with folder.listen("s") as listening, connect(folder.path / "s", PATIENCE_S) as connection:
@@ -271,7 +290,7 @@ def test_another_user_neither_enters_nor_is_believed(place: Path) -> None:
     folder = SocketFolder.new([place])
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     with folder.listen("s") as listening:
-        assert python(_CONNECTS, folder.path / "s", by=as_nobody) == f"StrangerError {folder.path} belongs to user 0"
+        assert python(_CONNECTS, folder.path / "s", NOBODY) == f"StrangerError {folder.path} belongs to user 0"
         raw = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
         with pytest.raises(subprocess.CalledProcessError) as caught:
             python(raw, folder.path / "s", by=as_nobody)
