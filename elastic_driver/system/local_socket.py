@@ -299,8 +299,10 @@ def _prefix() -> str:
 
 def _remove_left(place: Path) -> None:
     """Removes what processes of this user on this machine have left there that were killed."""
-    for path in place.glob(f"{_prefix()}*"):
-        with contextlib.suppress(OSError):
-            left = SocketFolder.at(path, fcntl.LOCK_EX)
-            left._names.update(os.listdir(left.fileno()))
-            left.close()
+    prefix = _prefix()
+    for name in os.listdir(place):
+        if name.startswith(prefix):
+            with contextlib.suppress(OSError):
+                left = SocketFolder.at(place / name, fcntl.LOCK_EX)
+                left._names.update(os.listdir(left.fileno()))
+                left.close()
