@@ -20,6 +20,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -99,7 +100,12 @@ class SocketFolder:
         finally:
             os.close(found)
         try:
-            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+            except OSError as error:
+                # Some file systems have no locks. There nobody removes what others have left.
+                if lock == fcntl.LOCK_EX or isinstance(error, BlockingIOError):
+                    raise
             # Until now it may have been removed.
             if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor)):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
@@ -114,7 +120,7 @@ class SocketFolder:
         for place in places:
             try:
                 _check_place(place)
-                folder = cls._make(lambda place=place: make(place), lock)  # type: ignore[misc]
+                folder = cls._make(partial(make, place), lock)
             except BlockingIOError:
                 raise
             except OSError as error:
@@ -186,7 +192,8 @@ class SocketFolder:
             # Another may have the name by now, and holds a lock on his.
             if os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)):
                 self.path.rmdir()
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked process has the descriptor
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked process has the descriptor
         os.close(self._descriptor)
         self._descriptor = -1
 

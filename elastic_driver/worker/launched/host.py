@@ -1,4 +1,4 @@
-"""The thread that serves a launched job in rank 0's process: the rendezvous server, and the door to it.
+"""The thread that serves a launched job in rank 0's process: the rendezvous server, and where ranks ask for it.
 
 Owns the thread, its event loop and the sockets. What is asked is answered by rounds.py.
 """
@@ -19,7 +19,7 @@ from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.process_name import name_of_this_process
-from elastic_driver.worker.launched import door
+from elastic_driver.worker.launched import meeting
 from elastic_driver.worker.launched.places import LOOPBACK
 from elastic_driver.worker.launched.rounds import LaunchedRounds
 
@@ -46,7 +46,7 @@ class JobHost:
         self._key = JobKey.new()
         self._loop = asyncio.new_event_loop()
         self._folder: SocketFolder | None = None
-        self._door: asyncio.Server | None = None
+        self._meeting: asyncio.Server | None = None
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
         # ended. Requests wake it; close() ends it.
         self._thread = threading.Thread(target=self._loop.run_forever, name="elastic-job", daemon=True)
@@ -63,19 +63,21 @@ class JobHost:
         )
         return rounds, server
 
-    def open_door(self, name: str) -> door.Welcome:
-        """Serves the ranks of this machine, and has those that knock told how.
+    def serve_where_ranks_meet(self, name: str) -> meeting.Welcome:
+        """Serves the ranks of this machine, which ask under this name how.
 
         Raises:
             SettingsError: another process has this name, or no folder can hold a socket.
         """
-        self._folder = door.claim(name)
+        self._folder = meeting.claim(name)
         welcome = self._serve_in(self._folder)
-        listening = self._folder.listen(door.SOCKET)
-        self._door = self._call(self._loop.create_unix_server(lambda: door.Door(welcome), sock=listening))
+        listening = self._folder.listen(meeting.SOCKET)
+        self._meeting = self._call(
+            self._loop.create_unix_server(lambda: meeting.WelcomeSender(welcome), sock=listening)
+        )
         return welcome
 
-    def serve_here(self) -> door.Welcome:
+    def serve_here(self) -> meeting.Welcome:
         """Serves the ranks of this machine only.
 
         Raises:
@@ -84,12 +86,12 @@ class JobHost:
         self._folder = SocketFolder.new()
         return self._serve_in(self._folder)
 
-    def _serve_in(self, folder: SocketFolder) -> door.Welcome:
+    def _serve_in(self, folder: SocketFolder) -> meeting.Welcome:
         self._call(self._server.start_local(folder.listen(_SOCKET), workers=len(self._slots)))
         url = f"unix:{folder.path / _SOCKET}"
-        return door.Welcome(url, self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
+        return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
 
-    def serve(self, address: str, ports: tuple[int, int] | None) -> door.Welcome:
+    def serve(self, address: str, ports: tuple[int, int] | None) -> meeting.Welcome:
         """Serves ranks of all machines.
 
         Args:
@@ -102,7 +104,7 @@ class JobHost:
         wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
         port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
         shown = f"[{address}]" if ":" in address else address
-        return door.Welcome(f"http://{shown}:{port}", self._key.secret.hex(), len(self._slots), "", address)
+        return meeting.Welcome(f"http://{shown}:{port}", self._key.secret.hex(), len(self._slots), "", address)
 
     def close(self, *, wait_for_others: bool) -> None:
         """Ends it. Blocks for some seconds at most.
@@ -124,8 +126,8 @@ class JobHost:
     async def _end(self, patience_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rounds.all_gone.wait(), patience_s)
-        if self._door is not None:
-            self._door.close()
+        if self._meeting is not None:
+            self._meeting.close()
         self._rounds.close()
         await self._server.close()
 
@@ -142,9 +144,9 @@ class JobHost:
         _kept.append(self)  # nothing of the loop is to be tidied up here
 
     def _descriptors(self) -> list[int]:
-        door = [] if self._door is None else [each.fileno() for each in self._door.sockets]
+        asked = [] if self._meeting is None else [each.fileno() for each in self._meeting.sockets]
         folder = [] if self._folder is None else [self._folder.fileno()]
-        return [number for number in (*door, *folder, *self._server.descriptors()) if number >= 0]
+        return [number for number in (*asked, *folder, *self._server.descriptors()) if number >= 0]
 
     def _call(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)

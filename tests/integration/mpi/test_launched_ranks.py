@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.system.local_socket import connect, named_paths
-from elastic_driver.worker.launched import door
+from elastic_driver.worker.launched import meeting
 from elastic_driver.worker.launched.launcher import launch_of
 from tests.support.processes.launched_jobs import PROGRAM, Ranks, environment, new_job, nothing_left, place_in
 
@@ -28,7 +28,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be som
 def name_of(job: str, size: int) -> str:
     launch = launch_of(place_in(job, 0, size))
     assert launch is not None
-    return door.door_name(f"{launch.launcher}\n{launch.job}", list(range(size)))
+    return meeting.meeting_name(f"{launch.launcher}\n{launch.job}", list(range(size)))
 
 
 def test_ranks_of_one_machine_meet_and_two_jobs_do_not_mix(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_a_second_job_of_the_same_name_is_refused(tmp_path: Path) -> None:
             assert "another process has called init() as rank 0" in second.said(0)
         with Ranks(tmp_path / "rest", 2, "meet", job=first.job, only=[1]) as rest:
             assert (first.wait(), rest.wait()) == ([0], [0])
-        assert not door_of(name_of(first.job, 2)).exists()
+        assert not folder_of(name_of(first.job, 2)).exists()
 
 
 def is_taken(name: str) -> bool:
-    return (door_of(name) / door.SOCKET).exists()
+    return (folder_of(name) / meeting.SOCKET).exists()
 
 
 def names_of_sockets(pid: int) -> list[str]:
@@ -182,18 +182,18 @@ def until_taken(name: str) -> None:
         time.sleep(0.01)
 
 
-def door_of(name: str) -> Path:
+def folder_of(name: str) -> Path:
     return named_paths(name)[0]
 
 
 @needs_root
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_stranger_at_the_door_is_told_nothing_and_not_believed(tmp_path: Path, *, everywhere: bool) -> None:
+def test_a_stranger_in_place_of_rank_0_is_told_nothing_and_not_believed(tmp_path: Path, *, everywhere: bool) -> None:
     job = new_job()
     # It makes the folder first, and offers itself as rank 0 of a job.
     folders = named_paths(name_of(job, 2))[: None if everywhere else 1]
     squatter = subprocess.Popen(
-        [sys.executable, "-c", _SQUATTER, str(NOBODY), door.SOCKET, *map(str, folders)],
+        [sys.executable, "-c", _SQUATTER, str(NOBODY), meeting.SOCKET, *map(str, folders)],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
     )
@@ -221,7 +221,7 @@ def test_a_stranger_at_the_door_is_told_nothing_and_not_believed(tmp_path: Path,
 
 @needs_root
 @pytest.mark.parametrize("who", ["another user", "another container's root"])
-def test_a_stranger_who_knocks_is_told_nothing(tmp_path: Path, who: str) -> None:
+def test_a_stranger_who_asks_is_told_nothing(tmp_path: Path, who: str) -> None:
     as_who = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     if who != "another user":
         # As pods under hostNetwork: files and processes of its own, and this network.
@@ -229,11 +229,11 @@ def test_a_stranger_who_knocks_is_told_nothing(tmp_path: Path, who: str) -> None
     with Ranks(tmp_path, 2, "meet", only=[0]) as first:
         name = name_of(first.job, 2)
         until_taken(name)
-        names = [str(door_of(name) / socket) for socket in (door.SOCKET, "ranks.sock")]
+        names = [str(folder_of(name) / socket) for socket in (meeting.SOCKET, "ranks.sock")]
         names += [f"/proc/{first.processes[0].pid}/root{each}" for each in names]
         names += names_of_sockets(first.processes[0].pid)
         asked = subprocess.run(
-            [*as_who, sys.executable, "-S", "-c", _KNOCKER, *names],
+            [*as_who, sys.executable, "-S", "-c", _STRANGER, *names],
             capture_output=True,
             text=True,
             timeout=60,
@@ -264,7 +264,7 @@ while True:
     connection.sendall(b'{"url": "unix:/x", "secret": "' + b"00" * 32 + b'", "size": 2, "owner": "", "host": ""}')
     connection.close()
 """
-_KNOCKER = """
+_STRANGER = """
 import socket, sys
 heard = 0
 for name in sys.argv[1:]:
@@ -349,14 +349,14 @@ def test_over_several_hosts_it_is_said_what_to_install(tmp_path: Path) -> None:
     assert last.endswith("pip install 'elastic_driver[mpi]'")
 
 
-def test_rubbish_knocks_cost_nothing(tmp_path: Path) -> None:
+def test_rubbish_costs_nothing(tmp_path: Path) -> None:
     with Ranks(tmp_path, 2, "meet", only=[0]) as first:
         name = name_of(first.job, 2)
         until_taken(name)
         with contextlib.ExitStack() as held:
             for _ in range(50):
-                knocking = held.enter_context(connect(door_of(name) / door.SOCKET, 60))
+                asking = held.enter_context(connect(folder_of(name) / meeting.SOCKET, 60))
                 with contextlib.suppress(OSError):
-                    knocking.sendall(b"\0" * 5000)
+                    asking.sendall(b"\0" * 5000)
             with Ranks(tmp_path / "rest", 2, "meet", job=first.job, only=[1]) as rest:
                 assert (first.wait(), rest.wait()) == ([0], [0])

@@ -236,6 +236,19 @@ def test_one_that_is_removed_before_it_is_locked_is_made_again(place: Path, monk
     folder.close()
 
 
+def test_a_file_system_without_locks(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    first, second = SocketFolder.new([place]), SocketFolder.new([place])
+    assert first.path.is_dir(), "nobody can tell whether it is used"
+    with pytest.raises(SettingsError, match="No locks available"):
+        SocketFolder.named("job", [place])
+    first.close()
+    second.close()
+
+
 def test_a_folder_that_was_removed(place: Path) -> None:
     folder = SocketFolder.new([place])
     with folder.listen("s") as listening, connect(folder.path / "s", PATIENCE_S) as connection:

@@ -1,4 +1,4 @@
-"""The door of a job whose ranks are all on one machine: where they learn from rank 0 how to reach it.
+"""Where the ranks of a job that are all on one machine learn from rank 0 how to reach it.
 
 Owns the name of the folder where rank 0 listens, which is made of what the launcher says of the job, and what is said
 there. Only processes of one user talk to each other (local_socket.py). Rank 0 alone has the folder, for as long as it
@@ -21,7 +21,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import KEY_BYTES
 from elastic_driver.system.local_socket import SocketFolder, StrangerError, connect, is_ours, named_paths
 
-SOCKET = "door.sock"
+SOCKET = "meeting.sock"
 """The name in rank 0's folder at which it says how it is reached."""
 
 _AGAIN_S = 0.05
@@ -52,8 +52,8 @@ class Welcome:
             raise ValueError("its key has another length")
 
 
-def door_name(job: str, ranks: Sequence[int]) -> str:
-    """The name of a job's door.
+def meeting_name(job: str, ranks: Sequence[int]) -> str:
+    """The name of the folder where a job's ranks meet.
 
     Args:
         job: what tells the launcher's job from others of this user on this machine.
@@ -77,14 +77,14 @@ def claim(name: str) -> SocketFolder:
         ) from error
 
 
-class Door(asyncio.Protocol):
-    """One process that has knocked: it is told at once, or cut off."""
+class WelcomeSender(asyncio.Protocol):
+    """A connection of another rank, which gets the welcome; a stranger is cut off."""
 
     def __init__(self, welcome: Welcome) -> None:
         self._welcome = welcome
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """See asyncio.Protocol."""
         transport = cast("asyncio.Transport", transport)
         if not is_ours(transport.get_extra_info("socket")):
             transport.abort()
@@ -93,8 +93,8 @@ class Door(asyncio.Protocol):
         transport.close()
 
 
-def knock(name: str, *, timeout_s: float) -> Welcome:
-    """What rank 0 says. Blocks until it listens.
+def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
+    """The welcome that rank 0 sends. Blocks until it listens.
 
     Raises:
         SettingsError: it does not in this time; or another user is in its place, and is told nothing.
