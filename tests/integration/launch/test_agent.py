@@ -624,11 +624,7 @@ import os, socket
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX)
 connection.connect([name for name in os.listdir() if name.startswith("agent-")][0])
-try:
-    connection.sendall(b'{"do": "who"}\\n')
-    print(len(connection.recv(100)))
-except OSError:
-    print(0)
+print(len(connection.recv(100)))  # before it has said a word
 """
 
     async def main() -> None:
