@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -53,6 +54,7 @@ from elastic_driver.rendezvous.messages import (
     parse_next_round_reply,
 )
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
+from elastic_driver.system import local_socket
 
 # The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
@@ -82,18 +84,18 @@ _MAX_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where somebody listens: a host and a port, or a name among the abstract sockets of this machine."""
+    """Where somebody listens: a host and a port, or a socket of this machine."""
 
     host: str
     port: int
-    socket_name: str = ""
+    socket: Path | None = None
     fingerprint: str = ""  # of the certificate of who listens there; "" where nothing is encrypted
 
     @classmethod
     def of(cls, url: str, fingerprint: str = "") -> Self:
         """Raises RendezvousProtocolError for what is no such URL."""
-        if url.startswith("unix:@") and len(url) > len("unix:@"):
-            return cls("localhost", 0, url.removeprefix("unix:@"))
+        if url.startswith("unix:/"):
+            return cls("localhost", 0, Path(url.removeprefix("unix:")))
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -101,13 +103,13 @@ class _Place:
             host = port = None
         if not host or not port or parts.scheme != ("https" if fingerprint else "http"):
             expected = (
-                "https://host:port, as there is a fingerprint" if fingerprint else "http://host:port or unix:@name"
+                "https://host:port, as there is a fingerprint" if fingerprint else "http://host:port or unix:/path"
             )
             raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected {expected}")
         return cls(host, port, fingerprint=fingerprint)
 
     def __str__(self) -> str:
-        return f"its local socket {self.socket_name}" if self.socket_name else f"{self.host} port {self.port}"
+        return f"its local socket {self.socket}" if self.socket is not None else f"{self.host} port {self.port}"
 
 
 class _Connection(http.client.HTTPConnection):
@@ -183,10 +185,8 @@ class _Connection(http.client.HTTPConnection):
         return response, answer
 
     def connect(self) -> None:
-        if self._place.socket_name:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(_CONNECT_S)
-            self.sock.connect(f"\0{self._place.socket_name}")
+        if self._place.socket is not None:
+            self.sock = local_socket.connect(self._place.socket, _CONNECT_S)
             return
         error: OSError | None = None
         for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM):
@@ -234,8 +234,8 @@ class RendezvousClient:
     Each call takes an idle connection, or opens one. No proxy is honoured.
 
     Args:
-        url: ``http://host:port`` or ``https://host:port`` of the driver, or ``unix:@NAME`` of an abstract socket: of
-            this machine's agent.
+        url: ``http://host:port`` or ``https://host:port`` of the driver, or ``unix:/PATH`` of the socket of this
+            machine's agent.
         credential: which both prove themselves with.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
         owner: says whether it is to be waited for beyond that.

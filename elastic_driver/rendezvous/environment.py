@@ -6,7 +6,7 @@ docs/design.md.
 
 from __future__ import annotations
 
-ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port, or unix:@NAME on this machine
+ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port, or unix:/PATH on this machine
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
 ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id
 # Marks all that one agent (and, beside it, the driver) has started, whatever its parent. Not the job: several agents of

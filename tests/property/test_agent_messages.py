@@ -351,7 +351,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
         workers = HostWorkers(
             welcome,
             "fake",
-            "unix:@x",
+            "unix:/x",
             send=told.append,
             on_gone=lambda worker: rounds.gone(worker),
             more_of=_nothing_more,

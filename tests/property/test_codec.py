@@ -29,7 +29,7 @@ from elastic_driver.launch.agent import control
 from elastic_driver.rendezvous import agent_messages, messages, node_messages
 from elastic_driver.rendezvous.agent_messages import Said
 from elastic_driver.rendezvous.job_files import JobFile
-from elastic_driver.worker.launched.door import Welcome
+from elastic_driver.worker.launched.meeting import Welcome
 from tests.support.extent import examples
 
 pytestmark = pytest.mark.property
@@ -170,8 +170,8 @@ def _in_order(data: Any) -> Any:
     return sorted(map(_in_order, data), key=repr) if isinstance(data, list) else data
 
 
-def test_the_door_of_a_local_job() -> None:
-    welcome = Welcome("unix:@x", "00" * 32, 4)
+def test_the_welcome_of_a_local_job() -> None:
+    welcome = Welcome("unix:/x", "00" * 32, 4)
     assert from_data(Welcome, to_data(Welcome, welcome)) == welcome
     for secret in ("00", "zz" * 32):
         with pytest.raises(CodecError, match="Welcome cannot be"):

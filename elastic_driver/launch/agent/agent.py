@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from elastic_driver.errors import RendezvousProtocolError, shortage
+from elastic_driver.errors import RendezvousProtocolError, SettingsError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import (
     AgentHere,
@@ -59,6 +58,7 @@ from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, place_of_processes
 from elastic_driver.system.tasks import Tasks
@@ -77,6 +77,7 @@ _BYE_S = 5.0
 _SAY_AGAIN_S = 1.0
 # What workers there is room for, beyond two for each processor.
 _WORKERS = 64
+_SOCKET = "workers.sock"
 
 REFUSED = 2
 """Exit code of an agent that was never taken in."""
@@ -175,6 +176,8 @@ def _one_life(bootstrap: Bootstrap, home: Home | None) -> End:
         if not reason:
             raise
         return End(How.FAILED, 1, f"cannot start this agent: {reason}")
+    except SettingsError as error:
+        return End(How.FAILED, 1, f"cannot start this agent: {error}")
 
 
 async def _run(bootstrap: Bootstrap, home: Home | None) -> End:
@@ -205,7 +208,7 @@ class Agent:
         )
         self._ports = HeldPorts(self._send)
         self._probes = Probes(self._send, self._tasks, is_held=self._ports.holds)
-        self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
+        self._socket_url = ""  # of the workers' server, from the start on
         keys = KeyRoutes(upstream=self._rounds)
         self._rounds.serve(keys)
         self._server = RendezvousServer(
@@ -240,13 +243,16 @@ class Agent:
                 await end_orphans(self._bootstrap.job, place())
             way_out.push_async_callback(self._control.close)
             await self._control.open()
+            folder = SocketFolder.new()
+            way_out.callback(folder.close)
             way_out.push_async_callback(self._server.close)
             way_out.callback(self._rounds.close)
             way_out.callback(self._horovod.close)
             way_out.push_async_callback(self._tasks.end)
             way_out.callback(self._probes.close)
             way_out.callback(self._ports.close)
-            await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
+            self._socket_url = f"unix:{folder.path / _SOCKET}"
+            await self._server.start_local(folder.listen(_SOCKET), workers=_WORKERS + 2 * cores())
             way_out.callback(self._watch_owner())
             way_out.callback(self._end_spot_watch)
             way_out.callback(self._end_vitals_watch)
@@ -279,7 +285,7 @@ class Agent:
             self._workers = HostWorkers(
                 welcome,
                 self._mark(welcome),
-                f"unix:@{self._socket_name}",
+                self._socket_url,
                 send=self._send,
                 on_gone=self._gone,
                 more_of=self._horovod.environment,

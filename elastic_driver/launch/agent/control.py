@@ -20,6 +20,7 @@ from pathlib import Path
 from elastic_driver.codec import CodecError, Seconds, encode, from_data, from_text
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.rendezvous.job_files import private_folder
+from elastic_driver.system.local_socket import SocketFolder, connect, is_ours
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class ControlSocket:
     def __init__(self, agent: str, orders: Orders) -> None:
         self._agent = agent
         self._orders = orders
-        self._path: Path | None = None
+        self._folder: SocketFolder | None = None
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -117,20 +118,9 @@ class ControlSocket:
         try:
             folder = private_folder(make=True)
             _remove_dead(folder)
-            path = folder / f"agent-{self._agent}.sock"
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                self._path = folder / f"new-{self._agent}.sock"
-                with _short(self._path) as short:
-                    listening.bind(short)
-                os.chmod(self._path, 0o600)
-                # Under the name by which it is found it listens: else it would be taken for a dead agent's.
-                listening.listen()
-                self._path = self._path.rename(path)
-                self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=_LINE_BYTES)
-            except BaseException:
-                listening.close()
-                raise
+            self._folder = SocketFolder.at(folder)
+            listening = self._folder.listen(f"agent-{self._agent}.sock")
+            self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=_LINE_BYTES)
         except (OSError, SettingsError) as error:
             _log.warning("elasticrun leave will not find this agent: %s", error)
 
@@ -138,11 +128,8 @@ class ControlSocket:
         """Removes the socket; who waits for an answer has had it, or gets none."""
         if self._server is not None:
             self._server.close()
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self._path.parent.rmdir()
+        if self._folder is not None:
+            self._folder.close()
         if self._serving:
             # What has just been decided is still to be said.
             _, late = await asyncio.wait(tuple(self._serving), timeout=0.5)
@@ -155,6 +142,8 @@ class ControlSocket:
         assert task is not None
         self._serving.add(task)
         try:
+            if not is_ours(writer.get_extra_info("socket")):
+                return
             with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long, or no order
                 order: Order = from_data(Order, from_text(await reader.readline()))
                 writer.write(encode(Answer, await self._orders(order)) + b"\n")
@@ -245,23 +234,11 @@ def place() -> str:
 def _remove_dead(folder: Path) -> None:
     """Removes the sockets of agents that were killed."""
     for path in _sockets_in(folder):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
-            sock.setblocking(False)
+        with contextlib.suppress(OSError):
             try:
-                with _short(path) as short:
-                    sock.connect(short)
+                connect(path, 0.0).close()
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Another name of a socket, for the system takes no names of more than 107 bytes."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
 
 
 def _sockets() -> list[Path]:
@@ -283,17 +260,15 @@ def _sockets_in(folder: Path) -> list[Path]:
 def _ask(path: Path, order: Order, limit_s: float) -> Answer | None:
     """One order and its answer; None when there is none. A dead agent's socket is removed."""
     deadline = time.monotonic() + limit_s
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(limit_s)
-        try:
-            with _short(path) as short:
-                sock.connect(short)
-        except ConnectionRefusedError:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            return None
-        except OSError:
-            return None
+    try:
+        sock = connect(path, limit_s)
+    except ConnectionRefusedError:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return None
+    except OSError:
+        return None
+    with sock:
         try:
             sock.sendall(encode(Order, order) + b"\n")
             line = b"".join(_pieces(sock, deadline))

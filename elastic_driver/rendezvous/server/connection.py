@@ -12,7 +12,6 @@ import asyncio
 import fcntl
 import os
 import socket
-import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -35,6 +34,7 @@ from elastic_driver.rendezvous.proof import (
 )
 from elastic_driver.rendezvous.routes import error_body
 from elastic_driver.rendezvous.server.web import BODY_BYTES, Web, WebAnswer, WebStreaming
+from elastic_driver.system.local_socket import is_ours
 
 _REASONS = {
     101: "Switching Protocols",
@@ -187,12 +187,6 @@ class Service(Protocol):
         self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
     ) -> None:
         """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    """Whether the other end of a local socket is a process of this user, or root's."""
-    _, uid, _ = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return uid in (os.getuid(), 0)
 
 
 def has_unread(descriptor: int) -> bool:
@@ -455,7 +449,7 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        if sock is not None and sock.family == socket.AF_UNIX and not _is_ours(sock):
+        if sock is not None and sock.family == socket.AF_UNIX and not is_ours(sock):
             self._deaf = True
             transport.abort()
             return

@@ -103,23 +103,13 @@ class Listeners:
                 reason = "the port is in use"
             raise SettingsError(f"cannot listen on {host} port {port}: {reason}") from error
 
-    async def open_local(self, name: str) -> None:
-        """Listens to processes of this user on this machine, and of root's.
+    async def open_local(self, listening: socket.socket) -> None:
+        """Takes a unix socket that listens already, for processes of this user and of root's.
 
-        Args:
-            name: of an abstract socket, without the NUL byte.
-
-        Raises:
-            SettingsError: the name cannot be had.
+        It is closed with the others.
         """
         loop = asyncio.get_running_loop()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listening.bind(f"\0{name}")
-            server = await loop.create_unix_server(lambda: Connection(self._service), sock=listening, backlog=_BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise SettingsError(f"cannot listen for the workers of this machine: {error.strerror or error}") from error
+        server = await loop.create_unix_server(lambda: Connection(self._service), sock=listening, backlog=_BACKLOG)
         self._servers.append(server)
 
     async def _listen(self, host: str, port: int, ssl: SSLContext | None, listener: socket.socket | None = None) -> int:

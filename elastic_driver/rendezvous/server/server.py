@@ -128,18 +128,15 @@ class RendezvousServer:
         self.guests.begin()
         return port
 
-    async def start_local(self, name: str, *, workers: int) -> None:
-        """Listens to processes of this machine.
+    async def start_local(self, listening: socket.socket, *, workers: int) -> None:
+        """Serves processes of this machine.
 
         Args:
-            name: see :meth:`Listeners.open_local`.
+            listening: see :meth:`Listeners.open_local`.
             workers: for how many there is room.
-
-        Raises:
-            SettingsError: the name cannot be had.
         """
         self.guests.make_local_room(workers)
-        await self.listeners.open_local(name)
+        await self.listeners.open_local(listening)
         self.guests.begin()
 
     def descriptors(self) -> list[int]:

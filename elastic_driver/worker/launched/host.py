@@ -1,4 +1,4 @@
-"""The thread that serves a launched job in rank 0's process: the rendezvous server, and the door to it.
+"""The thread that serves a launched job in rank 0's process: the rendezvous server, and where ranks ask for it.
 
 Owns the thread, its event loop and the sockets. What is asked is answered by rounds.py.
 """
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -18,8 +17,9 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.process_name import name_of_this_process
-from elastic_driver.worker.launched import door
+from elastic_driver.worker.launched import meeting
 from elastic_driver.worker.launched.places import LOOPBACK
 from elastic_driver.worker.launched.rounds import LaunchedRounds
 
@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 # How long the others' goodbyes are waited for when rank 0 ends: they come within milliseconds of their last barrier.
 _GOODBYES_S = 2.0
 _CLOSE_S = 3.0
+_SOCKET = "ranks.sock"
 
 
 class JobHost:
@@ -44,7 +45,8 @@ class JobHost:
         self._workers, self._slots, self._start_timeout_s = workers, slots, start_timeout_s
         self._key = JobKey.new()
         self._loop = asyncio.new_event_loop()
-        self._doors: list[asyncio.Server] = []
+        self._folder: SocketFolder | None = None
+        self._meeting: asyncio.Server | None = None
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
         # ended. Requests wake it; close() ends it.
         self._thread = threading.Thread(target=self._loop.run_forever, name="elastic-job", daemon=True)
@@ -61,26 +63,35 @@ class JobHost:
         )
         return rounds, server
 
-    def open_door(self, name: str) -> door.Welcome:
-        """Serves the ranks of this machine, and has those that knock told how.
+    def serve_where_ranks_meet(self, name: str) -> meeting.Welcome:
+        """Serves the ranks of this machine, which ask under this name how.
 
         Raises:
-            SettingsError: the name is taken.
+            SettingsError: another process has this name, or no folder can hold a socket.
         """
-        listening = door.listen(name)  # first: else there is another rank 0
-        welcome = self.serve_here()
-        self._doors.append(
-            self._call(self._loop.create_unix_server(lambda: door.Door(welcome), sock=listening, backlog=4096))
+        self._folder = meeting.claim(name)
+        welcome = self._serve_in(self._folder)
+        listening = self._folder.listen(meeting.SOCKET)
+        self._meeting = self._call(
+            self._loop.create_unix_server(lambda: meeting.WelcomeSender(welcome), sock=listening)
         )
         return welcome
 
-    def serve_here(self) -> door.Welcome:
-        """Serves the ranks of this machine only."""
-        name = f"elastic_driver-{secrets.token_hex(16)}"
-        self._call(self._server.start_local(name, workers=len(self._slots)))
-        return door.Welcome(f"unix:@{name}", self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
+    def serve_here(self) -> meeting.Welcome:
+        """Serves the ranks of this machine only.
 
-    def serve(self, address: str, ports: tuple[int, int] | None) -> door.Welcome:
+        Raises:
+            SettingsError: no folder can hold a socket.
+        """
+        self._folder = SocketFolder.new()
+        return self._serve_in(self._folder)
+
+    def _serve_in(self, folder: SocketFolder) -> meeting.Welcome:
+        self._call(self._server.start_local(folder.listen(_SOCKET), workers=len(self._slots)))
+        url = f"unix:{folder.path / _SOCKET}"
+        return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
+
+    def serve(self, address: str, ports: tuple[int, int] | None) -> meeting.Welcome:
         """Serves ranks of all machines.
 
         Args:
@@ -93,7 +104,7 @@ class JobHost:
         wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
         port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
         shown = f"[{address}]" if ":" in address else address
-        return door.Welcome(f"http://{shown}:{port}", self._key.secret.hex(), len(self._slots), "", address)
+        return meeting.Welcome(f"http://{shown}:{port}", self._key.secret.hex(), len(self._slots), "", address)
 
     def close(self, *, wait_for_others: bool) -> None:
         """Ends it. Blocks for some seconds at most.
@@ -109,17 +120,19 @@ class JobHost:
         self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
+        if self._folder is not None:
+            self._folder.close()
 
     async def _end(self, patience_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rounds.all_gone.wait(), patience_s)
-        for opened in self._doors:
-            opened.close()
+        if self._meeting is not None:
+            self._meeting.close()
         self._rounds.close()
         await self._server.close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the parent's sockets, so that their other ends see when the parent dies.
+        """In a forked child: lets go of the parent's sockets and lock, so that others see when the parent dies.
 
         Their numbers stay taken: the objects that close them may still go away here, whenever that is.
         """
@@ -131,8 +144,9 @@ class JobHost:
         _kept.append(self)  # nothing of the loop is to be tidied up here
 
     def _descriptors(self) -> list[int]:
-        doors = [each.fileno() for opened in self._doors for each in opened.sockets]
-        return [number for number in (*doors, *self._server.descriptors()) if number >= 0]
+        asked = [] if self._meeting is None else [each.fileno() for each in self._meeting.sockets]
+        folder = [] if self._folder is None else [self._folder.fileno()]
+        return [number for number in (*asked, *folder, *self._server.descriptors()) if number >= 0]
 
     def _call(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)

@@ -1,8 +1,8 @@
 """A job that mpirun or srun has started, as one of its processes has it: who it is there, and how its ranks meet.
 
-Owns the order of that, and what came of it. On one machine the launcher's variables do: rank 0 opens a door under a
-name that they make (door.py). Else a communicator of mpi4py carries what is said (across.py). Either way rank 0 serves
-the job from then on (host.py), and all that follows is as under a driver.
+Owns the order of that, and what came of it. On one machine the launcher's variables do: a name is made of them, under
+which rank 0 is asked (meeting.py). Else a communicator of mpi4py carries what is said (across.py). Either way rank 0
+serves the job from then on (host.py), and all that follows is as under a driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, 
 from elastic_driver.rendezvous.messages import RoundAssignment
 from elastic_driver.system.interfaces import host_addresses
 from elastic_driver.system.process_name import look_up, place_of_processes
-from elastic_driver.worker.launched import across, door
+from elastic_driver.worker.launched import across, meeting
 from elastic_driver.worker.launched.launcher import Launch
 from elastic_driver.worker.launched.places import LOOPBACK, Member, address_of, address_of_root, places
 from elastic_driver.worker.settings import DEFAULTS, WorkerSettings
@@ -55,7 +55,7 @@ class LaunchedJob:
     launch: Launch | None
     slot: SlotInfo
     address: str
-    welcome: door.Welcome
+    welcome: meeting.Welcome
     worker: WorkerId
     host: JobHost | None
 
@@ -116,17 +116,17 @@ def meet(launch: Launch, ranks: Sequence[int] | None, settings: WorkerSettings) 
     machine = socket.gethostname()
     workers, slots = _named([machine] * len(members)), places([machine] * len(members))
     # The launcher's name for the job is one of this machine's; so is the process's.
-    name = door.door_name(f"{launch.launcher}\n{launch.job or _proxy()}", list(members))
+    name = meeting.meeting_name(f"{launch.launcher}\n{launch.job or _proxy()}", list(members))
     host = None
     if rank == 0:
         host = _make_host(workers, slots, settings)
         try:
-            welcome = host.open_door(name)
+            welcome = host.serve_where_ranks_meet(name)
         except BaseException:
             host.close(wait_for_others=False)
             raise
     else:
-        welcome = door.knock(name, timeout_s=settings.start_timeout_s)
+        welcome = meeting.ask_rank_0(name, timeout_s=settings.start_timeout_s)
         if welcome.size != len(members):
             raise SettingsError(f"cannot join the job: rank 0 says it has {welcome.size} ranks, not {len(members)}")
     return LaunchedJob(launch, slots[rank], LOOPBACK, welcome, workers[rank], host)

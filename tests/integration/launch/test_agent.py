@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -67,6 +68,29 @@ def test_a_worker_from_its_start_to_its_end(tmp_path: Path) -> None:
             last_output = max(index for index, said in enumerate(driver.said) if isinstance(said, Output))
             assert last_output < driver.said.index(driver.of(Exited)[0]), "the news of a death comes after its words"
             await one.ends_well(agent)
+
+    act(main)
+
+
+def test_the_workers_socket_is_this_users_alone_and_goes_with_its_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        folders = []
+        async with scene(tmp_path) as one, scene(tmp_path) as other:
+            killed, agent = await one.ready(), await other.ready()
+            for driver in (one.driver, other.driver):
+                driver.python(f"import os; print(os.environ['ELASTIC_DRIVER_RENDEZVOUS'], flush=True); {SLEEP}")
+                await driver.writes("\n")
+                folders.append(Path(driver.output().decode().strip().partition("unix:")[2]).parent)
+                assert (folders[-1] / "workers.sock").is_socket()
+                assert folders[-1].stat().st_mode & 0o777 == 0o700
+            process = await one.driver.runs()
+            killed.popen.kill()
+            await gone([process])
+            await other.ends_well(agent)
+            assert not folders[1].exists()
+        async with scene(tmp_path) as one:
+            await one.ends_well(await one.ready())
+            assert not folders[0].exists()
 
     act(main)
 
@@ -587,6 +611,33 @@ def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.Mo
             assert (await agent.ends())[0] == 0
             assert await leaving == f"host {name} has left its job"
             assert not list((tmp_path / "elasticrun").glob("*.sock"))
+
+    act(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a moment")
+def test_another_user_has_no_agent_leave(tmp_path: Path) -> None:
+    source = """
+import os, socket
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect([name for name in os.listdir() if name.startswith("agent-")][0])
+print(len(connection.recv(100)))  # before it has said a word
+"""
+
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready()
+            folder = tmp_path / "elasticrun"
+            folder.chmod(0o755)  # else he does not get there
+            for path in folder.glob("agent-*.sock"):
+                path.chmod(0o777)
+            command = [sys.executable, "-S", "-c", source]
+            asked = await asyncio.to_thread(
+                subprocess.run, command, cwd=folder, capture_output=True, timeout=PATIENCE_S
+            )
+            assert asked.stdout == b"0\n", asked
+            await one.ends_well(agent)
 
     act(main)
 

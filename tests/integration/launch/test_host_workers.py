@@ -86,7 +86,7 @@ class Host:
         self.workers = HostWorkers(
             welcome,
             uuid.uuid4().hex,
-            "unix:@none",
+            "unix:/none",
             send=self._send,
             on_gone=self.gone.append,
             more_of=self._more_of,

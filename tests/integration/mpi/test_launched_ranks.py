@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.worker.launched import door
+from elastic_driver.system.local_socket import connect, named_paths
+from elastic_driver.worker.launched import meeting
 from elastic_driver.worker.launched.launcher import launch_of
 from tests.support.processes.launched_jobs import (
     PATIENCE_S,
@@ -30,12 +32,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.mpi]
 NOBODY = 65534
 # As the time limit of a meeting or an operation: where ranks end, it has not been what ended them.
 NEVER_S = "3600"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 
 
 def name_of(job: str, size: int) -> str:
     launch = launch_of(place_in(job, 0, size))
     assert launch is not None
-    return door.door_name(f"{launch.launcher}\n{launch.job}", list(range(size)))
+    return meeting.meeting_name(f"{launch.launcher}\n{launch.job}", list(range(size)))
 
 
 def test_ranks_of_one_machine_meet_and_two_jobs_do_not_mix(tmp_path: Path) -> None:
@@ -117,6 +120,10 @@ def test_a_process_that_rank_0_has_forked_does_not_hide_its_end(tmp_path: Path) 
         try:
             assert job.wait() == [-signal.SIGKILL, 0]
             assert "1" in map(str, job.answers("error"))
+            # Nor does it hold the place of rank 0.
+            with Ranks(tmp_path / "next", 2, "meet", job=job.job) as following:
+                assert following.processes[0].wait(100) == 0, following.said(0)
+                assert following.wait() == [0, 0], following.said(1)
         finally:
             for pid in job.answers("child").get(0, []):
                 os.kill(pid, signal.SIGKILL)
@@ -151,90 +158,129 @@ def test_a_job_of_the_same_name_after_one_that_was_killed(tmp_path: Path) -> Non
 
 def test_a_second_job_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with Ranks(tmp_path / "first", 2, "meet", only=[0]) as first:
-        end = time.monotonic() + PATIENCE_S
-        while not is_taken(name_of(first.job, 2)):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until_taken(name_of(first.job, 2))
         with Ranks(tmp_path / "second", 2, "meet", job=first.job, only=[0]) as second:
             assert second.wait() == [1]
             assert "another process has called init() as rank 0" in second.said(0)
         with Ranks(tmp_path / "rest", 2, "meet", job=first.job, only=[1]) as rest:
             assert (first.wait(), rest.wait()) == ([0], [0])
+        assert not folder_of(name_of(first.job, 2)).exists()
 
 
 def is_taken(name: str) -> bool:
-    return f"@{name}\n" in Path("/proc/net/unix").read_text()
+    return (folder_of(name) / meeting.SOCKET).exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
-def test_a_stranger_at_the_door_is_told_nothing_and_not_believed(tmp_path: Path) -> None:
+def names_of_sockets(pid: int) -> list[str]:
+    """Of those that it listens on, as each process of this network namespace can read them."""
+    numbers = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    found = [line[7] for line in lines if len(line) > 7 and f"socket:[{line[6]}]" in numbers]
+    assert len(found) >= 2
+    return found
+
+
+def until_taken(name: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_taken(name):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def folder_of(name: str) -> Path:
+    return named_paths(name)[0]
+
+
+@needs_root
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_stranger_in_place_of_rank_0_is_told_nothing_and_not_believed(tmp_path: Path, *, everywhere: bool) -> None:
     job = new_job()
-    name = name_of(job, 2)
-    # It takes the name first, and offers itself as rank 0 of a job.
+    # It makes the folder first, and offers itself as rank 0 of a job.
+    folders = named_paths(name_of(job, 2))[: None if everywhere else 1]
     squatter = subprocess.Popen(
-        [sys.executable, "-c", _SQUATTER, name, str(NOBODY)], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+        [sys.executable, "-c", _SQUATTER, str(NOBODY), meeting.SOCKET, *map(str, folders)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
     )
     assert squatter.stdin is not None
     assert squatter.stdout is not None
     try:
         assert squatter.stdout.readline() == b"listens\n"
         with Ranks(tmp_path, 2, "meet", job=job) as ranks:
-            assert ranks.wait() == [1, 1]
-            assert "is taken" in ranks.said(0)
-            assert f"a process of user {NOBODY} listens" in ranks.said(1)
-            assert "is not believed" in ranks.said(1)
+            if everywhere:
+                assert ranks.wait() == [1, 1]
+                assert "cannot make a folder for sockets" in ranks.said(0)
+                assert "cannot meet rank 0" in ranks.said(1)
+                for rank in (0, 1):
+                    assert f"{folders[0]} belongs to user {NOBODY}" in ranks.said(rank)
+            else:
+                assert ranks.wait() == [0, 0], ranks.said(0)  # in the next place
+        assert select.select([squatter.stdout], [], [], 0)[0] == [], "somebody has connected to it"
     finally:
         squatter.stdin.close()
-        heard = squatter.stdout.read()
         squatter.wait(30)
         squatter.stdout.close()
-    assert heard == b"heard 0 bytes\n"
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
-def test_a_stranger_who_knocks_is_told_nothing(tmp_path: Path) -> None:
+@needs_root
+@pytest.mark.parametrize("who", ["another user", "another container's root"])
+def test_a_stranger_who_asks_is_told_nothing(tmp_path: Path, who: str) -> None:
+    as_who = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    if who != "another user":
+        # As pods under hostNetwork: files and processes of its own, and this network.
+        as_who = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", _OWN_FILES]
     with Ranks(tmp_path, 2, "meet", only=[0]) as first:
         name = name_of(first.job, 2)
-        end = time.monotonic() + PATIENCE_S
-        while not is_taken(name):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until_taken(name)
+        names = [str(folder_of(name) / socket) for socket in (meeting.SOCKET, "ranks.sock")]
+        names += [f"/proc/{first.processes[0].pid}/root{each}" for each in names]
+        names += names_of_sockets(first.processes[0].pid)
         asked = subprocess.run(
-            [sys.executable, "-c", _KNOCKER, name, str(NOBODY)], capture_output=True, text=True, timeout=60
+            [*as_who, sys.executable, "-S", "-c", _STRANGER, *names],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert asked.stdout == "heard 0 bytes\n", asked
         with Ranks(tmp_path / "rest", 2, "meet", job=first.job, only=[1]) as rest:
             assert (first.wait(), rest.wait()) == ([0], [0])
 
 
+_OWN_FILES = 'mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && exec "$0" "$@"'
 _SQUATTER = """
 import os, socket, sys
-os.setuid(int(sys.argv[2]))
-listening = socket.socket(socket.AF_UNIX)
-listening.bind("\\0" + sys.argv[1])
-listening.listen()
+os.setuid(int(sys.argv[1]))
+listening = []
+for folder in sys.argv[3:]:
+    os.mkdir(folder, 0o777)
+    listening.append(socket.socket(socket.AF_UNIX))
+    listening[-1].bind(os.path.join(folder, sys.argv[2]))
+    listening[-1].listen()
 print("listens", flush=True)
-connection, _ = listening.accept()
-heard = 0
-try:
-    connection.sendall(b'{"url": "unix:@x", "secret": "' + b"00" * 32 + b'", "size": 2, "owner": "", "host": ""}')
-    connection.shutdown(socket.SHUT_WR)
-    while piece := connection.recv(4096):
-        heard += len(piece)
-except OSError:
-    pass
-print("heard", heard, "bytes")
-sys.stdin.read()
+from select import select
+while True:
+    ready, _, _ = select([*listening, sys.stdin], [], [])
+    if sys.stdin in ready:
+        break
+    print("heard", flush=True)
+    connection, _ = ready[0].accept()
+    connection.sendall(b'{"url": "unix:/x", "secret": "' + b"00" * 32 + b'", "size": 2, "owner": "", "host": ""}')
+    connection.close()
 """
-_KNOCKER = """
-import os, socket, sys
-os.setuid(int(sys.argv[2]))
-connection = socket.socket(socket.AF_UNIX)
-connection.connect("\\0" + sys.argv[1])
-try:
-    print("heard", len(connection.recv(4096)), "bytes")
-except ConnectionResetError:
-    print("heard 0 bytes")
+_STRANGER = """
+import socket, sys
+heard = 0
+for name in sys.argv[1:]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(10)
+            connection.connect(name.replace("@", "\\0"))
+            heard += len(connection.recv(4096))
+        except OSError:
+            pass
+print("heard", heard, "bytes")
 """
 
 
@@ -308,18 +354,14 @@ def test_over_several_hosts_it_is_said_what_to_install(tmp_path: Path) -> None:
     assert last.endswith("pip install 'elastic_driver[mpi]'")
 
 
-def test_rubbish_knocks_cost_nothing(tmp_path: Path) -> None:
+def test_rubbish_costs_nothing(tmp_path: Path) -> None:
     with Ranks(tmp_path, 2, "meet", only=[0]) as first:
         name = name_of(first.job, 2)
-        end = time.monotonic() + PATIENCE_S
-        while not is_taken(name):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until_taken(name)
         with contextlib.ExitStack() as held:
             for _ in range(50):
-                knocking = held.enter_context(socket.socket(socket.AF_UNIX))
-                knocking.connect(f"\0{name}")
+                asking = held.enter_context(connect(folder_of(name) / meeting.SOCKET, 60))
                 with contextlib.suppress(OSError):
-                    knocking.sendall(b"\0" * 5000)
+                    asking.sendall(b"\0" * 5000)
             with Ranks(tmp_path / "rest", 2, "meet", job=first.job, only=[1]) as rest:
                 assert (first.wait(), rest.wait()) == ([0], [0])

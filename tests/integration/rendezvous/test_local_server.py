@@ -1,9 +1,8 @@
-"""The server of one machine's workers: an abstract socket, keys that others have, answers that come later."""
+"""The server of one machine's workers: a local socket, keys that others have, answers that come later."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.routes import Route, RouteRequest
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.local_socket import SocketFolder
 from tests.support.fakes.rendezvous_service import IDENTITY, KEY, PATIENCE_S, WORKER, Service, credential, serving
 
 pytestmark = pytest.mark.integration
@@ -38,7 +38,7 @@ class Local:
         self.asked: list[RouteRequest] = []
         self._clients: list[RendezvousClient] = []
         self.answer: asyncio.Future[tuple[int, bytes]] | None = None
-        self.name = f"elastic-driver-{secrets.token_hex(16)}"
+        self.folder = SocketFolder.new()
         self.keys = KeyRoutes(upstream=self)
         routes = (
             *self.keys.routes,
@@ -50,7 +50,7 @@ class Local:
             return RendezvousServer(routes, key=self, on_error=service.errors.append)
 
         self.server: RendezvousServer = service.call(make)
-        service.wait(self.server.start_local(self.name, workers=4))
+        service.wait(self.server.start_local(self.folder.listen("workers.sock"), workers=4))
         service.call(lambda: self.keys.begin_round(1))
 
     def of(self, identity: Identity) -> bytes | None:
@@ -74,13 +74,15 @@ class Local:
         return self.client_of(credential(identity, KEY), patience_s)
 
     def client_of(self, credential: Credential, patience_s: float) -> RendezvousClient:
-        self._clients.append(RendezvousClient(f"unix:@{self.name}", credential, patience_s=patience_s))
+        url = f"unix:{self.folder.path}/workers.sock"
+        self._clients.append(RendezvousClient(url, credential, patience_s=patience_s))
         return self._clients[-1]
 
     def close(self) -> None:
         for client in self._clients:
             client.close()
         self.service.wait(self.server.close())
+        self.folder.close()
 
     def until_wanted(self) -> None:
         assert self.wanted.wait(PATIENCE_S)
@@ -112,6 +114,14 @@ def test_workers_have_keys_here_and_nobody_else(local: Local) -> None:
             local.client(identity, patience_s=2.0).status()
     with pytest.raises(RendezvousError):
         local.client_of(Credential(IDENTITY, b"another key of thirty-two bytes."), 0.0).status()
+
+
+def test_whom_others_could_stand_in_for_is_not_asked(local: Local) -> None:
+    local.folder.path.chmod(0o755)
+    with pytest.raises(RendezvousError, match="is open to other users"):
+        local.client(patience_s=0.0).status()
+    local.folder.path.chmod(0o700)
+    assert local.client().status() == {}
 
 
 def test_a_key_of_another_host(local: Local, pool: ThreadPoolExecutor) -> None:

@@ -182,7 +182,7 @@ def test_errors_are_told_apart(service: Service, client: RendezvousClient) -> No
     "url", ["", "http://", "http://x", "https://x:1", "x:1", "http://x:y", "http://x:99999", "http://[::1", "http://:1"]
 )
 def test_a_url_that_cannot_be(url: str) -> None:
-    with pytest.raises(RendezvousProtocolError, match="expected http://host:port or unix:@name"):
+    with pytest.raises(RendezvousProtocolError, match="expected http://host:port or unix:/path"):
         RendezvousClient(url, credential())
 
 

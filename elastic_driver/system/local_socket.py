@@ -1,0 +1,315 @@
+"""Unix sockets with a path, in folders that nobody but this user can enter: how the processes of one machine meet.
+
+Owns where such folders lie, their making, finding, locking and removing, and how both ends make sure whose process the
+other one is (decision 43). Does not know what is said on the sockets.
+
+Who uses a folder holds a lock (flock) on it. So what clears /tmp of old files leaves it alone, and one that nobody
+locks was left by a process that was killed: whoever makes the next folder there removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from elastic_driver.errors import SettingsError
+
+# Of connections that nobody has come to take yet. The system has a limit of its own (net.core.somaxconn).
+_BACKLOG = 4096
+# Who looks for folders that are left locks each one for some microseconds.
+_LOOKED_AT_S = 1.0
+_AGAIN_S = 0.02
+_CREDENTIALS = struct.Struct("=iII")  # process, user, group
+# Where processes meet that know nothing of each other but a name: not in $TMPDIR, which may be one for each of them.
+_KNOWN_PLACES = (Path("/tmp"), Path("/dev/shm"))
+
+
+class StrangerError(PermissionError):
+    """A folder, or the process that listens there, is another user's, or may be."""
+
+
+class SocketFolder:
+    """A folder of sockets that this process holds a lock on.
+
+    Args:
+        path: where it is.
+        descriptor: of the folder, which has the lock.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._names: set[str] = set()  # of this process's sockets
+
+    @classmethod
+    def new(cls, places: Sequence[Path] | None = None) -> Self:
+        """Makes one whose name nobody can have foreseen.
+
+        Args:
+            places: folders in which it may lie, the best first; None for /tmp, $TMPDIR and /dev/shm.
+
+        Raises:
+            SettingsError: it cannot be made in any of them.
+        """
+        if places is None:
+            temporary = os.environ.get("TMPDIR")
+            places = (_KNOWN_PLACES[0], *([Path(temporary)] if temporary else []), *_KNOWN_PLACES[1:])
+        return cls._first(places, lambda place: Path(tempfile.mkdtemp(prefix=_prefix(), dir=place)), fcntl.LOCK_SH)
+
+    @classmethod
+    def named(cls, name: str, places: Sequence[Path] = _KNOWN_PLACES) -> Self:
+        """Makes or takes over the one that others find under this name (:func:`named_paths`), for this process alone.
+
+        Raises:
+            BlockingIOError: another process has it.
+            SettingsError: it cannot be made in any of these places.
+        """
+
+        def make(place: Path) -> Path:
+            path = place / (_prefix() + name)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            return path
+
+        return cls._first(places, make, fcntl.LOCK_EX)
+
+    @classmethod
+    def at(cls, path: Path, lock: int = fcntl.LOCK_SH) -> Self:
+        """Opens one that is there, and locks it.
+
+        Raises:
+            BlockingIOError: another process's lock does not allow it.
+            StrangerError: it is no folder, another user's, or open to others.
+            OSError: there is none.
+        """
+        found = _open(path)
+        try:
+            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+        finally:
+            os.close(found)
+        try:
+            try:
+                fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+            except OSError as error:
+                # Some file systems have no locks. There nobody removes what others have left.
+                if lock == fcntl.LOCK_EX or isinstance(error, BlockingIOError):
+                    raise
+            # Until now it may have been removed.
+            if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor)):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor)
+
+    @classmethod
+    def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int) -> Self:
+        reasons = []
+        for place in places:
+            try:
+                _check_place(place)
+                folder = cls._make(partial(make, place), lock)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                reasons.append(f"{place}: {error.strerror or error}")
+                continue
+            try:
+                folder.listen("probe").close()  # not every file system has sockets
+                folder.forget("probe")
+            except OSError as error:
+                reasons.append(f"{place}: {error.strerror or error}")
+                folder.close()
+                continue
+            _remove_left(place)
+            return folder
+        raise SettingsError(f"cannot make a folder for sockets: {'; '.join(reasons)}")
+
+    @classmethod
+    def _make(cls, make: Callable[[], Path], lock: int) -> Self:
+        until = time.monotonic() + _LOOKED_AT_S
+        while True:
+            path = make()
+            try:
+                return cls.at(path, lock)
+            except (FileNotFoundError, BlockingIOError):
+                # Who removes what is left was quicker, or looks at it.
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_AGAIN_S)
+
+    def listen(self, name: str) -> socket.socket:
+        """Listens under this name, in place of whoever did before. Once it is found there, it takes connections.
+
+        Raises:
+            OSError: this file system has no sockets, or the folder was removed.
+        """
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        new = f".{name}"
+        try:
+            self.forget(new)
+            listening.bind(f"/proc/self/fd/{self._descriptor}/{new}")
+            self._names.add(new)
+            listening.listen(_BACKLOG)
+            os.rename(new, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            self._names.add(name)
+            self._names.discard(new)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    def forget(self, name: str) -> None:
+        """Removes a socket, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+        self._names.discard(name)
+
+    def fileno(self) -> int:
+        """The descriptor that has the lock; -1 when it is closed."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Removes this process's sockets, and the folder if nothing else is in it. Idempotent."""
+        if self._descriptor < 0:
+            return
+        for name in tuple(self._names):
+            with contextlib.suppress(OSError):
+                self.forget(name)
+        with contextlib.suppress(OSError):
+            # Another may have the name by now, and holds a lock on his.
+            if os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)):
+                self.path.rmdir()
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked process has the descriptor
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def named_paths(name: str, places: Sequence[Path] = _KNOWN_PLACES) -> list[Path]:
+    """Where :meth:`SocketFolder.named` makes the folder of this name: the first of these that can hold it."""
+    return [place / (_prefix() + name) for place in places]
+
+
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """Connects to the process of this user that listens there. Blocks for that time at most.
+
+    Returns:
+        The socket, whose own time limit that is.
+
+    Raises:
+        StrangerError: the folder or the process is another user's, or may be.
+        OSError: nobody listens there, or no connection was taken in that time.
+    """
+    until = time.monotonic() + timeout_s
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        folder = _open(path.parent)
+        try:
+            connection.settimeout(timeout_s)
+            while True:
+                try:
+                    # No name is looked up again, and it may be longer than the 107 bytes of an address.
+                    connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+                    break
+                except BlockingIOError:  # it has more connections than it can take at once
+                    if time.monotonic() > until:
+                        raise TimeoutError(errno.ETIMEDOUT, f"{path} is too busy to take a connection") from None
+                time.sleep(_AGAIN_S)
+        finally:
+            os.close(folder)
+        user = _peer(connection)
+        if user != os.geteuid():
+            raise StrangerError(errno.EPERM, f"a process of user {user} listens at {path}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the process at the other end is this user's or root's."""
+    return _peer(connection) in (0, os.geteuid())
+
+
+def _peer(connection: socket.socket) -> int:
+    user: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    return user
+
+
+def _open(path: Path) -> int:
+    """A folder that has turned out to be this user's alone."""
+    _check_user()
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise StrangerError(error.errno, f"{path} is not a folder, but a symbolic link or a file") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno, f"there is no {path}: the process that made it has ended, or this container does not have it"
+        ) from error
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+        return descriptor
+    os.close(descriptor)
+    if status.st_uid != os.geteuid():
+        raise StrangerError(errno.EPERM, f"{path} belongs to user {status.st_uid}")
+    raise StrangerError(errno.EPERM, f"{path} is open to other users")
+
+
+def _check_user() -> None:
+    """Makes sure that a user's number means that user.
+
+    In a namespace that does not map this process's user all users without a number there have one and the same, and
+    this process, too.
+    """
+    try:
+        with open("/proc/self/uid_map") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+    except FileNotFoundError:
+        return  # a kernel without such namespaces
+    user = os.geteuid()
+    if not any(first <= user < first + count for first, _, count in ranges):
+        raise StrangerError(
+            errno.EPERM, f"this user namespace does not map user {user} (/proc/self/uid_map), so that all look like it"
+        )
+
+
+def _check_place(place: Path) -> None:
+    """Raises StrangerError where anybody can put another folder in the place of ours."""
+    real = place.resolve()
+    for folder in (real, *real.parents):
+        if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            raise StrangerError(errno.EPERM, f"all users can rename what is in {folder} (chmod +t)")
+
+
+def _prefix() -> str:
+    """What all these folders' names begin with. Machines may share them, and do not see each other's locks."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        boot = b""
+    return f"elasticrun-{os.geteuid()}-{hashlib.blake2b(boot, digest_size=4).hexdigest()}-"
+
+
+def _remove_left(place: Path) -> None:
+    """Removes what processes of this user on this machine have left there that were killed."""
+    prefix = _prefix()
+    for name in os.listdir(place):
+        if name.startswith(prefix):
+            with contextlib.suppress(OSError):
+                left = SocketFolder.at(place / name, fcntl.LOCK_EX)
+                left._names.update(os.listdir(left.fileno()))
+                left.close()

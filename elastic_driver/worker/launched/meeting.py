@@ -1,0 +1,139 @@
+"""Where the ranks of a job that are all on one machine learn from rank 0 how to reach it.
+
+Owns the name of the folder where rank 0 listens, which is made of what the launcher says of the job, and what is said
+there. Only processes of one user talk to each other (local_socket.py). Rank 0 alone has the folder, for as long as it
+serves: a second one is refused, and of one that was killed nothing answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from elastic_driver.codec import decode, encode
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.credentials import KEY_BYTES
+from elastic_driver.system.local_socket import SocketFolder, StrangerError, connect, is_ours, named_paths
+
+SOCKET = "meeting.sock"
+"""The name in rank 0's folder at which it says how it is reached."""
+
+_AGAIN_S = 0.05
+_ANSWER_S = 10.0
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a rank needs to reach rank 0.
+
+    Attributes:
+        url: of rank 0's server.
+        secret: the job's, of which all keys are made, in hexadecimal digits.
+        size: ranks of the job.
+        owner: rank 0's process, as :mod:`elastic_driver.system.process_name` names it; "" on other machines.
+        host: the address at which rank 0 is reached; on one machine loopback.
+    """
+
+    url: str
+    secret: str = field(repr=False)
+    size: int
+    owner: str = ""
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if len(bytes.fromhex(self.secret)) != KEY_BYTES:
+            raise ValueError("its key has another length")
+
+
+def meeting_name(job: str, ranks: Sequence[int]) -> str:
+    """The name of the folder where a job's ranks meet.
+
+    Args:
+        job: what tells the launcher's job from others of this user on this machine.
+        ranks: of the launcher's, that are this job; a launcher's ranks may be several jobs.
+    """
+    text = f"{_network()}\n{job}\n{','.join(map(str, ranks))}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def claim(name: str) -> SocketFolder:
+    """Rank 0's folder, for as long as it serves.
+
+    Raises:
+        SettingsError: another process has it, or it cannot be made.
+    """
+    try:
+        return SocketFolder.named(name)
+    except BlockingIOError as error:
+        raise SettingsError(
+            "cannot meet the other ranks of this machine: another process has called init() as rank 0 of this job"
+        ) from error
+
+
+class WelcomeSender(asyncio.Protocol):
+    """A connection of another rank, which gets the welcome; a stranger is cut off."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        self._welcome = welcome
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        transport = cast("asyncio.Transport", transport)
+        if not is_ours(transport.get_extra_info("socket")):
+            transport.abort()
+            return
+        transport.write(encode(Welcome, self._welcome))
+        transport.close()
+
+
+def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
+    """The welcome that rank 0 sends. Blocks until it listens.
+
+    Raises:
+        SettingsError: it does not in this time; or another user is in its place, and is told nothing.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        problems: list[Exception] = []
+        for folder in named_paths(name):
+            try:
+                with connect(folder / SOCKET, _ANSWER_S) as connection:
+                    return decode(Welcome, _read(connection))
+            except (OSError, ValueError) as error:  # not there yet, or it has just ended
+                problems.append(error)
+        why = "; ".join(map(_reason, problems))
+        if all(isinstance(error, StrangerError) for error in problems):
+            raise SettingsError(f"cannot meet rank 0: {why}") from problems[0]
+        if time.monotonic() > deadline:
+            raise SettingsError(
+                f"cannot meet rank 0 within {timeout_s:g} s (HOROVOD_START_TIMEOUT): it has not called init() on this "
+                f"machine, or is in another container, for which mpi4py is needed ({why})"
+            ) from problems[0]
+        # Nothing tells when the socket is made.
+        time.sleep(_AGAIN_S)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _network() -> str:
+    """Containers may share /tmp, and not the loopback interface."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
+
+
+def _read(connection: socket.socket) -> bytes:
+    answer = b""
+    while len(answer) <= _MOST_BYTES and (piece := connection.recv(_MOST_BYTES)):
+        answer += piece
+    return answer
