@@ -1,7 +1,7 @@
 """What an agent sees of one of its workers at a moment: its process, and what it says of its training.
 
 Owns the shape of that, and which of it is nothing at all. Agents make it (:mod:`elastic_driver.launch.agent`), the
-driver reads it; who is taken for hung or slow by it is decided in :mod:`elastic_driver.core`.
+driver reads it; who is taken for hung or slow by it is decided in :mod:`elastic_driver.health`.
 """
 
 from __future__ import annotations

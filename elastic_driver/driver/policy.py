@@ -23,7 +23,7 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
     retries = settings.reset_limit is not None or settings.accept_agents
     # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that; or hosts
     # would be waited for that cannot come.
-    is_fixed = settings.discovery_script is None and settings.discovery_socket is None and not settings.accept_agents
+    is_fixed = settings.hosts is not None and not settings.accept_agents
     asks_for_tries = settings.reset_limit is not None or settings.cooldown_range_s is not None
     said = None if settings.nodes is None else settings.nodes.conf.get("last_call_timeout")
     return Policy(
@@ -51,7 +51,7 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         sizing=settings.sizing,
         num_parameter_servers=settings.num_parameter_servers,
         restart_chief=settings.restart_chief,
-        fixed_hosts=is_fixed and settings.hosts is not None,
+        fixed_hosts=is_fixed,
     )
 
 

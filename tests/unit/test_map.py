@@ -1,4 +1,4 @@
-"""The map in docs/design.md: each folder is on it, and each file that it names exists."""
+"""docs/design.md: each folder is on its map, each file that it names exists, each message of agents is in its table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from elastic_driver.rendezvous import agent_messages
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, NATIVE = ROOT / "elastic_driver", ROOT / "native"
-_MAP = re.search(r"^## The map$.*?(?=^## )", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.M | re.S)
+_DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+_MAP = re.search(r"^## The map$.*?(?=^## )", _DESIGN, re.M | re.S)
 
 pytestmark = pytest.mark.unit
 
@@ -39,3 +42,11 @@ def test_every_file_that_the_map_names_exists() -> None:
     assert [
         file for file in sorted(begins | mentioned) if not (PACKAGE / file).exists() and not (ROOT / file).exists()
     ] == []
+
+
+def test_every_message_of_agents_is_in_the_table() -> None:
+    of_agents = re.search(r"^### Agents$.*?(?=^### )", _DESIGN, re.M | re.S)
+    assert of_agents is not None
+    messages = {kind.name for kind in agent_messages.Said.__subclasses__()}
+    assert len(messages) > 40
+    assert messages - set(re.findall(r"`(\w+)`", of_agents[0])) == set()

@@ -22,6 +22,7 @@ NODES = "--nnodes 2:3 --rdzv-endpoint localhost:29400"
         # Where hosts can come they are waited for.
         ("-np 2 --accept-agents python t.py", False, Sizing.NP),
         ("-np 2 --host-discovery-script ./hosts.sh python t.py", False, Sizing.NP),
+        ("-np 2 --discovery kubernetes --selector app=train python t.py", False, Sizing.NP),
         ("-np 2 --blacklist-cooldown-range 1 5 python t.py", False, Sizing.NP),
         ("--nproc-per-node 2 t.py", True, Sizing.NPROC),
         ("--nproc-per-node 2 --max-restarts 0 t.py", False, Sizing.NPROC),
