@@ -15,11 +15,34 @@ class ReadyCause(StrEnum):
 
 
 class OnChange(StrEnum):
-    """What a change of the membership means for the workers that stay. The core knows nothing else of their kind."""
+    """What a change of the membership means for the workers that stay: their kind. All that others ask of it is here.
+
+    What is decided for each kind is in a module of its own (:mod:`elastic_driver.core.kinds`).
+    """
 
     IN_PLACE = "in-place"  # they ask for the next round, and reset inside their running processes
     RESTART = "restart"  # all are ended, and started again for the next round with the ranks that they have there
     NO_ROUNDS = "no-rounds"  # nothing: each runs for itself, and no ranks are agreed
+
+    @property
+    def asks_for_rounds(self) -> bool:
+        """Whether each worker asks for its next round, and watches for notices in the one that it has."""
+        return self is OnChange.IN_PLACE
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether workers keep the training's state in memory and tell of commits, at which they may leave."""
+        return self is OnChange.IN_PLACE
+
+    @property
+    def restarts(self) -> bool:
+        """Whether all workers are started together for each round, with the ranks that they have there."""
+        return self is OnChange.RESTART
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether ranks are agreed at all."""
+        return self is not OnChange.NO_ROUNDS
 
 
 class Sizing(StrEnum):

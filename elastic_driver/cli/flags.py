@@ -17,8 +17,8 @@ from elastic_driver.dialects.horovod import MODES as PROTOCOLS
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.machines import BOOTSTRAPS, LAUNCHERS
-from elastic_driver.settings.pods import DISCOVERIES, POD_NAMES
-from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
+from elastic_driver.settings.pods import POD_NAMES
+from elastic_driver.settings.settings import DISCOVERIES, FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
 from elastic_driver.words import Cloud, HangAction, StragglerAction
 

@@ -27,7 +27,7 @@ from elastic_driver.core.state import (
     in_phase,
     leaves_by,
 )
-from elastic_driver.words import NoticeKind, OnChange
+from elastic_driver.words import NoticeKind
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
 # one reset and not one each. Imports of one machine's workers end within a few seconds of each other.
@@ -142,17 +142,16 @@ def next_deadline(state: State) -> float | None:
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
     times += [one.kept_until for one in state.silent if one.kept_until is not None]
-    match state.policy.on_change:
-        case OnChange.IN_PLACE:
-            if state.reset is not None and not state.registry.complete:
-                times.append(state.reset.deadline)
-            times.append(joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state))
-        case OnChange.RESTART:
-            times.append(launch_held_until(state) if state.last_call is None else state.last_call)
-            times.append(checkpoints_by(state))
-            times += [one.until for one in state.preparing if not one.late]
-        case OnChange.NO_ROUNDS:
-            times.append(state.setbacks.present.until)
+    if state.policy.on_change.asks_for_rounds:
+        if state.reset is not None and not state.registry.complete:
+            times.append(state.reset.deadline)
+        times.append(joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state))
+    elif state.policy.on_change.restarts:
+        times.append(launch_held_until(state) if state.last_call is None else state.last_call)
+        times.append(checkpoints_by(state))
+        times += [one.until for one in state.preparing if not one.late]
+    else:
+        times.append(state.setbacks.present.until)
     if state.chief is not None and state.chief.phase is ChiefPhase.RUNNING:
         times.append(state.chief.ends_by)
     times += [state.slots_deadline, state.blacklist.next_expiry(), state.cuts.next_expiry()]

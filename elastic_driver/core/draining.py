@@ -20,7 +20,7 @@ from elastic_driver.core.state import (
     record_of,
 )
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import NoticeKind, OnChange
+from elastic_driver.words import NoticeKind
 
 
 def ends_at_once(state: State, worker: WorkerId) -> bool:
@@ -69,9 +69,9 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
     goes = leaves_by(after, hostname) is not None
     living = any(record.worker.hostname == hostname for record in after.workers)
     leave = ": its workers leave at their next commit" if living else ""
-    if living and after.policy.on_change is not OnChange.IN_PLACE:
+    if living and not after.policy.on_change.has_commits:
         leave = ": its workers are told to end"
-    if living and after.policy.num_parameter_servers:
+    if living and after.policy.has_chief:
         leave = _of_servers(after, hostname)
     elif living and goes:
         leave += "; those that have not by a second before it goes away are killed"

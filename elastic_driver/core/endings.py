@@ -15,7 +15,7 @@ from elastic_driver.core.placement import keeps_its_places, usable_slots
 from elastic_driver.core.setbacks import START_S, described
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, causes, in_phase, is_on_one_host
 from elastic_driver.core.transition import Transition
-from elastic_driver.words import ExitCode, OnChange
+from elastic_driver.words import ExitCode
 
 # Starts on several hosts that fail in a row: the first may be no more than what the loss of a host leads to.
 _STARTS = 2
@@ -63,14 +63,14 @@ def end_if_given_up(t: Transition) -> bool:
 def _fails_at_start(t: Transition) -> bool:
     """Whether restarted workers on several hosts have failed twice in a row before anything was trained."""
     state = t.state
-    if state.policy.on_change is not OnChange.RESTART or not state.policy.ends_at_start:
+    if not state.policy.on_change.restarts or not state.policy.ends_at_start:
         return False
     return state.setbacks.count >= _STARTS and state.setbacks.is_start(t.now) and not is_on_one_host(state)
 
 
 def what_failed(state: State) -> str:
     """What its setbacks say, in the words for its kind of workers."""
-    return state.setbacks.told(restarted=state.policy.on_change is not OnChange.IN_PLACE)
+    return state.setbacks.told(has_commits=state.policy.on_change.has_commits)
 
 
 def report_pause(t: Transition, until: float | None) -> None:

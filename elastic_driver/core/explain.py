@@ -35,7 +35,7 @@ from elastic_driver.core.state import (
     serving_workers,
 )
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import NoticeKind, OnChange
+from elastic_driver.words import NoticeKind
 
 _AT_MOST = 6  # names in a sentence
 
@@ -59,7 +59,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
     """
     policy, reset = state.policy, state.reset
     slots_left = "" if gives_up else _left(state.slots_deadline, now)
-    restarts = policy.on_change is OnChange.RESTART
+    restarts = policy.on_change.restarts
     match state.phase:
         case JobPhase.WAITING:
             if state.discovery.hosts is None:
@@ -72,9 +72,9 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
                 wanted = f"{policy.start_flag} {policy.num_proc} and --parameter-servers {number}"
                 return f"waiting for {_count(policy.num_proc + number, 'slot')} ({wanted}), {_slots(state, now)}{left}"
             return f"waiting for {_count(policy.num_proc, 'slot')} ({policy.start_flag}), {_slots(state, now)}{left}"
-        case JobPhase.RUNNING | JobPhase.RESETTING if policy.num_parameter_servers:
+        case JobPhase.RUNNING | JobPhase.RESETTING if policy.has_chief:
             return _explain_chief(state, now, slots_left)
-        case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
+        case JobPhase.RUNNING | JobPhase.RESETTING if not policy.on_change.has_rounds:
             return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
             return f"round {state.round_id} is being started{_unheard(state, now)}{_booting(state)}{slots_left}"

@@ -61,7 +61,7 @@ from elastic_driver.core.state import (
 from elastic_driver.core.transition import Transition
 from elastic_driver.core.unreachable import leave_out_unreachable
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, ReadyCause
+from elastic_driver.words import Backend, ExitCode, NoticeKind, ReadyCause
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:
@@ -70,7 +70,7 @@ def take_start(t: Transition, record: WorkerRecord) -> None:
 
 def take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
     """It asks for the next round. The first that asks may make the job one of workers that reset in place."""
-    if t.state.policy.on_change is not OnChange.IN_PLACE:
+    if not t.state.policy.on_change.asks_for_rounds:
         become_in_place(t, event.worker)
         record = t.state.workers.find(event.worker) or record
     _blame_who_never_asked(t)

@@ -79,7 +79,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Departure
-from elastic_driver.words import ExitCode, OnChange
+from elastic_driver.words import ExitCode
 
 
 def take(t: Transition, event: Event) -> None:
@@ -162,7 +162,7 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
         departing=tuple(one for one in t.state.departing if one.hostname in kept),
         preparing=_preparing(t, event.preparing, anew=others),
     )
-    if not t.state.policy.num_parameter_servers:  # what is set there is for as long as the place is gone
+    if not t.state.policy.has_chief:  # what is set there is for as long as the place is gone
         _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
 
@@ -220,7 +220,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     is_news = (name, slot) not in t.state.drained
     t.state = replace(t.state, drained=t.state.drained | {(name, slot)})
     if is_news or is_sooner:
-        when = "leaves at the next commit" if t.state.policy.on_change is OnChange.IN_PLACE else "leaves now"
+        when = "leaves at the next commit" if t.state.policy.on_change.has_commits else "leaves now"
         left = "" if event.within_s is None else f"; its machine goes away in {event.within_s:.3g} s"
         t.report(f"{what} {when}: {event.why}{left}")
     used = [r for r in inside if r.parameter_server is not None and r.phase is WorkerPhase.MEMBER]
@@ -232,7 +232,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
     if short and is_sooner:
         # Restarted workers have to checkpoint: what they do after that would be lost with the machine.
-        until = ", its workers train until then" if t.state.policy.on_change is OnChange.IN_PLACE else ""
+        until = ", its workers train until then" if t.state.policy.on_change.has_commits else ""
         t.report(f"host {name} goes away{until}{short}", warning=True)
     elif short and is_news and slot is not None:
         for record in staying:

@@ -7,7 +7,6 @@ from collections import Counter
 from elastic_driver.core.assignment import rack_of
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.state import ChiefPhase, JobPhase, State, WorkerPhase, in_phase
-from elastic_driver.words import OnChange
 
 
 def check_invariants(state: State) -> None:
@@ -21,10 +20,10 @@ def check_invariants(state: State) -> None:
     ]
     assert len(places) == len(set(places)), "two living workers in one place"
     assert len(state.members) == len(set(state.members)), "a member twice"
-    in_place, roundless = policy.on_change is OnChange.IN_PLACE, policy.on_change is OnChange.NO_ROUNDS
-    assert state.launch is None or policy.on_change is OnChange.RESTART, "a launch of workers that are not restarted"
-    restarts = policy.on_change is OnChange.RESTART
-    assert in_place or not state.rounds_before, "rounds of restarted workers that others are to go on from"
+    kind, roundless = policy.on_change, not policy.on_change.has_rounds
+    asks, restarts = kind.asks_for_rounds, kind.restarts
+    assert state.launch is None or restarts, "a launch of workers that are not restarted"
+    assert asks or not state.rounds_before, "rounds of restarted workers that others are to go on from"
     assert state.round is None or roundless or state.round_id > state.rounds_before, "a number of a round of the past"
     waits = (JobPhase.WAITING, JobPhase.RUNNING, JobPhase.RESETTING, JobPhase.ENDED)
     assert state.last_call is None or (restarts and state.phase in waits), "slots wait for others in vain"
@@ -51,7 +50,7 @@ def check_invariants(state: State) -> None:
     assert len(names) == len(set(names)), "a host is silent twice"
     assert all(one.sure or not (one.given_up or one.told) for one in state.silent), "a host in doubt is judged"
     out = state.cuts.out
-    assert in_place or not out, "a host is left out by workers that do not ask for rounds"
+    assert asks or not out, "a host is left out by workers that do not ask for rounds"
     stays = [record.worker.hostname for record in state.workers if record.phase is not WorkerPhase.LEAVING]
     assert state.ended or out.isdisjoint(stays), "a worker stays on a host that is left out"
     judged = state.setbacks.present.until is not None
@@ -68,7 +67,7 @@ def check_invariants(state: State) -> None:
         is_leaving = record.phase is WorkerPhase.LEAVING
         assert is_leaving == (record.leaving is not None), "one that leaves for no reason, or stays in spite of one"
         boots = record.phase is WorkerPhase.BOOTING
-        assert not in_place or not boots or not record.round_id, "one that boots has had a round"
+        assert not asks or not boots or not record.round_id, "one that boots has had a round"
         assert record.round_id <= state.round_id, "a round that is to come"
 
 
@@ -78,7 +77,7 @@ def _check_chief(state: State) -> None:
         assert chief is None and not state.chiefs, "a chief of a job without parameter servers"  # noqa: PT018
         assert all(record.server is None for record in state.workers), "a server without a chief"
         return
-    assert state.policy.on_change is OnChange.NO_ROUNDS, "servers that have rounds"
+    assert not state.policy.on_change.has_rounds, "servers that have rounds"
     there = [record.parameter_server for record in state.workers if record.phase is not WorkerPhase.LEAVING]
     numbers = [index for index in there if index is not None]
     assert len(numbers) == len(set(numbers)), "two parameter servers with one number"

@@ -46,4 +46,4 @@ _KINDS: Mapping[OnChange, Kind] = {
 
 def kind_of(state: State) -> Kind:
     """The kind that a job is now: one that restarts its workers may become one that resets them in place."""
-    return chief if state.policy.num_parameter_servers else _KINDS[state.policy.on_change]
+    return chief if state.policy.has_chief else _KINDS[state.policy.on_change]

@@ -42,7 +42,6 @@ from elastic_driver.core.registry import WorkerStateRegistry
 from elastic_driver.core.state import Round, State, WorkerPhase, WorkerRecord, record_of
 from elastic_driver.errors import ElasticError
 from elastic_driver.hosts import Departure, WorkerId
-from elastic_driver.words import OnChange
 
 WorkerEvent = WorkerReport | WorkerNotStarted
 
@@ -80,11 +79,11 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
         case WorkerStarted():
             late = record.phase is not WorkerPhase.BOOTING
         case WorkerServing():
-            late = record.phase is not WorkerPhase.BOOTING or not state.policy.num_parameter_servers
+            late = record.phase is not WorkerPhase.BOOTING or not state.policy.has_chief
         case WorkerReleased():
             # One whose place has come back stays: the chief is told of it again.
             late = record.phase is not WorkerPhase.MEMBER or record.leave_by is None
-        case WorkerReady() if state.policy.on_change is not OnChange.IN_PLACE:
+        case WorkerReady() if not state.policy.on_change.asks_for_rounds:
             # Of those that may become others, the first that asks; no other worker of theirs asks for a round.
             asks = state.policy.becomes_in_place and event.after_round == 0
             late = not asks or record.phase is WorkerPhase.LEAVING
@@ -97,7 +96,7 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
             late = record.phase is WorkerPhase.LEAVING
         case WorkerExiting():
             # It has said so before; and no server has a script that could be over.
-            late = record.exit_by is not None or record.killed is not None or bool(state.policy.num_parameter_servers)
+            late = record.exit_by is not None or record.killed is not None or state.policy.has_chief
         case WorkerHung():
             late = record.killed is not None
         case WorkerSpared():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from elastic_driver.core.state import State, WorkerPhase, record_of
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import OnChange
 
 
 def why_no_rounds(state: State) -> str:
     """Why no worker of this job may ever ask for a round; "" when they may."""
     policy = state.policy
-    if policy.on_change is OnChange.RESTART and not policy.becomes_in_place:
+    if policy.on_change.restarts and not policy.becomes_in_place:
         return (
             "this job restarts its workers at each change (--on-change restart): hvd.init() needs --on-change auto or "
             "in-place"

@@ -28,7 +28,6 @@ from elastic_driver.core.state import (
     still_preparing,
 )
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import OnChange
 
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
@@ -38,7 +37,7 @@ def usable_slots(state: State) -> int:
     """Slots of all listed hosts that workers may use, at most max-np, as far as the multiples let them be used."""
     policy = state.policy
     slots = sum(_floor(free_slots(state, host), policy.ranks_per_host_multiple) for host in state.hosts)
-    if policy.num_parameter_servers:
+    if policy.has_chief:
         slots = max(0, slots - _slots_of_servers(state))
     limit = policy.max_num_proc
     return _floor(slots if limit is None else min(slots, limit), policy.multiple)
@@ -115,7 +114,7 @@ def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
 def is_wanted(state: State, record: WorkerRecord) -> bool:
     """Whether there is to be a worker in the place of one that lives and is not leaving."""
     policy, worker = state.policy, record.worker
-    if policy.num_parameter_servers:
+    if policy.has_chief:
         return has_place(state, record)
     limit = policy.max_num_proc
     if policy.multiple > 1 or (limit is not None and state.discovery.total_slots > limit):
@@ -192,12 +191,12 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
         chosen = _whole_groups(policy, hosts, urgency, limit)
     targets = dict.fromkeys(places[index] for index in sorted(chosen))
     standbys: list[int] = []
-    if policy.num_standby and not fits and policy.on_change is OnChange.IN_PLACE:
+    if policy.num_standby and not fits and policy.on_change.asks_for_rounds:
         busy = {hostname for hostname, _ in targets}
         rest = [index for index in by_urgency if places[index] not in targets]
         rest.sort(key=lambda index: (urgency[index], places[index][0] in busy, index))
         standbys = rest[: policy.num_standby]
-    if policy.multiple > 1 and policy.on_change is OnChange.IN_PLACE:
+    if policy.multiple > 1 and policy.on_change.asks_for_rounds:
         # Who lives and is left over may stay while max-np has room beside those who are chosen.
         room = len(places) if limit is None else limit - len(targets)
         left = [index for index in by_urgency if places[index] in alive and places[index] not in targets]
@@ -424,6 +423,6 @@ def first_root(state: State, workers: Iterable[WorkerId]) -> WorkerId | None:
 
 def next_places(state: State) -> Places:
     """The places of a round that was formed now."""
-    if state.policy.on_change is OnChange.RESTART:
+    if state.policy.on_change.restarts:
         return launch_places(state)
     return dict.fromkeys((record.worker.hostname, record.worker.slot) for record in next_members(state))

@@ -232,11 +232,11 @@ class Setbacks:
         """A round begins."""
         return replace(self, present=RoundSoFar())
 
-    def told(self, *, restarted: bool) -> str:
+    def told(self, *, has_commits: bool) -> str:
         """All of them in words: how often, how far, who, how, and whether it was the same each time.
 
         Args:
-            restarted: whether the workers have no commits, and may tell of steps.
+            has_commits: whether the workers tell of commits; else they may tell of steps.
         """
         if self.one_error:
             alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank; the last")
@@ -249,8 +249,8 @@ class Setbacks:
             alike = f"different errors{same}; the last"
         beyond = f" and {self.steps} operation{'' if self.steps == 1 else 's'}" if self.steps else ""
         cause = self.last.full if self.last is not None else "no failure was recorded"
-        far = f" and came no further than {'step' if restarted else 'commit'} {self.commits}{beyond}"
-        if restarted and not self.commits:
+        far = f" and came no further than {'commit' if has_commits else 'step'} {self.commits}{beyond}"
+        if not has_commits and not self.commits:
             far = ""
         return f"the training failed {self.count} times in a row{far}; {alike}: {cause}"
 

@@ -17,7 +17,6 @@ from elastic_driver.core.placement import target_places, that_fit
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, concerning, parameter_servers
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import OnChange
 
 
 def give_up_silent(t: Transition) -> None:
@@ -53,7 +52,7 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
     names = frozenset(hostnames)
     there = [record.worker for record in state.workers if record.worker.hostname in names]
     elsewhere = [record for record in state.workers if record.worker.hostname not in names]
-    policy, in_place = state.policy, state.policy.on_change is OnChange.IN_PLACE
+    policy, kind = state.policy, state.policy.on_change
     if not there:
         return ""
     if _train_alone(state, there, elsewhere):
@@ -65,14 +64,14 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
     used = [record for record in parameter_servers(state).values() if record.worker in there]
     if used and state.chief is not None:
         return f"{used[0].server_name} has variables that nobody else has"
-    left = len(that_fit(rest, living) if in_place else target_places(rest))
+    left = len(that_fit(rest, living) if kind.asks_for_rounds else target_places(rest))
     if left < policy.min_num_proc:
         which = "it" if len(names) == 1 else f"hosts {', '.join(dict.fromkeys(worker.hostname for worker in there))}"
-        number = len(living) if in_place and policy.multiple > 1 else left
+        number = len(living) if kind.asks_for_rounds and policy.multiple > 1 else left
         some = f"{'is' if number == 1 else 'are'} {number} worker{'' if number == 1 else 's'}"
         some += f", of whom {left} make up a round" if number > left else ""
         return f"without {which} there {some}, and {policy.least_flag} is {policy.min_num_proc}"
-    if in_place and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):
+    if kind.has_commits and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):
         return "nobody else has the training's state"
     return ""
 

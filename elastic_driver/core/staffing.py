@@ -39,7 +39,6 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.words import OnChange
 
 
 def kill_late_workers(t: Transition) -> None:
@@ -124,12 +123,12 @@ def fill_places(t: Transition) -> None:
         return
     fresh = name_workers(t, free, servers)
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
-    if t.state.policy.num_parameter_servers:
+    if t.state.policy.has_chief:
         t.commands += _server_starts(t, [record for record in staying if record.worker in fresh])
         return
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
     # Before the first round it is known who will have rank 0.
-    starts = t.state.policy.on_change is OnChange.IN_PLACE and not t.state.round_id
+    starts = t.state.policy.on_change.asks_for_rounds and not t.state.round_id
     root = first_root(t.state, ranked) if starts else None
     placed = assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=root)
     hosts = hosts_of(placed)
@@ -170,7 +169,7 @@ def name_workers(
     is_listed = t.state.is_listed
     attempts, given = t.state.attempts.give(free, needed=lambda place: is_listed(place[0]) or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
-    has_chief = t.state.policy.num_parameter_servers > 0
+    has_chief = t.state.policy.has_chief
     records = (
         WorkerRecord(
             worker,

@@ -55,13 +55,13 @@ def _doing(state: State, phase: JobPhase) -> Doing:
 def _trains(state: State, phase: JobPhase) -> bool:
     """Whether the job trains, as far as that is known: who is restarted, or has no rounds, need not say so."""
     members = (record for record in state.workers if record.phase is WorkerPhase.MEMBER)
-    if state.policy.num_parameter_servers:
+    if state.policy.has_chief:
         return state.chief is not None and state.chief.phase is ChiefPhase.RUNNING and not state.chief.lost
-    if state.policy.on_change is OnChange.NO_ROUNDS:
+    if not state.policy.on_change.has_rounds:
         return any(True for _ in members)  # each works for itself, whoever else is missing
     if phase is not JobPhase.RUNNING:
         return False
-    return state.policy.on_change is OnChange.RESTART or all(record.running for record in members)
+    return state.policy.on_change.restarts or all(record.running for record in members)
 
 
 def _lacks_slots(state: State, phase: JobPhase) -> bool:

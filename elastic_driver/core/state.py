@@ -128,6 +128,11 @@ class Policy:
     fixed_hosts: bool = False
 
     @property
+    def has_chief(self) -> bool:
+        """Whether the command is the script of a chief, which works with servers."""
+        return self.num_parameter_servers > 0
+
+    @property
     def start_flag(self) -> str:
         """What says ``num_proc``."""
         return _flag(self.sizing, "-np")

@@ -17,7 +17,7 @@ from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import Kill, Leaving, Reset, State, WorkerRecord, leaving, told_to_end
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import Ending, NoticeKind, OnChange
+from elastic_driver.words import Ending, NoticeKind
 
 
 class Transition:
@@ -92,7 +92,7 @@ class Transition:
             self.notify(NoticeKind.ABORT, reason)
 
     def notify(self, kind: NoticeKind, reason: str) -> None:
-        if self.state.policy.on_change is not OnChange.IN_PLACE:
+        if not self.state.policy.on_change.asks_for_rounds:
             return  # there is nobody who watches
         current = self.state.round
         assert current is not None

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from elastic_driver.driver.rounds import Rounds
-from elastic_driver.driver.stacks import Stacks
 from elastic_driver.errors import RendezvousError, RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
@@ -60,7 +59,6 @@ class AgentRequests:
         tasks: run what takes a while.
         links: all agents that there are.
         host_of: the agent of a host; None when there is none.
-        stacks: takes what agents say of those.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class AgentRequests:
         tasks: Tasks,
         links: Callable[[], Sequence[AgentLink]],
         host_of: Callable[[str], AgentLink | None],
-        stacks: Stacks | None = None,
     ) -> None:
         self._rounds = rounds
         self._keys: Keys[_AgentWaiter] = Keys()
@@ -82,7 +79,6 @@ class AgentRequests:
         self._tasks = tasks
         self._links = links
         self._host_of = host_of
-        self._stacks = stacks
         self._notice: Notice | None = None
 
     # --- what there is to be told to all ---------------------------------------------------------------------------
@@ -104,7 +100,7 @@ class AgentRequests:
         for link in self._links():
             link.send(message)
 
-    # --- what the fleet tells --------------------------------------------------------------------------------------
+    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
         """An agent is there: it is told what all others know."""
@@ -115,8 +111,6 @@ class AgentRequests:
 
     def lost(self, link: AgentLink, why: str) -> None:
         """It waits for nothing any more."""
-        if self._stacks is not None:
-            self._stacks.lost(link)
         for waiter in self._keys.waiting:
             if waiter.link is link:
                 self._keys.remove(waiter)
@@ -157,7 +151,7 @@ class AgentRequests:
             case Want(round_id, scope, key, count):
                 self._want(_AgentWaiter(link, round_id, scope, None if count else key, count))
             case _:
-                return self._stacks is not None and self._stacks.take(link, message)
+                return False
         return True
 
     def _own(self, link: AgentLink, key: str) -> WorkerId:

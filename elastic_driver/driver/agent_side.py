@@ -147,7 +147,7 @@ def agents_of(
         # TensorFlow has threads once it is imported: what is forked of it would hang.
         warm=settings.warm_starts and not settings.num_parameter_servers,
         # They will be started again and again, and mostly several on a host.
-        warm_first=starts_again(settings) and on_change is OnChange.RESTART,
+        warm_first=starts_again(settings) and on_change.restarts,
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,

@@ -215,10 +215,9 @@ def build(
         tasks=tasks,
         links=fleet.links,
         host_of=fleet.link_of,
-        stacks=stacks,
     )
     host_events = HostEvents(settings, stepper, chronicle=chronicle, on_error=crash)
-    fleet.serve(host_events, workers, requests, meetings, warming)
+    fleet.serve(host_events, workers, requests, meetings, warming, stacks)
     driver = ElasticDriver(
         settings=settings,
         job=JobAddress("", key, job_id, name_of_this_process()),

@@ -19,7 +19,6 @@ from elastic_driver.errors import DiscoveryError, shortage
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.words import OnChange
 
 
 class Preparer(Protocol):
@@ -112,7 +111,7 @@ class DiscoveryLoop:
     def _preparing(self, hosts: Sequence[Host], job: JobAddress) -> frozenset[str]:
         """Of these, those where nobody has run yet, and which import now what restarted workers import."""
         preparer, state = self._preparer, self._stepper.state
-        if preparer is None or state.policy.on_change is not OnChange.RESTART or not state.round_id:
+        if preparer is None or not state.policy.on_change.restarts or not state.round_id:
             return frozenset()
         sample = self._workers.sample
         return frozenset(host.name for host in hosts if preparer.prepare(host.name, partial(sample, host, job)))

@@ -145,10 +145,10 @@ class Health:
                     self._stepper.report(finding)
                 case DrainRequested():
                     self._stepper.post(finding)
-                case Spared(worker, why, reason):
-                    self._chronicle.warning(f"worker {worker} hangs ({why}) and is not ended: {reason}")
-                case NotDrained(worker, why):
-                    self._chronicle.warning(f"worker {worker} is slow, and is not drained: {why}")
+                case Spared():
+                    self._chronicle.warning(wording.of_spared(finding))
+                case NotDrained():
+                    self._chronicle.warning(wording.of_not_drained(finding))
                 case _:
                     self._chronicle.found(finding)
 

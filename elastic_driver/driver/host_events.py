@@ -16,7 +16,6 @@ from elastic_driver.launch.fleet.network_check import Checked
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.settings.settings import Settings
-from elastic_driver.words import OnChange
 
 
 class HostEvents:
@@ -102,7 +101,7 @@ class HostEvents:
             after = "nothing keeps its progress (--durable-dir)"
             if folder is not None:
                 after = f"started again it goes on from the last commit in {folder}"
-            elif self._stepper.state.policy.on_change is not OnChange.IN_PLACE:
+            elif not self._stepper.state.policy.on_change.has_commits:
                 after = "started again it goes on from its script's checkpoint"
             text = f"the driver's own machine goes away in {within_s:.3g} s ({why}): the job ends with it, on all hosts"
             self._chronicle.warning(f"{text}; {after}")

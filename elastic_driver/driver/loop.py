@@ -63,7 +63,7 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
-from elastic_driver.words import Backend, ExitCode, OnChange
+from elastic_driver.words import Backend, ExitCode
 
 # Of a worker, at the driver: it speaks through its agent, and may be its host's only one.
 _CONNECTIONS_EACH = 1
@@ -237,7 +237,7 @@ class ElasticDriver:
         match command:
             case StartWorker():
                 state = self.stepper.state
-                restarted = state.policy.on_change is OnChange.RESTART
+                restarted = state.policy.on_change.restarts
                 self.workers.start(command, self.job, state.round_id, state.resets, restarted=restarted)
             case StartChief():
                 assert self.chief is not None

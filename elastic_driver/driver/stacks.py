@@ -120,6 +120,17 @@ class Stacks:
             del self._asked[number]
         return asked
 
+    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+
+    def came(self, link: AgentLink) -> None:
+        """Nobody has asked it yet."""
+
+    def lost(self, link: AgentLink, why: str) -> None:
+        """Nothing more comes of it."""
+        for asked in self._asked.values():
+            if link in asked.left:
+                asked.answered(link)
+
     def take(self, link: AgentLink, message: Said) -> bool:
         """What an agent says of stacks. Returns whether it was that.
 
@@ -142,12 +153,6 @@ class Stacks:
             case _:
                 return False
         return True
-
-    def lost(self, link: AgentLink) -> None:
-        """Nothing more comes of it."""
-        for asked in self._asked.values():
-            if link in asked.left:
-                asked.answered(link)
 
 
 class StackReports:

@@ -177,7 +177,7 @@ def _server_of(record: WorkerRecord) -> dict[str, object]:
 def _chief_of(state: State, now: float) -> dict[str, object]:
     """What is told of a job that has a chief."""
     chief = state.chief
-    if not state.policy.num_parameter_servers:
+    if not state.policy.has_chief:
         return {}
     if chief is None:
         return {"chief": None}

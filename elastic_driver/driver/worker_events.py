@@ -30,7 +30,7 @@ from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.words import ExitCode, OnChange
+from elastic_driver.words import ExitCode
 
 _MOST_ERROR_FILES = 100
 # Why is told once, of the host.
@@ -69,7 +69,7 @@ class WorkerEvents:
         """A process runs."""
         self._chronicle.worker_started(worker.id, worker.pid)
         self._standings.started(worker.id)
-        if self._stepper.state.policy.on_change is not OnChange.IN_PLACE:  # else a start alone is no news
+        if not self._stepper.state.policy.on_change.asks_for_rounds:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker.id))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:

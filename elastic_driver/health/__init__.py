@@ -36,7 +36,7 @@ finding                                            what the driver does
 =================================================  ==============================================================
 WorkerSuspected, WorkerCleared, StragglerFound,    tells it, as it is
 StragglerGone, Stalled, StallEnded
-Spared, NotDrained                                 warns of it, in words
+Spared, NotDrained                                 warns of it
 StackWanted                                        has the stack taken, and answers StackTaken
 WorkerHung, DrainRequested                         feeds it to the core, as it is
 =================================================  ==============================================================

@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 from elastic_driver.core.state import State, WorkerPhase, record_of
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import OnChange
 
 
 def why_spared(state: State, worker: WorkerId, ended: Collection[WorkerId], *, is_on_disc: bool) -> str:
@@ -19,7 +18,7 @@ def why_spared(state: State, worker: WorkerId, ended: Collection[WorkerId], *, i
         is_on_disc: whether there is a commit on disc that the job can go on from.
     """
     policy = state.policy
-    if policy.on_change is not OnChange.IN_PLACE or (policy.durable and is_on_disc):
+    if not policy.on_change.has_commits or (policy.durable and is_on_disc):
         return ""
     one = record_of(state, worker)
     if one is None or not one.has_state:

@@ -252,7 +252,7 @@ class Goodput:
         filled = dict(zeros)
         filled.update(sums)
         # Who tells of no commits loses some of its training at a failure, and nobody knows how much.
-        unknown = self._lost_unknown or self._on_change not in (None, OnChange.IN_PLACE)
+        unknown = self._lost_unknown or (self._on_change is not None and not self._on_change.has_commits)
         if unknown and filled[_RECOMPUTED] < 1e-6:
             del filled[_RECOMPUTED]
         return filled
@@ -317,7 +317,7 @@ class Goodput:
     def _take_phase(self, changed: PhaseChanged) -> None:
         now, before = self._clock(), self._doing
         self._changed_at, self._is_stalled = now, False
-        if self._on_change is OnChange.RESTART and changed.on_change is OnChange.IN_PLACE:
+        if self._on_change is not None and not self._on_change.asks_for_rounds and changed.on_change.asks_for_rounds:
             # Its workers have called init(): what they did until then was to start.
             self._has_trained = False
             for book in self._books():
@@ -372,7 +372,7 @@ class Goodput:
         if one.place is _Place.LEAVING or self._doing is Doing.ENDED:
             return Category.IDLE
         runs = self._doing in (Doing.TRAINING, Doing.FINISHING)
-        has_rounds = self._on_change is not OnChange.NO_ROUNDS
+        has_rounds = self._on_change is None or self._on_change.has_rounds
         if runs and one.place is _Place.BOOTING:
             return Category.JOINER_BOOT
         if runs and one.place is _Place.READY and has_rounds:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_driver.health.findings import StragglerFound, StragglerGone, WorkerCleared, WorkerSuspected
+from elastic_driver.health.findings import (
+    NotDrained,
+    Spared,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.hosts import WorkerId
 
 # By the kind of the suspicion.
@@ -50,6 +57,11 @@ def of_cleared(cleared: WorkerCleared) -> str:
     return f"{who} is suspected no more: {cleared.why}; it stood still for {cleared.took_s:.1f} s"
 
 
+def of_spared(spared: Spared) -> str:
+    """Who hangs, and is not ended."""
+    return f"worker {spared.worker} hangs ({spared.why}) and is not ended: {spared.reason}"
+
+
 def of_straggler(found: StragglerFound) -> str:
     """Who is slow, and by how much."""
     slower = 1.0 / found.against_others
@@ -64,6 +76,11 @@ def of_straggler(found: StragglerFound) -> str:
 def of_straggler_gone(gone: StragglerGone) -> str:
     """Who is slow no more."""
     return f"{_named(gone.worker, gone.rank)} was slower than the others for {gone.took_s:.0f} s: {gone.why}"
+
+
+def of_not_drained(kept: NotDrained) -> str:
+    """Who is slow, and is not drained."""
+    return f"worker {kept.worker} is slow, and is not drained: {kept.why}"
 
 
 def _named(worker: WorkerId, rank: int | None) -> str:

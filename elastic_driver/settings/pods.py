@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from elastic_driver.errors import SettingsError
 
 KUBERNETES = "kubernetes"
-DISCOVERIES = (KUBERNETES,)
 AUTO_NAMES, POD, HOSTNAME, DNS, IP = POD_NAMES = ("auto", "pod", "hostname", "dns", "ip")
 """Which of a pod's names is its host's: the pod's, its own hostname, its DNS name, its address."""
 SLOTS_FROM = "nvidia.com/gpu"

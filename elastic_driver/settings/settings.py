@@ -32,10 +32,11 @@ from elastic_driver.settings.machines import (
 )
 from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.nodes import Nodes
-from elastic_driver.settings.pods import AUTO_NAMES, DISCOVERIES, RACK_FROM, SLOTS_FROM, check_pods
+from elastic_driver.settings.pods import AUTO_NAMES, KUBERNETES, RACK_FROM, SLOTS_FROM, check_pods
 from elastic_driver.words import Cloud, HangAction, OnChange, Sizing, StragglerAction
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
+DISCOVERIES = (KUBERNETES,)
 NO_STDIN = "none"
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 

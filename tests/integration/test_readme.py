@@ -114,6 +114,18 @@ def test_flags_exist() -> None:
     assert named <= known, named - known
 
 
+def test_each_flag_is_told_of() -> None:
+    """In the README or in a page of docs/ that is for users, by one of its names at least."""
+    paths = {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "design.md"}
+    pages = [README, *(path.read_text(encoding="utf-8") for path in paths)]
+    told = {name for page in pages for name in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", page)}
+    names: dict[str, set[str]] = {}
+    for action in build_parser()._actions:
+        names.setdefault(action.dest, set()).update(action.option_strings)
+    untold = [sorted(each) for each in names.values() if each and not each & told]
+    assert not untold, f"neither README.md nor docs/ tells of {untold}"
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)", README):
         assert (ROOT / target).exists(), target

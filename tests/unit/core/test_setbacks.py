@@ -83,29 +83,29 @@ def test_the_sentence_says_whether_it_was_the_same_each_time() -> None:
     same = Failure(WorkerId("a", 0, 1), 1, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
     elsewhere = Failure(WorkerId("c", 0, 1), 2, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
     other = Failure(WorkerId("a", 0, 1), 1, "killed by SIGSEGV")
-    assert after(A, same, setbacks=Setbacks(3, 1)).told(restarted=False) == (
+    assert after(A, same, setbacks=Setbacks(3, 1)).told(has_commits=True) == (
         "the training failed 2 times in a row and came no further than commit 3 and 1 operation; "
         "the same error each time: worker a[0]#1 (rank 1) exited with code 1: ValueError: 9 rows at 0x55aa "
         "(at train.py:12)"
     )
     assert "; the same error each time, but not on the same rank; the last: worker c[0]#1" in after(A, elsewhere).told(
-        restarted=False
+        has_commits=True
     )
     assert (
         after(A, other)
-        .told(restarted=False)
+        .told(has_commits=True)
         .endswith("; different errors, all on the same rank; the last: worker a[0]#1 (rank 1) killed by SIGSEGV")
     )
-    assert "; different errors; the last: worker c[0]#1" in after(A, other, elsewhere).told(restarted=False)
+    assert "; different errors; the last: worker c[0]#1" in after(A, other, elsewhere).told(has_commits=True)
 
 
 def test_restarted_workers_have_no_commits_and_may_tell_of_steps() -> None:
     failure = Failure(WorkerId("a", 0, 0), 0, "exited with code 1")
     cause = "the same error each time: worker a[0] (rank 0) exited with code 1"
-    assert replace(Setbacks(), count=2, last=failure).told(restarted=True) == (
+    assert replace(Setbacks(), count=2, last=failure).told(has_commits=False) == (
         f"the training failed 2 times in a row; {cause}"
     )
-    assert replace(Setbacks(commits=40), count=2, last=failure).told(restarted=True) == (
+    assert replace(Setbacks(commits=40), count=2, last=failure).told(has_commits=False) == (
         f"the training failed 2 times in a row and came no further than step 40; {cause}"
     )
 

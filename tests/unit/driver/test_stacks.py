@@ -101,7 +101,7 @@ def test_a_lost_agent_is_not_waited_for_and_nobody_speaks_for_others() -> None:
         assert not job.stacks.take(cast("AgentLink", job.links["a"]), Bye())
         job.says("a", StacksTold(1))
         assert not answer.done(), "it was not asked"
-        job.stacks.lost(cast("AgentLink", job.links["b"]))
+        job.stacks.lost(cast("AgentLink", job.links["b"]), "it is gone")
         assert (await answer)[B].reason == "it has ended"
         assert await job.stacks.take_all([LOST]) == {LOST: StackDump(reason="its host has no agent")}
 
