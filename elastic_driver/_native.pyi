@@ -44,7 +44,7 @@ def stacks_answered(signal: int) -> None:
     """The answer is written."""
 
 def stacks_die_of(signal: int) -> NoReturn:
-    """Ends this process by the signal, as if it had no handler."""
+    """Has the handler that the signal had before write, with the interpreter's lock, and ends this process by it."""
 
 class CollectiveError(RuntimeError):
     """A collective, or the building of the contexts, did not succeed."""

@@ -316,13 +316,18 @@ def test_who_asks_one_that_ends_does_not_change_how_it_ends(page: VitalsPage) ->
 
 
 @pytest.mark.parametrize("how", ["waits_here()", f"print('there', flush=True); {HOLDS}", "os.abort()"])
-def test_last_words_are_whole(page: VitalsPage, tmp_path: Path, how: str) -> None:
-    """Of a process that is told to end, be it at the second signal, and of one that ends itself."""
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_last_words_are_whole(page: VitalsPage, tmp_path: Path, how: str, elsewhere: bool) -> None:
+    """Of a process that is told to end, be it at the second signal, and of one that ends itself.
+
+    They are on standard error, or where the script has said.
+    """
     busy = BUSY if how == "waits_here()" else BEGIN
-    program = f"import ctypes, faulthandler, os\nfaulthandler.enable()\n{busy}\ndef main(): {how}\nmain()"
+    chosen = "open(sys.argv[2], 'w')" if elsewhere else ""
+    program = f"import ctypes, faulthandler, os, sys\nfaulthandler.enable({chosen})\n{busy}\ndef main(): {how}\nmain()"
     words = tmp_path / "words"
-    with words.open("wb") as file:
-        command = [sys.executable, "-c", program, page.path]
+    with (tmp_path / "stderr" if elsewhere else words).open("wb") as file:
+        command = [sys.executable, "-c", program, page.path, str(words)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
     try:
         assert process.stdout is not None
