@@ -563,6 +563,30 @@ def test_a_worker_that_is_being_started_at_the_jobs_end(starts: bool) -> None:
     on_fleet(main)
 
 
+def test_the_jobs_end_does_not_wait_for_what_a_dead_worker_has_left() -> None:
+    """It may have the grace of a drained worker. Its agent ends it, when it is ended."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await runs(fleet, agent)
+        await runs(fleet, agent, A1)
+        fleet.workers.stop(A, Ending.PLANNED)
+        agent.say(Exited(A.key, -15, []))
+        await rest()
+        stopping = asyncio.ensure_future(fleet.workers.stop_all(10.0))
+        await rest()
+        assert [stop.worker for stop in agent.of(Stop)] == [A.key, A1.key]
+        agent.say(Exited(A1.key, -15, []))
+        await rest()
+        assert not stopping.done()
+        agent.say(Finished(A1.key))
+        await rest()
+        assert stopping.done()
+        assert fleet.workers.has_workers(agent.link)
+
+    on_fleet(main)
+
+
 def test_stopping_all_has_a_limit() -> None:
     async def main(fleet: FakeFleet) -> None:
         a, b = await fleet.has("a", "b")
