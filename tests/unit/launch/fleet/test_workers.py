@@ -665,6 +665,25 @@ def test_a_host_whose_agent_is_gone_holds_no_port() -> None:
     on_fleet(main)
 
 
+def test_a_port_that_could_not_be_held_is_asked_for_again_with_the_next_start() -> None:
+    """Though no round has been formed meanwhile: the ports of others may be free again, or another agent be there."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await fleet.order(A, A1, hosts=("a",), round_id=0)
+        agent.say(PortHeld(1, 0, "all are taken"))
+        await rest()
+        assert [what for what, _, _ in fleet.story.told] == ["not started"] * 2
+        again = WorkerId("a", 0, 1), WorkerId("a", 1, 1)
+        await fleet.order(*again, hosts=("a",), round_id=0)
+        assert [hold.generation for hold in agent.of(HoldPort)] == [1, 2]
+        agent.say(PortHeld(2, 5000, ""))
+        await rest()
+        assert [start.worker for start in agent.of(Start)] == [worker.key for worker in again]
+
+    on_fleet(main)
+
+
 def test_an_agent_that_is_lost_or_stopped_holds_no_port() -> None:
     async def main(fleet: FakeFleet) -> None:
         a, _ = await fleet.has("a", "b")
