@@ -1,6 +1,7 @@
 """The engine (native/engine/engine.h) and the Gloo contexts (native/gloo/context_group.h) of one worker in one round.
 
-All calls release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the buffer protocol.
+All calls that may take long release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the
+buffer protocol.
 """
 
 from collections.abc import Sequence
