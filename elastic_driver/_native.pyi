@@ -1,6 +1,7 @@
 """The engine (native/engine/engine.h) and the Gloo contexts (native/gloo/context_group.h) of one worker in one round.
 
-All calls release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the buffer protocol.
+All calls that may take long release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the
+buffer protocol.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ def stacks_answered(signal: int) -> None:
     """The answer is written."""
 
 def stacks_die_of(signal: int) -> NoReturn:
-    """Ends this process by the signal, as if it had no handler."""
+    """Has the handler that the signal had before write, with the interpreter's lock, and ends this process by it."""
 
 class CollectiveError(RuntimeError):
     """A collective, or the building of the contexts, did not succeed."""

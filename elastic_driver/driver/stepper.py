@@ -62,6 +62,7 @@ class Stepper:
         self._host_reports: list[HostReport] = []
         self._reporting: asyncio.Handle | None = None
         self._busy_until = 0.0
+        self._steps = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -92,6 +93,8 @@ class Stepper:
 
     def catch_up(self) -> None:
         """Feeds the reports that have come so far, those of workers first."""
+        if self._steps:
+            return
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
@@ -107,7 +110,13 @@ class Stepper:
             self._busy_until = now + (now - began)
 
     def post(self, event: Event) -> None:
-        """Feeds one event to the core, after the reports before it. Never blocks."""
+        """Feeds one event to the core, after the reports before it. Never blocks.
+
+        What comes of a step's commands is fed after all of them: a host that is given up is lost at once.
+        """
+        if self._steps:
+            asyncio.get_running_loop().call_soon(self.post, event)
+            return
         self.catch_up()
         self._step(event)
 
@@ -144,6 +153,7 @@ class Stepper:
             self._timer = None
 
     def _step(self, event: Event) -> None:
+        self._steps = True
         try:
             now = self._clock()
             self.history.append((now, event))
@@ -152,3 +162,5 @@ class Stepper:
             self.set_timer()
         except Exception as error:
             self._on_error(error)
+        finally:
+            self._steps = False

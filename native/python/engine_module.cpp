@@ -245,17 +245,20 @@ nb::object allocate(Engine& engine, size_t bytes) {
   return nb::cast(bytes_array(memory, bytes, owner));
 }
 
-int asked_for_stacks() {
+// As Python's own functions wait, and not as nanobind's do: when the interpreter ends, who asks for its lock is unwound
+// (pthread_exit), and through frames of nanobind's, or past a destructor, that would end the process by std::terminate.
+PyObject* asked_for_stacks(PyObject* /*module*/, PyObject* /*unused*/) {
   for (;;) {
-    {
-      const nb::gil_scoped_release unlocked;
-      stacks::wait();
-    }
+    PyThreadState* const unlocked = PyEval_SaveThread();
+    stacks::wait();
+    PyEval_RestoreThread(unlocked);
     // Only now, with the lock: until it could be had, a second signal may have been answered by the handler before.
     const int signal = stacks::claim();
-    if (signal != 0) return signal;
+    if (signal != 0) return PyLong_FromLong(signal);
   }
 }
+
+PyMethodDef of_pythons_kind[] = {{"stacks_asked", asked_for_stacks, METH_NOARGS, nullptr}, {}};
 
 }  // namespace
 
@@ -271,7 +274,7 @@ void bind_engine(nb::module_& module) {
   module.def("vitals_commit", &vitals::commit, arg("commits"));
   module.def("vitals_dumps_at", &vitals::dumps_at, arg("signal"));
   module.def("stacks_take_over", &stacks::take_over, arg("signal"));
-  module.def("stacks_asked", &asked_for_stacks);
+  if (PyModule_AddFunctions(module.ptr(), of_pythons_kind) != 0) throw nb::python_error();
   module.def("stacks_answered", &stacks::answered, arg("signal"));
   module.def("stacks_die_of", &stacks::die_of, arg("signal"));
   nb::class_<Handle>(module, "Handle")

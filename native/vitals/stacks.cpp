@@ -93,13 +93,14 @@ void answered(int signal) {
 }
 
 void die_of(int signal) {
-  struct sigaction usual{};
-  usual.sa_handler = SIG_DFL;
-  sigaction(signal, &usual, nullptr);
   sigset_t only;
   sigemptyset(&only);
   sigaddset(&only, signal);
   pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
+  raise(signal);  // from this process itself: for the handler before
+  struct sigaction usual{};
+  usual.sa_handler = SIG_DFL;
+  sigaction(signal, &usual, nullptr);
   raise(signal);
   std::abort();
 }

@@ -17,7 +17,7 @@ void wait();
 int claim();
 // The answer is written.
 void answered(int signal);
-// Ends the process by the signal, as if it had no handler.
+// Has the handler before write, in the calling thread, which holds the lock; and ends the process by the signal.
 [[noreturn]] void die_of(int signal);
 
 }  // namespace elastic::stacks

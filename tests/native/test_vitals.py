@@ -291,14 +291,43 @@ def test_who_asks_for_stacks_ends_no_process(page: VitalsPage) -> None:
             assert page.stacks().count("in waits_here") == 1
 
 
+def test_who_asks_one_that_ends_does_not_change_how_it_ends(page: VitalsPage) -> None:
+    """The thread that answers is none any more: the interpreter unwinds it."""
+    program = BEGIN + (
+        "import os, time\n"
+        "class Last:\n"
+        "    def __del__(self, os=os, time=time, sys=sys):\n"
+        "        os.write(1, b'ends\\n' if sys.is_finalizing() else b'too early\\n')\n"
+        "        os.read(0, 1)\n"
+        "        os.write(1, b'goes on\\n')\n"
+        "last = Last()"
+    )
+    with running(program, page) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+        threads = len(os.listdir(tasks))
+        process.send_signal(stacks.DUMP_SIGNAL)
+        end = time.monotonic() + LIMIT_S
+        # From Python 3.14 on it stands still instead.
+        while process.poll() is None and len(os.listdir(tasks)) == threads and sys.version_info < (3, 14):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        out, _ = process.communicate("\n", LIMIT_S)
+        assert (out, process.returncode) == ("goes on\n", 0)
+
+
 @pytest.mark.parametrize("how", ["waits_here()", f"print('there', flush=True); {HOLDS}", "os.abort()"])
-def test_last_words_are_whole(page: VitalsPage, tmp_path: Path, how: str) -> None:
-    """Of a process that is told to end, be it at the second signal, and of one that ends itself."""
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_last_words_are_whole(page: VitalsPage, tmp_path: Path, how: str, elsewhere: bool) -> None:
+    """Of a process that is told to end, be it at the second signal, and of one that ends itself.
+
+    They are on standard error, or where the script has said.
+    """
     busy = BUSY if how == "waits_here()" else BEGIN
-    program = f"import ctypes, faulthandler, os\nfaulthandler.enable()\n{busy}\ndef main(): {how}\nmain()"
+    chosen = "open(sys.argv[2], 'w')" if elsewhere else ""
+    program = f"import ctypes, faulthandler, os, sys\nfaulthandler.enable({chosen})\n{busy}\ndef main(): {how}\nmain()"
     words = tmp_path / "words"
-    with words.open("wb") as file:
-        command = [sys.executable, "-c", program, page.path]
+    with (tmp_path / "stderr" if elsewhere else words).open("wb") as file:
+        command = [sys.executable, "-c", program, page.path, str(words)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
     try:
         assert process.stdout is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 
@@ -85,10 +84,6 @@ class ThreadKeeper:
     def living(self) -> Mapping[WorkerId, ThreadWorker]:
         """The workers whose functions run; it follows what happens."""
         return self._living
-
-    def pid(self, worker: WorkerId) -> int | None:
-        """This process's id; None when the worker does not run."""
-        return os.getpid() if worker in self._living else None
 
     def start(self, worker: WorkerId, slot: SlotInfo) -> None:
         """Calls the function in a thread; not any more once the job ends."""

@@ -148,17 +148,20 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
 
 
 def _ask(pid: int, number: int) -> str:
-    """Sends it the signal. Returns why it cannot be asked; "" where it was."""
+    """Sends it the signal. Returns why it cannot be asked; "" where it was, or has yet to take the one before."""
     try:
         # Held while it is looked at: that number stays its own.
-        process = _held(pid, number)
+        process, is_thread = _held(pid, number)
     except OSError:
         return "it has ended"
     try:
+        values = proc.lines(f"/proc/{pid}/status")
         # A program that it has become by exec has no handler: it would die of the signal.
-        if not proc.number(proc.lines(f"/proc/{pid}/status"), b"SigCgt", base=16) >> (number - 1) & 1:
+        if not proc.number(values, b"SigCgt", base=16) >> (number - 1) & 1:
             return "it runs another program by now"
-        signal.pidfd_send_signal(process, number)
+        # Two that are taken at once would say that a call holds the lock, see native/vitals/stacks.h.
+        if is_thread or not proc.number(values, b"ShdPnd", base=16) >> (number - 1) & 1:
+            signal.pidfd_send_signal(process, number)
     except OSError as error:
         return f"it cannot be asked: {error.strerror}"
     finally:
@@ -166,8 +169,8 @@ def _ask(pid: int, number: int) -> str:
     return ""
 
 
-def _held(pid: int, number: int) -> int:
-    """What the signal is to be sent to: a process, or another thread of one whose first thread cannot take it.
+def _held(pid: int, number: int) -> tuple[int, bool]:
+    """What the signal is to be sent to: a process, or (True) another thread of one whose first thread cannot take it.
 
     The kernel would give it to the first thread, which takes none while it waits for a disc. Each can tell of all.
 
@@ -180,8 +183,8 @@ def _held(pid: int, number: int) -> int:
                 values = proc.lines(f"/proc/{pid}/task/{thread}/status")
                 blocks = proc.number(values, b"SigBlk", base=16) >> (number - 1) & 1
                 if thread != pid and not blocks and values.get(b"State", b"D").split()[0] != b"D":
-                    return os.pidfd_open(thread, PIDFD_THREAD)  # not before Linux 6.9
-    return os.pidfd_open(pid)
+                    return os.pidfd_open(thread, PIDFD_THREAD), True  # not before Linux 6.9
+    return os.pidfd_open(pid), False
 
 
 def _state(pid: int) -> str:

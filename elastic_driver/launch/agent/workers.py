@@ -260,7 +260,7 @@ class HostWorkers:
         return True
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Sends this signal to the process of each worker that runs; see Launcher."""
+        """Sends this signal to the process of each worker that runs; see ProcessTree."""
         self._keeper.pass_on(number)
 
     def kill(self) -> None:

@@ -1,7 +1,8 @@
 """Where the ranks of one generation of workers meet: a port that the agent of rank 0's host holds for them.
 
 Owns which workers are a generation, and the ports that are held. A generation is all who are started in one round with
-the same first host; its port is held until the next one begins. Used on the event loop only.
+the same first host; its port is held until the next one begins. One that cannot meet is followed by another with the
+next start. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class _Generation:
     link: AgentLink | None
     meeting: asyncio.Future[Meeting | LaunchError]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known that they cannot."""
+        return self.meeting.done() and isinstance(self.meeting.result(), LaunchError)
+
 
 class Meetings:
     """See above.
@@ -60,7 +66,7 @@ class Meetings:
             hosts: those of all who are planned, in the order of their first ranks.
         """
         last = self._last
-        if last is not None and (last.round_id, last.hosts[0]) == (round_id, hosts[0]):
+        if last is not None and (last.round_id, last.hosts[0]) == (round_id, hosts[0]) and not last.has_failed:
             return last.meeting
         if last is not None and last.link is not None:
             last.link.send(LetGo(last.number))

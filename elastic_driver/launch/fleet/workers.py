@@ -128,7 +128,8 @@ class Workers:
         self._workers: dict[WorkerId, Worker] = {}
         self._of: dict[str, set[WorkerId]] = {}  # by agent: those that it was told to start
         self._unable: set[str] = set()  # agents on whose host the command cannot be run
-        self._none_left = asyncio.Event()
+        self._ending: set[WorkerId] = set()  # at the job's end: those that lived then
+        self._have_ended = asyncio.Event()
         self._job_ends = False
         self._end_signal = signal.SIGTERM
 
@@ -323,15 +324,18 @@ class Workers:
                 self._stop(one, Ending.USUAL)
 
     async def stop_all(self, limit_s: float) -> None:
-        """Stops all workers. Blocks until nothing is left of them, or for ``limit_s`` seconds."""
+        """Stops all workers. Blocks until nothing is left of those that live, or for ``limit_s`` seconds.
+
+        What dead ones have left, perhaps with a long grace, ends with their agents.
+        """
         self.job_ends()
         for one in self.living.values():
             self._stop(one, Ending.USUAL)
-        if self._workers:
-            self._none_left.clear()
+        self._ending = {one.id for one in self._workers.values() if one.phase is not Phase.DEAD}
+        if self._ending:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    await self._none_left.wait()
+                    await self._have_ended.wait()
 
     # --- what the fleet tells (Part) -------------------------------------------------------------------------------
 
@@ -450,8 +454,10 @@ class Workers:
         one.phase = Phase.DEAD
         self._around.stdin.gone(one.id)
         self._around.sink.end(one.id)
-        if not self._workers:
-            self._none_left.set()
+        if one.id in self._ending:
+            self._ending.discard(one.id)
+            if not self._ending:
+                self._have_ended.set()
         if one.link is not None:
             there = self._of[one.link.agent]
             there.discard(one.id)

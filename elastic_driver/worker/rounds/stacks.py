@@ -1,6 +1,6 @@
 """This process's stacks, for whoever asks for them by a signal.
 
-Owns the two signals: at one the stacks are written into a file, at SIGABRT to standard error, and the process ends.
+Owns the two signals: at one the stacks are written into a file, at SIGABRT by faulthandler, and the process ends.
 faulthandler's own handlers read the frames of threads that run meanwhile, and crash over that: in a process that
 trains on, too. So a thread of ours writes, with the interpreter's lock; faulthandler's handlers are for a second
 signal, when nobody gets the lock (see native/vitals/stacks.h), and for a process without the native extension.
@@ -17,9 +17,6 @@ from typing import Any
 
 # Near the upper end: libraries that take real-time signals begin at the lower one.
 DUMP_SIGNAL = signal.SIGRTMAX - 4
-
-# As faulthandler says it: people look for these words.
-_LAST_WORDS = b"Fatal Python error: Aborted\n\n"
 
 
 def print_at_the_end() -> None:
@@ -49,7 +46,7 @@ def answer(native: Any, path: str) -> bool:
         return False
     native.stacks_take_over(DUMP_SIGNAL)
     with contextlib.suppress(Exception):
-        # Not where the script has a handler of its own, or has faulthandler print elsewhere.
+        # Not where the script has a handler of its own, or wants no last words.
         if faulthandler.is_enabled() and signal.getsignal(signal.SIGABRT) is signal.SIG_DFL:
             native.stacks_take_over(signal.SIGABRT)
     with contextlib.suppress(RuntimeError):  # no thread is to be had: each second signal is answered
@@ -61,10 +58,7 @@ def _write(native: Any, file: int) -> None:
     while True:
         asked = native.stacks_asked()
         if asked != DUMP_SIGNAL:
-            with contextlib.suppress(Exception):
-                os.write(2, _LAST_WORDS)
-                faulthandler.dump_traceback(2, all_threads=True)
-            native.stacks_die_of(asked)
+            native.stacks_die_of(asked)  # faulthandler writes, to where the script has it write
         with contextlib.suppress(OSError):
             faulthandler.dump_traceback(file, all_threads=True)
         native.stacks_answered(asked)

@@ -439,10 +439,13 @@ def test_who_cannot_tell_is_left_alone() -> None:
     blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
     with worker(BEGIN + blocked + SAY + "input()") as one:
         assert one.stacks().blob, "a thread of ours takes it"
-    with worker(blocked + BEGIN + SAY + "input()") as one:
+    pending = "iter(lambda: signal.sigtimedwait([signal.SIGRTMAX - 4], 0), None)"
+    count = f"print(len(list({pending})), flush=True)"
+    with worker(blocked + BEGIN + SAY + "input(); " + count) as one:
         told = one.stacks()
         assert told.reason == "it did not answer within 3 s (state S)"
         assert told.wchan or told.syscall or os.geteuid() != 0
+        assert one.say() == "1", "two at once would have faulthandler write while others run"
 
 
 def test_what_a_script_without_the_library_waits_for_and_what_its_children_do() -> None:

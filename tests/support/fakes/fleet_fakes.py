@@ -335,6 +335,20 @@ class Sink:
         self.ended.append(worker)
 
 
+class Stdin(StandardInput):
+    """Nobody's, and keeps of whom it is told that they are there, and that they are gone."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        self.told: list[tuple[str, WorkerId]] = []
+
+    def started(self, worker: WorkerId) -> None:
+        self.told.append(("started", worker))
+
+    def gone(self, worker: WorkerId) -> None:
+        self.told.append(("gone", worker))
+
+
 class Story:
     """What becomes of workers: keeps what it is told, and may have a bug.
 
@@ -449,7 +463,7 @@ class FakeFleet:
             on_warm=lambda pid, took_s: self.warmed.append((pid, took_s)),
             on_prepared=self.fleet.changes.report,
         )
-        self.stdin, self.story = StandardInput(None, None), Story()
+        self.stdin, self.story = Stdin(), Story()
         self.workers = Workers(
             Surroundings(
                 self.fleet,

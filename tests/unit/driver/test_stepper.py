@@ -11,6 +11,7 @@ import pytest
 from elastic_driver.core.events import (
     Command,
     EndJob,
+    Event,
     GiveUpHost,
     HostHeard,
     HostsDiscovered,
@@ -19,6 +20,7 @@ from elastic_driver.core.events import (
     PublishRound,
     StartWorker,
     TimerExpired,
+    WorkerNotStarted,
     WorkerReady,
     WorkersReported,
 )
@@ -47,6 +49,7 @@ class World:
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
         self.fails_at: type | None = None
+        self.comes_of: dict[type, Event] = {}
         self.stepper = Stepper(
             Policy(num_proc=2, min_num_proc=1, start_timeout_s=60.0),
             clock=loop.time,
@@ -57,6 +60,8 @@ class World:
     def _carry_out(self, commands: Sequence[Command], now: float) -> None:
         for command in commands:
             self.commands.append(command)
+            if (event := self.comes_of.pop(type(command), None)) is not None:
+                self.stepper.post(event)
             if self.fails_at is not None and isinstance(command, self.fails_at):
                 raise ZeroDivisionError("a bug")
 
@@ -137,6 +142,21 @@ def test_the_timer_fires_at_the_next_deadline() -> None:
         assert world.stepper.history[-1][0] == pytest.approx(began + 60)
         assert world.stepper.is_over
         assert len(world.of(EndJob)) == 1
+
+    play(test)
+
+
+def test_what_comes_of_a_command_is_fed_after_the_others_of_its_step() -> None:
+    """A host that is given up is lost at once, with a worker that is being started there."""
+
+    async def test(world: World) -> None:
+        event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent has gone", 0.5, bad_command=False)
+        world.stepper.post(HOSTS)
+        assert [command.worker for command in world.of(StartWorker)] == [A, B]  # type: ignore[attr-defined]
+        assert [event for _, event in world.stepper.history] == [HOSTS]
+        world.stepper.report(ready(B))
+        await asyncio.sleep(1)
+        assert [event for _, event in world.stepper.history][:3] == [HOSTS, ready(B), event]
 
     play(test)
 

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.unit]
 
 @dataclass
 class Process:
-    """What the chronicle looks at of a WorkerProcess."""
+    """What the chronicle looks at of a Worker."""
 
     worker: WorkerId
     label: str

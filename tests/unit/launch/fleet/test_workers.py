@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -20,6 +21,7 @@ from elastic_driver.rendezvous.agent_messages import (
     NotStarted,
     Output,
     PortHeld,
+    Said,
     Spared,
     Start,
     Started,
@@ -233,6 +235,51 @@ def test_a_worker_that_has_not_exited_is_not_finished() -> None:
     on_fleet(main)
 
 
+def test_what_is_said_twice_or_too_late_is_told_once() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await fleet.order(A)
+        agent.say(Finished(A.key), Exited(A.key, 0, []), Dying(A.key, 1, "", []))
+        assert fleet.story.told == []
+        agent.say(Started(A.key, 5), Started(A.key, 6), NotStarted(A.key, "no", bad_command=False))
+        agent.say(Dying(A.key, 1, "", []), Dying(A.key, 1, "", []), Exited(A.key, 1, []), Exited(A.key, 2, []))
+        await rest()
+        assert fleet.story.told == [
+            ("started", A, "5"),
+            ("dying", A, "exited with code 1"),
+            ("exited", A, "exited with code 1"),
+        ]
+        agent.link.lose("a test")
+        assert len(fleet.story.told) == 3, "it was dead"
+        assert fleet.sink.ended == [A]
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("end", [NotStarted(A.key, "no", bad_command=False), Dying(A.key, None, "", []), None])
+def test_the_standard_input_is_free_as_soon_as_a_worker_ends(end: Said | None) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await fleet.order(A)
+        if not isinstance(end, NotStarted):
+            agent.say(Started(A.key, 5))
+            assert fleet.stdin.told == [("started", A)]
+        agent.say(Exited(A.key, 0, []) if end is None else end)
+        assert fleet.stdin.told[-1] == ("gone", A)
+
+    on_fleet(main)
+
+
+def test_the_standard_input_is_free_when_its_worker_is_lost() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await runs(fleet, agent)
+        agent.link.lose("a test")
+        assert fleet.stdin.told == [("started", A), ("gone", A)]
+
+    on_fleet(main)
+
+
 def test_a_traceback_that_is_in_the_error_file_only_is_among_the_last_words() -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("a")
@@ -373,6 +420,9 @@ def test_labels_go_to_the_workers_agent_when_they_change() -> None:
         for label in ("0", "1", "1"):
             fleet.workers.label(A, label)
         fleet.workers.label(B, "2")
+        await runs(fleet, agent, A1)
+        agent.say(Exited(A1.key, 0, []))
+        fleet.workers.label(A1, "2")
         await rest()
         assert agent.of(Labels) == [Labels({A.key: "1"})]
         assert fleet.workers.living[A].label == "1"
@@ -503,6 +553,9 @@ def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
         fleet.workers.kill(exits)
         await rest()
         assert len(agent.of(Kill)) == 2
+        fleet.workers.kill(exits)
+        await rest()
+        assert len(agent.of(Kill)) == 2, "it has yet to answer"
         await ends(agent, A, -6)
         assert sorted(fleet.story.of(A)) == ["exited", "killed", "spared", "started"]
 
@@ -517,6 +570,25 @@ def test_one_that_hangs_has_two_seconds_for_its_stacks() -> None:
         assert fleet.story.told[-1] == ("killed", A, "no heartbeat")
         await rest()
         assert agent.of(Kill) == [Kill(A.key, 2.0, exits=False)]
+        await ends(agent, A, -6)
+        assert fleet.story.of(A) == ["started", "killed", "exited"]
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("spares", [False, True])
+def test_an_agent_that_is_stopped_does_not_kill_its_worker(spares: bool) -> None:
+    """One that has spared it has done what it was told."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await runs(fleet, agent)
+        fleet.workers.kill(KillWorker(A, "did not end", exits=True))
+        if spares:
+            agent.say(Spared(A.key))
+        await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
+        whys = [why.partition(":")[0] for _, why in fleet.listener.lost]
+        assert whys == ([] if spares else [f"its agent does not kill worker {A}"])
 
     on_fleet(main)
 
@@ -540,6 +612,35 @@ def test_after_the_jobs_end_nobody_is_started() -> None:
     on_fleet(main)
 
 
+def test_the_jobs_end_waits_for_nobody_of_whom_no_agent_was_told() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        loop = asyncio.get_running_loop()
+        agent.hang_up()
+        await fleet.order(A)
+        await fleet.order(A1, hosts=("a",))
+        fleet.workers.job_ends()
+        await fleet.order(WorkerId("a", 2, 0))
+        began = loop.time()
+        await fleet.workers.stop_all(10.0)
+        assert loop.time() == began
+        assert not fleet.workers._workers
+
+    on_fleet(main)
+
+
+def test_the_signal_that_ends_the_job_ends_its_workers() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await runs(fleet, agent)
+        fleet.workers.end_by(signal.SIGINT)
+        fleet.workers.stop(A)
+        await rest()
+        assert agent.of(Stop) == [Stop(A.key, GRACE_S, signal=signal.SIGINT)]
+
+    on_fleet(main)
+
+
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_worker_that_is_being_started_at_the_jobs_end(starts: bool) -> None:
     async def main(fleet: FakeFleet) -> None:
@@ -559,6 +660,30 @@ def test_a_worker_that_is_being_started_at_the_jobs_end(starts: bool) -> None:
         await ends(agent, A, -15)
         await stopping
         assert fleet.story.of(A) == ["started", "exited"]
+
+    on_fleet(main)
+
+
+def test_the_jobs_end_does_not_wait_for_what_a_dead_worker_has_left() -> None:
+    """It may have the grace of a drained worker. Its agent ends it, when it is ended."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await runs(fleet, agent)
+        await runs(fleet, agent, A1)
+        fleet.workers.stop(A, Ending.PLANNED)
+        agent.say(Exited(A.key, -15, []))
+        await rest()
+        stopping = asyncio.ensure_future(fleet.workers.stop_all(10.0))
+        await rest()
+        assert [stop.worker for stop in agent.of(Stop)] == [A.key, A1.key]
+        agent.say(Exited(A1.key, -15, []))
+        await rest()
+        assert not stopping.done()
+        agent.say(Finished(A1.key))
+        await rest()
+        assert stopping.done()
+        assert fleet.workers.has_workers(agent.link)
 
     on_fleet(main)
 
@@ -637,6 +762,25 @@ def test_a_host_whose_agent_is_gone_holds_no_port() -> None:
         assert fleet.story.of(A) == ["not started"]
         assert "host a has no agent any more" in fleet.story.told[0][2]
         assert len(b.of(Start)) == 1
+
+    on_fleet(main)
+
+
+def test_a_port_that_could_not_be_held_is_asked_for_again_with_the_next_start() -> None:
+    """Though no round has been formed meanwhile: the ports of others may be free again, or another agent be there."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await fleet.order(A, A1, hosts=("a",), round_id=0)
+        agent.say(PortHeld(1, 0, "all are taken"))
+        await rest()
+        assert [what for what, _, _ in fleet.story.told] == ["not started"] * 2
+        again = WorkerId("a", 0, 1), WorkerId("a", 1, 1)
+        await fleet.order(*again, hosts=("a",), round_id=0)
+        assert [hold.generation for hold in agent.of(HoldPort)] == [1, 2]
+        agent.say(PortHeld(2, 5000, ""))
+        await rest()
+        assert [start.worker for start in agent.of(Start)] == [worker.key for worker in again]
 
     on_fleet(main)
 
