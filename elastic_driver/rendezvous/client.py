@@ -557,7 +557,7 @@ class RendezvousClient:
                     # It stood still, so it has not waited for anybody: there is as much left for that as before.
                     deadline = now + pause_s + left_s
                 if now + pause_s > failing_since + patience_s and not self._closed.is_set():
-                    if owner is None or not owner.is_waited_for(began):
+                    if owner is None or self._is_shut_out(error) or not owner.is_waited_for(began):
                         raise RendezvousError(
                             f"cannot reach the driver at {self._place} for {patience_s:g} s: "
                             f"{str(error) or type(error).__name__}"
@@ -567,6 +567,10 @@ class RendezvousClient:
             self._closed.wait(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
         raise RendezvousClosedError("cannot ask the driver: this client is closed")
+
+    def _is_shut_out(self, error: Exception) -> bool:
+        """Whether waiting is no use, though the owner is alive: its socket is another user's, or not seen here."""
+        return self._place.socket is not None and isinstance(error, PermissionError | FileNotFoundError)
 
     def _once(self, method: str, target: str, body: bytes | None, silence_s: float) -> tuple[int, bytes]:
         """One try.

@@ -17,7 +17,6 @@ import os
 import socket
 import stat
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -66,7 +65,13 @@ class SocketFolder:
         if places is None:
             temporary = os.environ.get("TMPDIR")
             places = (_KNOWN_PLACES[0], *([Path(temporary)] if temporary else []), *_KNOWN_PLACES[1:])
-        return cls._first(places, lambda place: Path(tempfile.mkdtemp(prefix=_prefix(), dir=place)), fcntl.LOCK_SH)
+
+        def make(place: Path) -> Path:
+            path = place / (_prefix() + os.urandom(8).hex())
+            path.mkdir(mode=0o700)
+            return path
+
+        return cls._first(places, make, fcntl.LOCK_SH)
 
     @classmethod
     def named(cls, name: str, places: Sequence[Path] = _KNOWN_PLACES) -> Self:
@@ -117,7 +122,7 @@ class SocketFolder:
     @classmethod
     def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int) -> Self:
         reasons = []
-        for place in places:
+        for place in map(Path.absolute, places):  # others that are told of it may be in another working directory
             try:
                 _check_place(place)
                 folder = cls._make(partial(make, place), lock)
@@ -133,8 +138,11 @@ class SocketFolder:
                 reasons.append(f"{place}: {error.strerror or error}")
                 folder.close()
                 continue
-            _remove_left(place)
+            with contextlib.suppress(OSError):  # some sites let nobody list /tmp
+                _remove_left(folder.path)
             return folder
+        if not os.path.exists("/proc/self/fd"):
+            reasons = ["/proc is not mounted"]
         raise SettingsError(f"cannot make a folder for sockets: {'; '.join(reasons)}")
 
     @classmethod
@@ -148,6 +156,11 @@ class SocketFolder:
                 # Who removes what is left was quicker, or looks at it.
                 if time.monotonic() > until:
                     raise
+            except OSError:
+                # Here folders do not stay as they are made, or have no locks; the next one would not be better.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+                raise
             time.sleep(_AGAIN_S)
 
     def listen(self, name: str) -> socket.socket:
@@ -265,7 +278,9 @@ def _open(path: Path) -> int:
         return descriptor
     os.close(descriptor)
     if status.st_uid != os.geteuid():
-        raise StrangerError(errno.EPERM, f"{path} belongs to user {status.st_uid}")
+        raise StrangerError(
+            errno.EPERM, f"{path} belongs to user {status.st_uid}, and this process to user {os.geteuid()}"
+        )
     raise StrangerError(errno.EPERM, f"{path} is open to other users")
 
 
@@ -289,7 +304,7 @@ def _check_user() -> None:
 
 def _check_place(place: Path) -> None:
     """Raises StrangerError where anybody can put another folder in the place of ours."""
-    real = place.resolve()
+    real = Path(os.path.realpath(place, strict=True))  # resolve() has no OSError for a loop of links
     for folder in (real, *real.parents):
         if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
             raise StrangerError(errno.EPERM, f"all users can rename what is in {folder} (chmod +t)")
@@ -304,12 +319,15 @@ def _prefix() -> str:
     return f"elasticrun-{os.geteuid()}-{hashlib.blake2b(boot, digest_size=4).hexdigest()}-"
 
 
-def _remove_left(place: Path) -> None:
-    """Removes what processes of this user on this machine have left there that were killed."""
-    prefix = _prefix()
-    for name in os.listdir(place):
-        if name.startswith(prefix):
-            with contextlib.suppress(OSError):
-                left = SocketFolder.at(place / name, fcntl.LOCK_EX)
+def _remove_left(own: Path) -> None:
+    """Removes what processes of this user on this machine have left beside this folder that were killed."""
+    prefix, user = _prefix(), os.geteuid()
+    with os.scandir(own.parent) as entries:
+        found = [entry for entry in entries if entry.name.startswith(prefix) and entry.name != own.name]
+    for entry in found:
+        with contextlib.suppress(OSError):
+            # Others may have made very many of such a name: they cost little.
+            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == user:
+                left = SocketFolder.at(Path(entry.path), fcntl.LOCK_EX)
                 left._names.update(os.listdir(left.fileno()))
                 left.close()

@@ -124,6 +124,24 @@ def test_whom_others_could_stand_in_for_is_not_asked(local: Local) -> None:
     assert local.client().status() == {}
 
 
+class Alive:
+    """An owner that is there, whatever becomes of its socket."""
+
+    def is_waited_for(self, since: float) -> bool:
+        return True
+
+    def has_answered(self) -> None: ...
+
+
+@pytest.mark.parametrize(("name", "why"), [("", "is open to other users"), ("-of-elsewhere", "there is no /")])
+def test_a_socket_that_is_not_for_this_process_is_not_waited_for(local: Local, name: str, why: str) -> None:
+    """A worker under sudo, or in a container without the folder: else it would wait as long as its agent lives."""
+    local.folder.path.chmod(0o755)
+    url = f"unix:{local.folder.path}{name}/workers.sock"
+    with pytest.raises(RendezvousError, match=why):
+        RendezvousClient(url, credential(IDENTITY, KEY), patience_s=0.0, owner=Alive()).status()
+
+
 def test_a_key_of_another_host(local: Local, pool: ThreadPoolExecutor) -> None:
     client = local.client()
     client.put(1, "s", "mine", b"1")

@@ -142,6 +142,60 @@ def test_where_sockets_cannot_be_bound_the_next_place(place: Path, monkeypatch: 
     assert list(place.iterdir()) == [other]
 
 
+def test_a_relative_place_is_the_same_from_everywhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    folder = SocketFolder.new([Path()])
+    assert folder.path.parent == place
+    folder.close()
+
+
+def test_a_place_that_leads_to_itself_is_passed_over(place: Path) -> None:
+    (place / "loop").symlink_to(place / "loop")
+    with pytest.raises(SettingsError, match="loop: Too many levels of symbolic links"):
+        SocketFolder.new([place / "loop"])
+
+
+@needs_root
+@pytest.mark.parametrize("name", [(), ("job",)])
+def test_a_place_that_nobody_can_list(place: Path, name: tuple[str, ...]) -> None:
+    place.chmod(0o1733)
+    source = f"import os, elastic_driver.system.local_socket; os.setuid({NOBODY}); exec(os.environ['OWNER'])"
+    with_owner = ("env", f"OWNER={_OWNER}")
+    assert python(source, place, *name, by=with_owner).startswith(f"{place}/elasticrun-{NOBODY}-")
+
+
+@needs_root
+def test_without_proc_it_says_so(place: Path) -> None:
+    by = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"')
+    source = """
+import os
+from elastic_driver.errors import SettingsError
+try:
+    exec(os.environ['OWNER'])
+except SettingsError as error:
+    print(error)
+"""
+    said = python(source, place, by=("env", f"OWNER={_OWNER}", *by))
+    assert said == "cannot make a folder for sockets: /proc is not mounted"
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_where_folders_do_not_stay_private_none_is_left(
+    place: Path, monkeypatch: pytest.MonkeyPatch, *, named: bool
+) -> None:
+    make = Path.mkdir
+
+    def opened(path: Path, mode: int = 0o777) -> None:
+        make(path, mode)
+        path.chmod(0o777)  # as on CIFS or vfat
+
+    monkeypatch.setattr(Path, "mkdir", opened)
+    with pytest.raises(SettingsError, match="is open to other users"):
+        SocketFolder.named("job", [place]) if named else SocketFolder.new([place])
+    assert list(place.iterdir()) == []
+
+
 def test_a_later_listener_takes_the_name_over(place: Path) -> None:
     folder = SocketFolder.new([place])
     with folder.listen("s") as first, folder.listen("s") as second:
@@ -245,6 +299,7 @@ def test_a_file_system_without_locks(place: Path, monkeypatch: pytest.MonkeyPatc
     assert first.path.is_dir(), "nobody can tell whether it is used"
     with pytest.raises(SettingsError, match="No locks available"):
         SocketFolder.named("job", [place])
+    assert not named_paths("job", [place])[0].exists()
     first.close()
     second.close()
 
@@ -263,6 +318,21 @@ def test_a_folder_that_was_removed(place: Path) -> None:
     folder.path.mkdir()  # another's, by now
     folder.close()
     assert list(place.iterdir()) == [folder.path]
+
+
+@needs_root
+def test_what_strangers_leave_under_our_names_is_not_even_opened(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = [place / f"{named_paths('job')[0].name}{number}" for number in range(3)]
+    for path in theirs:
+        path.mkdir(mode=0o700)
+        os.chown(path, NOBODY, NOBODY)
+    opened = []
+    at = SocketFolder.at
+    monkeypatch.setattr(SocketFolder, "at", lambda path, lock: opened.append(path) or at(path, lock))
+    folder = SocketFolder.new([place])
+    assert opened == [folder.path]
+    folder.close()
+    assert sorted(place.iterdir()) == theirs
 
 
 # --- strangers -------------------------------------------------------------------------------------------------------
@@ -303,7 +373,9 @@ def test_another_user_neither_enters_nor_is_believed(place: Path) -> None:
     folder = SocketFolder.new([place])
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     with folder.listen("s") as listening:
-        assert python(_CONNECTS, folder.path / "s", NOBODY) == f"StrangerError {folder.path} belongs to user 0"
+        assert python(_CONNECTS, folder.path / "s", NOBODY) == (
+            f"StrangerError {folder.path} belongs to user 0, and this process to user {NOBODY}"
+        )
         raw = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
         with pytest.raises(subprocess.CalledProcessError) as caught:
             python(raw, folder.path / "s", by=as_nobody)
