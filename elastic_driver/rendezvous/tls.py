@@ -28,8 +28,8 @@ _HANDSHAKES_OF_FOUR = 3
 _FIRST_PIECES = 8
 # What is read of a trusted peer at once, as the loops do.
 _READ = 256 << 10
-# A record: of what is read, a part may have come before.
-_RECORD = 16 << 10
+# What is handed over at once. Above 128 KiB glibc maps each of them anew, which took longer than to decrypt it.
+_PLAIN = 64 << 10
 # What the socket has not taken when no more is encrypted: of a stranger, which may not read at all, and of others.
 _HIGH_WATER, _TRUSTED_HIGH_WATER = 64 << 10, 256 << 10
 # As much is encrypted, and handed to it, at once.
@@ -50,7 +50,7 @@ class Turns:
         self._others: deque[TlsLayer] = deque()
         self._is_scheduled = False
         self.read = memoryview(bytearray(_READ))
-        self.plain = memoryview(bytearray(_READ + _RECORD))
+        self.plain = memoryview(bytearray(_PLAIN))
 
     def wait(self, layer: TlsLayer) -> None:
         """Calls the layer's :meth:`~TlsLayer.take_turn` once, not before the next turn of the loop."""
@@ -60,17 +60,19 @@ class Turns:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        for number in range(_PIECES_A_TURN):
-            lanes = self._handshakes, self._others
-            if number % 4 >= _HANDSHAKES_OF_FOUR:
-                lanes = self._others, self._handshakes
-            lane = lanes[0] or lanes[1]
-            if not lane:
-                break
-            lane.popleft().take_turn()
-        self._is_scheduled = bool(self._handshakes or self._others)
-        if self._is_scheduled:
-            self._loop.call_soon(self._turn)
+        try:
+            for number in range(_PIECES_A_TURN):
+                lanes = self._handshakes, self._others
+                if number % 4 >= _HANDSHAKES_OF_FOUR:
+                    lanes = self._others, self._handshakes
+                lane = lanes[0] or lanes[1]
+                if not lane:
+                    break
+                lane.popleft().take_turn()
+        finally:
+            self._is_scheduled = bool(self._handshakes or self._others)
+            if self._is_scheduled:
+                self._loop.call_soon(self._turn)
 
 
 class TlsLayer(asyncio.BufferedProtocol):
@@ -263,7 +265,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._tell(self._protocol.connection_made, self.transport)
 
     def _receive(self) -> None:
-        """Decrypts all that is there, and hands it over in as few pieces as there may be.
+        """Decrypts all that is there, and hands it over.
 
         Raises:
             ssl.SSLError: what has come is not TLS, or was changed. What came before it was handed over.
@@ -294,6 +296,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         """Encrypts what was written, as far as the socket takes it; then ends what is to end."""
         if self._socket.is_closing():
             return
+        self._flush()
         try:
             while self._unsent and not self._is_blocked:
                 data = self._unsent[0]
@@ -305,12 +308,12 @@ class TlsLayer(asyncio.BufferedProtocol):
                     self._unsent[0] = data[count:]
                 self._flush()
         except ssl.SSLWantReadError:  # the rest of a message of TLS's own has to come first
-            self._flush()
+            if self._is_closing:  # when nothing is read any more
+                self.abort()
             return
         except ssl.SSLError as error:
             self._fail(error)
             return
-        self._flush()
         if self._unsent:
             return
         # OpenSSL looks for the peer's end then, and must not find data.

@@ -74,9 +74,9 @@ class TlsClient:
         return self._forge().record(data, _DATA)
 
     def pieces(self) -> tuple[bytes, bytes]:
-        """A KeyUpdate in two records."""
+        """A KeyUpdate in two records: its head, at which OpenSSL begins to wait for the rest, and that."""
         forged = self._forge()
-        first, second = forged.record(KEY_UPDATE[:2], _HANDSHAKE), forged.record(KEY_UPDATE[2:], _HANDSHAKE)
+        first, second = forged.record(KEY_UPDATE[:4], _HANDSHAKE), forged.record(KEY_UPDATE[4:], _HANDSHAKE)
         forged.renew()
         return first, second
 

@@ -6,16 +6,18 @@ import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
 from functools import wraps
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_driver.rendezvous.certificate import Certificate, server_context
+from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from tests.support.network.tls_client import TlsClient
 
-CONTEXT = server_context(Certificate.new())
+CERTIFICATE = Certificate.new()
+CONTEXT = server_context(CERTIFICATE)
 PIECE, A_TURN = 4096, 8
 
 
@@ -110,18 +112,20 @@ class Above(asyncio.Protocol):
 
 
 class End:
-    """A server's layer between a wire and a protocol."""
+    """A layer between a wire and a protocol; a server's, unless its context is a client's."""
 
-    def __init__(self, turns: Turns | None = None, *, handshake_s: float = 60.0) -> None:
+    def __init__(
+        self, turns: Turns | None = None, *, handshake_s: float = 60.0, context: ssl.SSLContext = CONTEXT
+    ) -> None:
         self.above = Above()
         self.shaken: list[type] = []
         self.turns = turns or Turns()
         self.layer = TlsLayer(
-            CONTEXT,
+            context,
             lambda: self.above,
             self.turns,
             handshake_s=handshake_s,
-            server_side=True,
+            server_side=context is CONTEXT,
             on_shaken=lambda error: self.shaken.append(type(error)),
         )
         self.wire = Wire(self.layer)
@@ -397,10 +401,15 @@ def test_what_is_written_amid_a_message_of_tls_waits_for_its_rest(tmp_path: Path
         await end.feed(first)
         end.above.transport.write(b"answer" * 10_000)
         assert not end.wire.closing
+        assert end.above.transport.get_write_buffer_size() == 60_000
         await end.feed(second)
         client.take(end.sent())
         assert bytes(client.got) == b"answer" * 10_000
         assert end.above.transport.get_write_buffer_size() == 0
+        await end.feed(client.pieces()[0])
+        end.above.transport.write(b"answer")
+        end.above.transport.close()
+        assert end.wire.aborted, "nobody waits for that rest"
 
     run()
 
@@ -544,6 +553,31 @@ async def test_the_end_of_who_asks_for_no_half_is_answered() -> None:
     assert end.wire.closing
     client.take(end.sent())
     assert client.ended
+
+
+@looping
+async def test_a_client_s_layer_speaks_first_and_shows_what_it_was_shown() -> None:
+    client, server = End(context=client_context()), End()
+    for _ in range(4):
+        await server.feed(client.sent())
+        await client.feed(server.sent())
+    assert client.above.told == server.above.told == ["made"]
+    shown = client.above.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    assert sha256(shown).hexdigest() == CERTIFICATE.fingerprint
+    client.above.transport.write(b"there")
+    server.above.transport.write(b"back")
+    await server.feed(client.sent())
+    await client.feed(server.sent())
+    assert (bytes(server.above.got), bytes(client.above.got)) == (b"there", b"back")
+
+
+@looping
+async def test_a_client_is_told_of_an_end_that_speaks_no_tls() -> None:
+    client = End(context=client_context())
+    await client.feed(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert client.wire.closing
+    client.lose()
+    assert (client.shaken, client.above.told) == ([ssl.SSLError], [])
 
 
 @looping
