@@ -168,7 +168,7 @@ class TlsLayer(asyncio.BufferedProtocol):
             if not self.is_shaken:
                 self._fail(ConnectionResetError("the connection was closed during its TLS handshake"))
             else:
-                self._error = self._error or ConnectionResetError("the connection was cut: its TLS was not ended")
+                self._error = self._error or ConnectionResetError("it was cut off, without an end of its TLS")
                 self.close()
         return True
 
@@ -275,7 +275,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         while more and not self._is_closing:
             count = 0
             try:
-                count = self.object.read(len(plain) - size, plain[size:])  # type: ignore[assignment]  # a number, as there is a buffer
+                count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, as there is a buffer
                 self._peer_ended = not count
             except ssl.SSLZeroReturnError:  # what 0 is where this end has ended before
                 self._peer_ended = True

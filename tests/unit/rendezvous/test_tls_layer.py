@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
+from elastic_driver.rendezvous.server.connection import has_unread
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from tests.support.network.tls_client import TlsClient
 
@@ -34,8 +36,11 @@ class Wire(asyncio.Transport):
         self.reads = True
         self.closing = self.aborted = self.is_gone = False
         self.is_full = False
+        self.socket: socket.socket | None = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "socket":
+            return self.socket
         return ("192.0.2.1", 7) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -346,6 +351,20 @@ async def test_who_had_its_turns_is_not_new_any_more() -> None:
     assert not end.above.transport.is_new
 
 
+@looping
+async def test_a_peer_whose_first_words_wait_for_their_turn_has_something_unread() -> None:
+    end = End()
+    near, far = socket.socketpair()
+    with near, far:
+        end.wire.socket = near
+        end.read(TlsClient().take())
+        assert has_unread(end.layer.transport), "though the kernel has nothing of it"
+        await idle()
+        assert not has_unread(end.layer.transport)
+        far.send(b"x")
+        assert has_unread(end.layer.transport)
+
+
 def test_a_flood_of_key_updates_takes_a_piece_a_turn(tmp_path: Path) -> None:
     @looping
     async def run() -> None:
@@ -378,7 +397,7 @@ def test_who_floods_and_does_not_read_is_not_read_from(tmp_path: Path) -> None:
         await end.shake(client)
         end.wire.takes = False
         rest = client.key_updates(5000)
-        while end.wire.reads:
+        while end.wire.reads and rest:
             rest = end.read(rest)
             await idle()
         assert end.wire.kept < (64 << 10) + 2 * PIECE
