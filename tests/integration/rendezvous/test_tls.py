@@ -175,25 +175,6 @@ def test_who_is_silent_in_its_handshake_is_a_stranger_like_others(says_hello: bo
         client.close()
 
 
-def test_who_sends_on_and_on_is_cut_as_a_stranger_like_others(tmp_path: Path) -> None:
-    """Something of it waits always; it must not shield itself, and those behind it."""
-    limits = ServerLimits(strangers=4, stranger_s=0.1)
-    with serving(certificate=CERTIFICATE, limits=limits) as service, ExitStack() as stack:
-        sock = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
-        client = TlsClient(tmp_path / "keys")
-        sock.sendall(client.take())
-        while not client.is_shaken:
-            sock.sendall(client.take(sock.recv(65536)))
-        sock.sendall(client.key_updates(1400))  # ten pieces, and none of the answers is read
-        service.until(lambda: [layer for layer in layers(service) if not layer.is_new], "it has had its turns")
-        layer = service.call(lambda: layers(service)[0])
-        # As if more waited always: how fast the loop is must not matter.
-        service.call(lambda: setattr(layer, "_waits", True))
-        for _ in range(8):
-            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
-        service.until(lambda: layer.is_closing, "it is cut")
-
-
 def test_many_who_come_and_go_in_their_handshake_make_no_noise() -> None:
     limits = ServerLimits(strangers=2, stranger_s=0.01, connections=4, request_s=1.0)
     with serving(certificate=CERTIFICATE, limits=limits) as service:
