@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import ssl
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
+from elastic_driver.launch.agent.dial_in import Pass, StrangerError, dial_in
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import join_key
@@ -265,6 +268,38 @@ def test_a_join_key_is_its_token_s_alone() -> None:
     assert len(keys) == 3
     assert {len(key) for key in keys} == {32}
     assert join_key("0123456789abcdef") in keys
+
+
+def test_an_agent_says_nothing_to_another_certificate_and_gives_up_on_what_speaks_no_tls() -> None:
+    def dialled(port: int, *, limit_s: float = PATIENCE_S) -> object:
+        noise: list[object] = []
+
+        async def dial() -> object:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
+            try:
+                dialling = dial_in(
+                    f"https://127.0.0.1:{port}",
+                    Pass("joiner", bytes(32), CERTIFICATE.fingerprint),
+                    on_frame=lambda frame: None,
+                    on_lost=lambda why: None,
+                )
+                return await asyncio.wait_for(dialling, limit_s)
+            except (OSError, StrangerError) as error:
+                return error
+
+        found = asyncio.run(dial())
+        gc.collect()
+        assert noise == []
+        return found
+
+    got: list[bytes] = []
+    with impostor(got) as port:
+        assert isinstance(dialled(port), StrangerError)
+    assert set(got) == {b""}
+    with serving() as service:
+        assert isinstance(dialled(service.port), ssl.SSLError)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert isinstance(dialled(silent.getsockname()[1], limit_s=0.05), TimeoutError)
 
 
 class TlsPeer(Peer):
