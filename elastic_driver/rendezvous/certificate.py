@@ -65,6 +65,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     """For the driver's server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # nobody of ours resumes a session, and a stranger would have them written
     # OpenSSL reads files only. This one has no name, and no disc under it.
     descriptor = os.memfd_create("elasticrun-certificate", os.MFD_CLOEXEC)
     try:

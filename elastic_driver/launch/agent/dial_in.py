@@ -20,9 +20,12 @@ from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter
 from elastic_driver.rendezvous.messages import API, parse_json
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, UPGRADE, Session, is_same
+from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 
 # What answers is not proven to be the driver: of it no more than this is read.
 _UNPROVEN_BYTES = 8192
+# asyncio's own limit.
+_HANDSHAKE_S = 60.0
 _LENGTH = re.compile(rb"\r\nContent-Length: (\d{1,4})(?:\r\n|\Z)", re.I)
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _PATH = f"{API}/agent"
@@ -81,9 +84,24 @@ async def dial_in(
     def knock() -> _Knock:
         return _Knock(f"{host}:{port}", credential, met, on_frame=on_frame, on_lost=on_lost)
 
+    def knock_encrypted() -> TlsLayer:
+        return TlsLayer(
+            client_context(),
+            knock,
+            Turns(),
+            handshake_s=_HANDSHAKE_S,
+            server_side=False,
+            server_hostname=host,
+            on_shaken=failed,
+        )
+
+    def failed(error: Exception | None) -> None:
+        if error is not None and not met.done():
+            met.set_exception(error if isinstance(error, OSError) else ConnectionAbortedError(str(error)))
+
     transport: asyncio.BaseTransport | None = None
     try:
-        transport, _ = await loop.create_connection(knock, host, port, ssl=client_context() if secure else None)
+        transport, _ = await loop.create_connection(knock_encrypted if secure else knock, host, port)
         return await met
     except BaseException:
         if transport is not None:
@@ -133,6 +151,8 @@ class _Knock(asyncio.Protocol):
             except RendezvousProtocolError:
                 self._fail(StrangerError("the certificate there is not the one whose fingerprint this agent was given"))
                 return
+            if isinstance(transport, TlsTransport):
+                transport.trust()
         self._say(f"Authorization: {HELLO} {self._pass.identity} {self._nonce}", f"{API}/hello")
 
     def data_received(self, data: bytes) -> None:

@@ -34,6 +34,7 @@ from elastic_driver.rendezvous.proof import (
 )
 from elastic_driver.rendezvous.routes import error_body
 from elastic_driver.rendezvous.server.web import BODY_BYTES, Web, WebAnswer, WebStreaming
+from elastic_driver.rendezvous.tls import TlsTransport
 from elastic_driver.system.local_socket import is_ours
 
 _REASONS = {
@@ -189,10 +190,25 @@ class Service(Protocol):
         """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
 
 
-def has_unread(descriptor: int) -> bool:
-    """Whether there is something to be read; False for no descriptor."""
+def descriptor_of(transport: asyncio.BaseTransport | None) -> int:
+    """Of its socket; below 0 when there is none."""
+    sock = None if transport is None else transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())
+
+
+def has_unread(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether the loop has not come yet to what the peer has sent.
+
+    Whoever goes on sending over TLS has always something that waits for its turn, and is not shielded by it.
+    """
+    descriptor = descriptor_of(transport)
     if descriptor < 0:
         return False
+    if isinstance(transport, TlsTransport):
+        if not transport.is_new:
+            return False
+        if transport.waits:
+            return True
     count = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, count)
     return count[0] > 0
@@ -413,13 +429,12 @@ class Connection(asyncio.Protocol):
     @property
     def descriptor(self) -> int:
         """Of its socket; below 0 when there is none."""
-        sock = None if self._transport is None else self._transport.get_extra_info("socket")
-        return -1 if sock is None else int(sock.fileno())
+        return descriptor_of(self._transport)
 
     @property
     def has_unread(self) -> bool:
         """Whether the peer has sent what the loop has not come to read yet."""
-        return has_unread(self.descriptor)
+        return has_unread(self._transport)
 
     def check_time(self, now: float) -> None:
         """Cuts the connection if it has stalled."""
@@ -560,6 +575,8 @@ class Connection(asyncio.Protocol):
             self._counted = True
             if self._proven == 1:
                 self._service.guests.trusted(self)
+                if isinstance(self._transport, TlsTransport):
+                    self._transport.trust()
         elif scheme == _HELLO:
             self._meet(words)
         elif is_same(self._authorization, self._service.reader_header):
@@ -683,10 +700,7 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         self._queue.clear()
         self._since = self._loop.time()
-        if transport.can_write_eof():
-            transport.write_eof()
-        else:  # TLS on asyncio's own loop
-            transport.close()
+        transport.write_eof()
 
     def _drop_parked(self) -> None:
         parked, self._parked = self._parked, None

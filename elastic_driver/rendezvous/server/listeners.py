@@ -14,7 +14,8 @@ from typing import Any
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.server.connection import Connection, Service
-from elastic_driver.rendezvous.server.encrypted import EncryptedListener, listen_encrypted
+from elastic_driver.rendezvous.server.handshake import Handshake
+from elastic_driver.rendezvous.tls import Turns
 
 # Of one connection. What agents send a process that is stopped has to fit in (CREDIT_BYTES, in small pieces, of which
 # each takes some room of its own): a full buffer is as good as a dead machine to them. Linux begins with less, and
@@ -33,7 +34,8 @@ class Listeners:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._servers: list[asyncio.Server | EncryptedListener] = []
+        self._servers: list[asyncio.Server] = []
+        self._turns: Turns | None = None
 
     async def open(self, host: str, ports: int | Sequence[int], *, ssl: SSLContext | None = None) -> int:
         """Listens on an address.
@@ -113,15 +115,20 @@ class Listeners:
         self._servers.append(server)
 
     async def _listen(self, host: str, port: int, ssl: SSLContext | None, listener: socket.socket | None = None) -> int:
-        server: asyncio.Server | EncryptedListener
-        if ssl is not None:
-            server = await listen_encrypted(self._service, host, port, listener, context=ssl, backlog=_BACKLOG)
-        else:
-            where: dict[str, Any] = {"sock": listener}
-            if listener is None:
-                where = {"host": host, "port": port, "reuse_address": True}
-            loop = asyncio.get_running_loop()
-            server = await loop.create_server(lambda: Connection(self._service), backlog=_BACKLOG, **where)
+        def connection() -> asyncio.BaseProtocol:
+            return Connection(self._service)
+
+        def encrypted() -> asyncio.BaseProtocol:
+            assert ssl is not None
+            self._turns = self._turns or Turns()
+            return Handshake(self._service, ssl, self._turns)
+
+        where: dict[str, Any] = {"sock": listener}
+        if listener is None:
+            where = {"host": host, "port": port, "reuse_address": True}
+        server = await asyncio.get_running_loop().create_server(
+            connection if ssl is None else encrypted, backlog=_BACKLOG, **where
+        )
         for sock in server.sockets:  # whose connections have it as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         self._servers.append(server)
@@ -142,6 +149,6 @@ class Listeners:
             await server.wait_closed()
 
 
-def _port_of(server: asyncio.Server | EncryptedListener) -> int:
+def _port_of(server: asyncio.Server) -> int:
     port: int = server.sockets[0].getsockname()[1]
     return port

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
+from elastic_driver.launch.agent.dial_in import Pass, StrangerError, dial_in
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import join_key
-from elastic_driver.rendezvous.server.connection import ServerLimits
+from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
+from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport
 from tests.support.fakes.rendezvous_service import (
+    IDENTITY,
     NONCE,
     OPERATOR,
     PATIENCE_S,
     READY,
+    Peer,
     Service,
     credential,
     descriptors,
     hello,
     serving,
 )
+from tests.support.network.tls_client import TlsClient
 
 pytestmark = pytest.mark.integration
 
@@ -147,7 +156,8 @@ def test_who_does_not_finish_its_handshake_is_cut() -> None:
         client.close()
 
 
-def test_who_is_silent_in_its_handshake_is_a_stranger_like_others() -> None:
+@pytest.mark.parametrize("says_hello", [False, True])
+def test_who_is_silent_in_its_handshake_is_a_stranger_like_others(says_hello: bool) -> None:
     """Else they would be counted nowhere, and could take all descriptors."""
     limits = ServerLimits(strangers=4, stranger_s=0.1, connections=20)
     with serving(certificate=CERTIFICATE, limits=limits) as service, ExitStack() as stack:
@@ -155,9 +165,14 @@ def test_who_is_silent_in_its_handshake_is_a_stranger_like_others() -> None:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) for _ in range(60)
         ]
-        service.until(lambda: len(service.guests) <= 4, "the oldest are cut")
+        for each in silent if says_hello else ():
+            with suppress(OSError):
+                each.sendall(TlsClient().take())
+        for each in silent[:-4]:  # the oldest are cut
+            with suppress(ConnectionResetError):
+                while each.recv(65536):
+                    pass
         assert descriptors() - before <= 60 + 4 + 1
-        assert silent[0].recv(1) == b""
         client = service.client(OPERATOR)
         assert client.status()["round_id"] == 1
         client.close()
@@ -181,6 +196,65 @@ def test_strangers_inside_are_cut_like_others() -> None:
         assert connection.recv(1) == b""
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_flood_of_key_updates_takes_one_small_piece_in_a_turn_of_the_loop(loop: str, tmp_path: Path) -> None:
+    """OpenSSL answers each of them: taken all at once, a stranger's few megabytes would stop the driver for seconds."""
+    with (
+        serving(certificate=CERTIFICATE, loop=loop) as service,
+        socket.create_connection(("127.0.0.1", service.port), PATIENCE_S) as sock,
+    ):
+        client = TlsClient(tmp_path / "keys")
+        sock.sendall(client.take())
+        while not client.is_shaken:
+            sock.sendall(client.take(sock.recv(65536)))
+        service.until(lambda: bool(layers(service)), "its handshake is done")
+        (layer,) = service.call(lambda: layers(service))
+        flood = client.key_updates(2000) + client.forged(hello("nobody"))
+        pieces: list[int] = []
+
+        def watch() -> None:
+            pieces.append(layer._pieces)
+            if layer._error is None:
+                service.loop.call_soon(watch)
+
+        service.call(watch)
+        sock.sendall(flood)
+        operator = service.client(OPERATOR)
+        assert operator.status()["round_id"] == 1, "others are served"
+        operator.close()
+        while b"HTTP/1.1 401" not in client.got:
+            client.take(sock.recv(65536))
+        sock.close()
+        service.until(lambda: layer._error is not None, "the cut is noticed")
+    assert max(after - before for before, after in pairwise(pieces)) == 1
+    assert pieces[-1] - pieces[0] >= len(flood) // 4096
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_slow_reader_gets_a_large_answer_whole_and_holds_nobody_up(loop: str) -> None:
+    value = bytes(range(256)) * 40_000
+    with serving(certificate=CERTIFICATE, loop=loop) as service, ExitStack() as stack:
+        worker, other = (stack.enter_context(closing(service.client(who))) for who in (IDENTITY, OPERATOR))
+        worker.put(1, "s", "k", value)
+        peer = stack.enter_context(TlsPeer(service))
+        peer.send(peer.request("GET", "/v1/rounds/1/kv/s/k"))
+        service.until(lambda: any(layer.unsent_bytes for layer in layers(service)), "it does not read")
+        assert other.status()["round_id"] == 1
+        assert peer.read().body == value
+
+
+def test_who_asks_and_never_reads_is_cut() -> None:
+    limits = ServerLimits(unread_bytes=1 << 20)
+    with serving(certificate=CERTIFICATE, limits=limits) as service, closing(service.client()) as worker:
+        worker.put(1, "s", "k", bytes(1 << 18))
+        with TlsPeer(service) as peer:
+            peer.meet()
+            with suppress(OSError):  # a reset, or a broken pipe
+                while True:
+                    peer.send(peer.request("GET", "/v1/rounds/1/kv/s/k"))
+        assert worker.get(1, "s", "k") == bytes(1 << 18)
+
+
 @pytest.mark.parametrize(
     ("url", "fingerprint"), [("https://a:1", ""), ("http://a:1", "0" * 64), ("https://a", "0" * 64)]
 )
@@ -194,6 +268,54 @@ def test_a_join_key_is_its_token_s_alone() -> None:
     assert len(keys) == 3
     assert {len(key) for key in keys} == {32}
     assert join_key("0123456789abcdef") in keys
+
+
+def test_an_agent_says_nothing_to_another_certificate_and_gives_up_on_what_speaks_no_tls() -> None:
+    def dialled(port: int, *, limit_s: float = PATIENCE_S) -> object:
+        noise: list[object] = []
+
+        async def dial() -> object:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
+            try:
+                dialling = dial_in(
+                    f"https://127.0.0.1:{port}",
+                    Pass("joiner", bytes(32), CERTIFICATE.fingerprint),
+                    on_frame=lambda frame: None,
+                    on_lost=lambda why: None,
+                )
+                return await asyncio.wait_for(dialling, limit_s)
+            except (OSError, StrangerError) as error:
+                return error
+
+        found = asyncio.run(dial())
+        gc.collect()
+        assert noise == []
+        return found
+
+    got: list[bytes] = []
+    with impostor(got) as port:
+        assert isinstance(dialled(port), StrangerError)
+    assert set(got) == {b""}
+    with serving() as service:
+        assert isinstance(dialled(service.port), ssl.SSLError)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert isinstance(dialled(silent.getsockname()[1], limit_s=0.05), TimeoutError)
+
+
+class TlsPeer(Peer):
+    """One over TLS."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._file.close()
+        self.socket = client_context().wrap_socket(self.socket)
+        self._file = self.socket.makefile("rb")
+
+
+def layers(service: Service) -> list[TlsLayer]:
+    """Of those who have shaken hands. In the server's loop."""
+    transports = (guest._transport for guest in service.guests if isinstance(guest, Connection))
+    return [transport._layer for transport in transports if isinstance(transport, TlsTransport)]
 
 
 def connected(service: Service) -> ssl.SSLSocket:

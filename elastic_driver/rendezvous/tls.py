@@ -1,0 +1,554 @@
+"""TLS between a plain transport and a protocol, in pieces of a bounded size.
+
+Owns the handshake, records, flow control and the end of one connection, and whose turn it is. Certificates are the
+business of :mod:`~elastic_driver.rendezvous.certificate`; whom to trust is the protocol's.
+
+The event loops have TLS of their own. It takes all that a peer has sent in one turn of the loop, and OpenSSL answers
+each KeyUpdate in it: a stranger who sends megabytes of them stops the loop for seconds. Here a peer that has not been
+trusted (:meth:`TlsTransport.trust`) is read from in pieces of 4 KiB, and all such peers together get eight of them a
+turn. Otherwise a :class:`TlsTransport` behaves as asyncio's transports do, and has a half-close as TCP does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+# What is read of a stranger at once: a ClientHello, or 150 KeyUpdates, which take 3 ms.
+_PIECE = 4 << 10
+# Pieces a turn, of all strangers: 4 ms of handshakes, or 20 ms of KeyUpdates.
+_PIECES_A_TURN = 8
+# Of four pieces a turn so many are of handshakes, where there are others: neither kind waits for all of the other.
+_HANDSHAKES_OF_FOUR = 3
+# A peer needs two or three to prove itself. While one of these waits for its turn, it is not the peer that is slow.
+_FIRST_PIECES = 8
+# What is read of a trusted peer at once, as the loops do.
+_READ = 256 << 10
+# What is handed over at once. Above 128 KiB glibc maps each of them anew, which took longer than to decrypt it.
+_PLAIN = 64 << 10
+# What the socket has not taken when no more is encrypted: of a stranger, which may not read at all, and of others.
+_HIGH_WATER, _TRUSTED_HIGH_WATER = 64 << 10, 256 << 10
+# As much is encrypted, and handed to it, at once.
+_CHUNK = 64 << 10
+
+
+class Turns:
+    """What the connections of a loop share: the turns of strangers, and buffers.
+
+    Attributes:
+        read: what comes from the socket; valid until the loop reads again.
+        plain: what is decrypted of it.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: deque[TlsLayer] = deque()
+        self._others: deque[TlsLayer] = deque()
+        self._is_scheduled = False
+        self.read = memoryview(bytearray(_READ))
+        self.plain = memoryview(bytearray(_PLAIN))
+
+    def wait(self, layer: TlsLayer) -> None:
+        """Calls the layer's :meth:`~TlsLayer.take_turn` once, not before the next turn of the loop."""
+        (self._others if layer.is_shaken else self._handshakes).append(layer)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        try:
+            for number in range(_PIECES_A_TURN):
+                lanes = self._handshakes, self._others
+                if number % 4 >= _HANDSHAKES_OF_FOUR:
+                    lanes = self._others, self._handshakes
+                lane = lanes[0] or lanes[1]
+                if not lane:
+                    break
+                lane.popleft().take_turn()
+        finally:
+            self._is_scheduled = bool(self._handshakes or self._others)
+            if self._is_scheduled:
+                self._loop.call_soon(self._turn)
+
+
+class TlsLayer(asyncio.BufferedProtocol):
+    """The protocol of a plain transport; what it decrypts goes to the protocol above.
+
+    That one's ``connection_made`` is called once hands are shaken, its ``connection_lost`` only after that.
+
+    Args:
+        context: of a server, or a client.
+        protocol: makes the protocol above.
+        turns: shared by all connections of the loop.
+        handshake_s: how long the handshake may take.
+        server_side: which end this is.
+        server_hostname: which server a client asks for.
+        on_shaken: told once that the handshake is over: None before ``connection_made``, or why it has failed, when
+            the connection is gone.
+
+    Attributes:
+        is_shaken: whether the handshake is over and well.
+        object: OpenSSL's end of it.
+        transport: what the protocol above gets.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        protocol: Callable[[], asyncio.Protocol],
+        turns: Turns,
+        *,
+        handshake_s: float,
+        server_side: bool,
+        server_hostname: str | None = None,
+        on_shaken: Callable[[Exception | None], None],
+    ) -> None:
+        self._turns = turns
+        self._make_protocol = protocol
+        self._handshake_s = handshake_s
+        self._on_shaken = on_shaken
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.object = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
+        )
+        self.is_shaken = False
+        self._socket: asyncio.Transport  # the plain transport below
+        self._protocol: asyncio.Protocol  # above, once hands are shaken
+        self.transport = TlsTransport(self)
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None  # the first, which is what the protocol is told
+        # Reading.
+        self._is_trusted = False
+        self._pieces = 0  # that have had their turn
+        self._waits = False  # for its turn, with what is in _incoming
+        self._is_paused = False  # by the protocol
+        self._is_reading = True
+        self._peer_ended = False  # it has sent close_notify
+        # Writing.
+        self._unsent: deque[memoryview] = deque()  # not encrypted yet
+        self._unsent_bytes = 0
+        self._is_blocked = False  # the socket has enough
+        self._told_to_pause = False
+        self._eof_written = False  # nothing more is written
+        self._end_sent = False  # close_notify
+        self._is_closing = False
+
+    # --- the transport below ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.BufferedProtocol."""
+        self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._socket.set_write_buffer_limits(_HIGH_WATER)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._handshake_s, self._handshake_is_late)
+        if not self.object.server_side:
+            self._work()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._turns.read if self._is_trusted else self._turns.read[:_PIECE]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        if self._is_closing or self._peer_ended:
+            return
+        self._incoming.write(self._turns.read[:nbytes])
+        if self._is_trusted and not self._is_paused:
+            self._work()
+        else:
+            self._wait()
+
+    def eof_received(self) -> bool:
+        """See asyncio.BufferedProtocol. Closes by itself, behind what was written."""
+        if not (self._peer_ended or self._is_closing):
+            if not self.is_shaken:
+                self._fail(ConnectionResetError("the connection was closed during its TLS handshake"))
+            else:
+                self._error = self._error or ConnectionResetError("it was cut off, without an end of its TLS")
+                self.close()
+        return True
+
+    def pause_writing(self) -> None:
+        """See asyncio.BufferedProtocol."""
+        self._is_blocked = True
+        if self.is_shaken and not self._told_to_pause:
+            self._told_to_pause = True
+            self._tell(self._protocol.pause_writing)
+        self._read_or_not()
+
+    def resume_writing(self) -> None:
+        """See asyncio.BufferedProtocol."""
+        self._is_blocked = False
+        self._send()
+        if self._told_to_pause and not self._is_blocked:
+            self._told_to_pause = False
+            self._tell(self._protocol.resume_writing)
+        self._read_or_not()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.BufferedProtocol."""
+        self._cancel_timer()
+        self._is_closing = True
+        self._drop_unsent()
+        error = self._error or exc
+        if self.is_shaken:
+            self._tell(self._protocol.connection_lost, error)
+        else:
+            self._on_shaken(error or ConnectionAbortedError("the connection was cut during its TLS handshake"))
+
+    # --- its turn --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the peer has not had the turns yet that it needs to prove itself."""
+        return self._pieces < _FIRST_PIECES
+
+    @property
+    def waits(self) -> bool:
+        """Whether something of the peer waits for its turn."""
+        return self._waits
+
+    def take_turn(self) -> None:
+        """Works on what has come. For :class:`Turns`."""
+        self._waits = False
+        self._pieces += 1
+        self._work()
+        self._read_or_not()
+
+    def _wait(self) -> None:
+        """Takes a turn later, and reads nothing meanwhile."""
+        if not self._waits and not self._is_paused:
+            self._waits = True
+            self._turns.wait(self)
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        # OpenSSL answers KeyUpdates: who sends them and reads nothing is not read from. A trusted peer always is, since
+        # two ends that both wait for the other to read would wait for good.
+        is_held = self._waits or self._is_paused or (self._is_blocked and not self._is_trusted)
+        if is_held != self._is_reading or self._socket.is_closing():
+            return
+        self._is_reading = not is_held
+        if is_held:
+            self._socket.pause_reading()
+        else:
+            self._socket.resume_reading()
+
+    # --- TLS -------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Works on what has come."""
+        if self._is_closing or self._is_paused:
+            return
+        try:
+            if not self.is_shaken:
+                self.object.do_handshake()
+                self._begin()
+            self._receive()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._fail(error)
+            return
+        self._send()
+
+    def _begin(self) -> None:
+        """Hands are shaken."""
+        self._cancel_timer()
+        self.is_shaken = True
+        self._on_shaken(None)
+        self._protocol = self._make_protocol()
+        self._tell(self._protocol.connection_made, self.transport)
+
+    def _receive(self) -> None:
+        """Decrypts all that is there, and hands it over.
+
+        Raises:
+            ssl.SSLError: what has come is not TLS, or was changed. What came before it was handed over.
+        """
+        plain, size, more = self._turns.plain, 0, True
+        error: ssl.SSLError | None = None
+        while more and not self._is_closing:
+            count = 0
+            try:
+                count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, as there is a buffer
+                self._peer_ended = not count
+            except ssl.SSLZeroReturnError:  # what 0 is where this end has ended before
+                self._peer_ended = True
+            except ssl.SSLError as caught:
+                error = caught
+            size += count
+            # Asked, since it costs less than an exception.
+            more = count > 0 and (self._incoming.pending > 0 or self.object.pending() > 0)
+            if size and (not more or size == len(plain)):
+                data, size = bytes(plain[:size]), 0
+                self._tell(self._protocol.data_received, data)
+        if error is not None:
+            raise error
+        if self._peer_ended and not self._is_closing and not self._tell(self._protocol.eof_received):
+            self.close()
+
+    def _send(self) -> None:
+        """Encrypts what was written, as far as the socket takes it; then ends what is to end."""
+        if self._socket.is_closing():
+            return
+        self._flush()
+        try:
+            while self._unsent and not self._is_blocked:
+                data = self._unsent[0]
+                count = self.object.write(data[:_CHUNK])
+                self._unsent_bytes -= count
+                if count == len(data):
+                    self._unsent.popleft()
+                else:
+                    self._unsent[0] = data[count:]
+                self._flush()
+        except ssl.SSLWantReadError:  # the rest of a message of TLS's own has to come first
+            if self._is_closing:  # when nothing is read any more
+                self.abort()
+            return
+        except ssl.SSLError as error:
+            self._fail(error)
+            return
+        if self._unsent:
+            return
+        # OpenSSL looks for the peer's end then, and must not find data.
+        if self._is_closing or (self._eof_written and not self._incoming.pending):
+            self._send_end()
+        if self._is_closing:
+            self._socket.close()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._socket.write(self._outgoing.read())
+
+    def _send_end(self) -> None:
+        if self._end_sent:
+            return
+        self._end_sent = True
+        with contextlib.suppress(ssl.SSLError):  # it has not ended its side, which is not awaited
+            self.object.unwrap()
+        self._flush()
+
+    def _fail(self, error: Exception) -> None:
+        """Closes, behind the alert that says why; at once if the peer does not read."""
+        self._error = self._error or error
+        if self._is_blocked or self._socket.is_closing():
+            self.abort()
+            return
+        self._is_closing = True
+        self._drop_unsent()
+        self._flush()
+        self._socket.close()
+
+    def _handshake_is_late(self) -> None:
+        self._error = self._error or TimeoutError(f"the TLS handshake took more than {self._handshake_s:g} s")
+        self.abort()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    def _tell(self, method: Callable[..., Any], *arguments: object) -> Any:
+        """Calls the protocol above. What it raises ends this connection, and nobody else's."""
+        try:
+            return method(*arguments)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {
+                    "message": "a protocol over TLS has failed",
+                    "exception": error,
+                    "transport": self.transport,
+                    "protocol": method.__self__,  # type: ignore[attr-defined]
+                }
+            )
+            self._error = self._error or error
+            self.abort()
+            return None
+
+    # --- for the transport above -----------------------------------------------------------------------------------
+
+    @property
+    def protocol(self) -> asyncio.Protocol:
+        """That is above."""
+        return self._protocol
+
+    @protocol.setter
+    def protocol(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    @property
+    def socket(self) -> asyncio.Transport:
+        """The plain transport."""
+        return self._socket
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._is_closing or self._socket.is_closing()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written, and the system has not taken."""
+        return self._unsent_bytes + int(self._socket.get_write_buffer_size())
+
+    def trust(self) -> None:
+        """The peer has proven who it is: it is read from without bounds and turns."""
+        self._is_trusted = True
+        self._socket.set_write_buffer_limits(_TRUSTED_HIGH_WATER)
+        self._read_or_not()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the protocol has paused it."""
+        return self._is_paused
+
+    def pause(self) -> None:
+        """Hands over nothing more until :meth:`resume`."""
+        self._is_paused = True
+        self._read_or_not()
+
+    def resume(self) -> None:
+        """Hands over again what comes, from the next turn on."""
+        if self._is_paused:
+            self._is_paused = False
+            if self._incoming.pending:
+                self._wait()
+            else:
+                self._read_or_not()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Sends. Never blocks."""
+        if self._eof_written:
+            raise RuntimeError("cannot write after write_eof()")
+        if not data or self.is_closing:
+            return
+        view = memoryview(data if isinstance(data, bytes) else bytes(data))
+        self._unsent.append(view)
+        self._unsent_bytes += len(view)
+        self._send()
+
+    def write_eof(self) -> None:
+        """Ends this direction, behind what was written."""
+        if not self._eof_written and not self.is_closing:
+            self._eof_written = True
+            self._send()
+
+    def close(self) -> None:
+        """Closes, behind what was written."""
+        if not self.is_shaken:
+            self.abort()
+        elif not self._is_closing:
+            self._is_closing = True
+            self._send()
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        self._is_closing = True
+        self._drop_unsent()
+        self._socket.abort()
+
+
+class TlsTransport(asyncio.Transport):
+    """What the protocol above a :class:`TlsLayer` has for its transport."""
+
+    def __init__(self, layer: TlsLayer) -> None:
+        super().__init__()
+        self._layer = layer
+
+    def trust(self) -> None:
+        """The peer has proven who it is: what it sends is read as it comes."""
+        self._layer.trust()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the peer has not had the turns yet that it needs to prove itself."""
+        return self._layer.is_new
+
+    @property
+    def waits(self) -> bool:
+        """Whether something of the peer waits for its turn."""
+        return self._layer.waits
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See asyncio.BaseTransport."""
+        match name:
+            case "ssl_object":
+                return self._layer.object
+            case "sslcontext":
+                return self._layer.object.context
+            case "peercert":
+                return self._layer.object.getpeercert()
+            case "cipher":
+                return self._layer.object.cipher()
+            case _:
+                return self._layer.socket.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """See asyncio.BaseTransport."""
+        self._layer.protocol = cast("asyncio.Protocol", protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """See asyncio.BaseTransport."""
+        return self._layer.protocol
+
+    def is_closing(self) -> bool:
+        """See asyncio.BaseTransport."""
+        return self._layer.is_closing
+
+    def close(self) -> None:
+        """See asyncio.BaseTransport."""
+        self._layer.close()
+
+    def abort(self) -> None:
+        """See asyncio.WriteTransport."""
+        self._layer.abort()
+
+    def is_reading(self) -> bool:
+        """See asyncio.ReadTransport."""
+        return not self._layer.is_paused and not self._layer.is_closing
+
+    def pause_reading(self) -> None:
+        """See asyncio.ReadTransport."""
+        self._layer.pause()
+
+    def resume_reading(self) -> None:
+        """See asyncio.ReadTransport."""
+        self._layer.resume()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """See asyncio.WriteTransport: what is beyond them is kept, and not encrypted."""
+        self._layer.socket.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """See asyncio.WriteTransport."""
+        return self._layer.socket.get_write_buffer_limits()
+
+    def get_write_buffer_size(self) -> int:
+        """See asyncio.WriteTransport."""
+        return self._layer.unsent_bytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See asyncio.WriteTransport."""
+        self._layer.write(data)
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """See asyncio.WriteTransport."""
+        self._layer.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        """See asyncio.WriteTransport."""
+        return True
+
+    def write_eof(self) -> None:
+        """See asyncio.WriteTransport. The other direction goes on, as TLS 1.3 has it."""
+        self._layer.write_eof()
