@@ -271,7 +271,8 @@ def _open(path: Path) -> int:
         raise StrangerError(error.errno, f"{path} is not a folder, but a symbolic link or a file") from error
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            error.errno, f"there is no {path}: the process that made it has ended, or this container does not have it"
+            error.errno,
+            f"there is no {path}: the process that made it has ended, or this is a container where it is not mounted",
         ) from error
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and not status.st_mode & 0o077:

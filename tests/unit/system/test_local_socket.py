@@ -424,7 +424,7 @@ def test_a_container_with_files_of_its_own_has_no_such_path(place: Path) -> None
     by = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", 'mount -t tmpfs none /tmp && "$0" "$@"')
     with folder.listen("s"):
         assert python(_CONNECTS, folder.path / "s", by=by) == (
-            f"FileNotFoundError there is no {folder.path}: the process that made it has ended, or this container does "
-            "not have it"
+            f"FileNotFoundError there is no {folder.path}: the process that made it has ended, or this is a "
+            "container where it is not mounted"
         )
     folder.close()
