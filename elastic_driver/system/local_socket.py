@@ -71,7 +71,7 @@ class SocketFolder:
             path.mkdir(mode=0o700)
             return path
 
-        return cls._first(places, make, fcntl.LOCK_SH)
+        return cls._first(places, make, fcntl.LOCK_SH, "; set TMPDIR to a folder that can hold it")
 
     @classmethod
     def named(cls, name: str, places: Sequence[Path] = _KNOWN_PLACES) -> Self:
@@ -120,7 +120,7 @@ class SocketFolder:
         return cls(path, descriptor)
 
     @classmethod
-    def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int) -> Self:
+    def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int, advice: str = "") -> Self:
         reasons = []
         for place in map(Path.absolute, places):  # others that are told of it may be in another working directory
             try:
@@ -142,8 +142,8 @@ class SocketFolder:
                 _remove_left(folder.path)
             return folder
         if not os.path.exists("/proc/self/fd"):
-            reasons = ["/proc is not mounted"]
-        raise SettingsError(f"cannot make a folder for sockets: {'; '.join(reasons)}")
+            reasons, advice = ["/proc is not mounted"], ""
+        raise SettingsError(f"cannot make a folder for sockets: {'; '.join(reasons)}{advice}")
 
     @classmethod
     def _make(cls, make: Callable[[], Path], lock: int) -> Self:

@@ -118,6 +118,7 @@ def test_the_first_place_that_can_hold_sockets(place: Path) -> None:
     bad = [place / "missing", place / "file", place / "open", place / "open/below"]
     with pytest.raises(SettingsError, match=r"cannot make a folder for sockets: .*missing: No such file") as caught:
         SocketFolder.new(bad)
+    assert str(caught.value).endswith("; set TMPDIR to a folder that can hold it")
     assert str(caught.value).count(f"all users can rename what is in {place}/open (chmod +t)") == 2
     assert list((place / "open/below").iterdir()) == []
     folder = SocketFolder.new([*bad, place])
