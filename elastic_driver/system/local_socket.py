@@ -323,12 +323,11 @@ def _prefix() -> str:
 def _remove_left(own: Path) -> None:
     """Removes what processes of this user on this machine have left beside this folder that were killed."""
     prefix, user = _prefix(), os.geteuid()
-    with os.scandir(own.parent) as entries:
-        found = [entry for entry in entries if entry.name.startswith(prefix) and entry.name != own.name]
-    for entry in found:
-        with contextlib.suppress(OSError):
-            # Others may have made very many of such a name: they cost little.
-            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == user:
-                left = SocketFolder.at(Path(entry.path), fcntl.LOCK_EX)
-                left._names.update(os.listdir(left.fileno()))
-                left.close()
+    for name in os.listdir(own.parent):
+        if name.startswith(prefix) and name != own.name:
+            path = own.parent / name
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == user:  # others may have made very many of such a name: they cost little
+                    left = SocketFolder.at(path, fcntl.LOCK_EX)
+                    left._names.update(os.listdir(left.fileno()))
+                    left.close()
