@@ -257,6 +257,7 @@ class RendezvousClient:
         self._place = _Place.of(url, fingerprint)
         self._credential = credential
         self._patience_s = patience_s
+        self._has_met = False  # whom this client asks
         self._owner = owner
         self._is_closed = False
         self._idle: list[_Connection] = []
@@ -556,8 +557,11 @@ class RendezvousClient:
                 if isinstance(error, TimeoutError):
                     # It stood still, so it has not waited for anybody: there is as much left for that as before.
                     deadline = now + pause_s + left_s
+                is_shut_out = self._is_shut_out(error)
+                if is_shut_out and not self._has_met:
+                    raise RendezvousError(f"cannot reach the driver at {self._place}: {error}") from error
                 if now + pause_s > failing_since + patience_s and not self._closed.is_set():
-                    if owner is None or self._is_shut_out(error) or not owner.is_waited_for(began):
+                    if owner is None or is_shut_out or not owner.is_waited_for(began):
                         raise RendezvousError(
                             f"cannot reach the driver at {self._place} for {patience_s:g} s: "
                             f"{str(error) or type(error).__name__}"
@@ -591,6 +595,7 @@ class RendezvousClient:
                 raise http.client.NotConnected
             if connection.session is None:
                 connection.meet(self._credential, min(silence_s, _SLACK_S))
+                self._has_met = True
             connection.sock.settimeout(silence_s)
             response, answer = connection.ask(method, target, body)
             keep = not response.will_close

@@ -71,7 +71,7 @@ class SocketFolder:
             path.mkdir(mode=0o700)
             return path
 
-        return cls._first(places, make, fcntl.LOCK_SH)
+        return cls._first(places, make, fcntl.LOCK_SH, "; set TMPDIR to a folder that can hold it")
 
     @classmethod
     def named(cls, name: str, places: Sequence[Path] = _KNOWN_PLACES) -> Self:
@@ -120,7 +120,7 @@ class SocketFolder:
         return cls(path, descriptor)
 
     @classmethod
-    def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int) -> Self:
+    def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int, advice: str = "") -> Self:
         reasons = []
         for place in map(Path.absolute, places):  # others that are told of it may be in another working directory
             try:
@@ -142,8 +142,8 @@ class SocketFolder:
                 _remove_left(folder.path)
             return folder
         if not os.path.exists("/proc/self/fd"):
-            reasons = ["/proc is not mounted"]
-        raise SettingsError(f"cannot make a folder for sockets: {'; '.join(reasons)}")
+            reasons, advice = ["/proc is not mounted"], ""
+        raise SettingsError(f"cannot make a folder for sockets: {'; '.join(reasons)}{advice}")
 
     @classmethod
     def _make(cls, make: Callable[[], Path], lock: int) -> Self:
@@ -271,7 +271,8 @@ def _open(path: Path) -> int:
         raise StrangerError(error.errno, f"{path} is not a folder, but a symbolic link or a file") from error
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            error.errno, f"there is no {path}: the process that made it has ended, or this container does not have it"
+            error.errno,
+            f"there is no {path}: the process that made it has ended, or this is a container where it is not mounted",
         ) from error
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
@@ -322,12 +323,11 @@ def _prefix() -> str:
 def _remove_left(own: Path) -> None:
     """Removes what processes of this user on this machine have left beside this folder that were killed."""
     prefix, user = _prefix(), os.geteuid()
-    with os.scandir(own.parent) as entries:
-        found = [entry for entry in entries if entry.name.startswith(prefix) and entry.name != own.name]
-    for entry in found:
-        with contextlib.suppress(OSError):
-            # Others may have made very many of such a name: they cost little.
-            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == user:
-                left = SocketFolder.at(Path(entry.path), fcntl.LOCK_EX)
-                left._names.update(os.listdir(left.fileno()))
-                left.close()
+    for name in os.listdir(own.parent):
+        if name.startswith(prefix) and name != own.name:
+            path = own.parent / name
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == user:  # others may have made very many of such a name: they cost little
+                    left = SocketFolder.at(path, fcntl.LOCK_EX)
+                    left._names.update(os.listdir(left.fileno()))
+                    left.close()

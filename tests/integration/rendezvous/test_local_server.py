@@ -138,8 +138,19 @@ def test_a_socket_that_is_not_for_this_process_is_not_waited_for(local: Local, n
     """A worker under sudo, or in a container without the folder: else it would wait as long as its agent lives."""
     local.folder.path.chmod(0o755)
     url = f"unix:{local.folder.path}{name}/workers.sock"
-    with pytest.raises(RendezvousError, match=why):
-        RendezvousClient(url, credential(IDENTITY, KEY), patience_s=0.0, owner=Alive()).status()
+    client = RendezvousClient(url, credential(IDENTITY, KEY), patience_s=PATIENCE_S, owner=Alive())
+    with pytest.raises(RendezvousError, match=rf"cannot reach the driver at its local socket \S+: .*{why}"):
+        client.status()
+
+
+def test_a_socket_that_is_lost_is_waited_for_as_long_as_one_that_nobody_has(local: Local) -> None:
+    url = f"unix:{local.folder.path}/workers.sock"
+    client = RendezvousClient(url, credential(IDENTITY, KEY), patience_s=0.1, owner=Alive())
+    assert client.status() == {}
+    local.service.wait(local.server.close())
+    local.folder.close()
+    with pytest.raises(RendezvousError, match=r"for 0\.1 s: .*there is no /"):
+        client.status()
 
 
 def test_a_key_of_another_host(local: Local, pool: ThreadPoolExecutor) -> None:

@@ -118,6 +118,7 @@ def test_the_first_place_that_can_hold_sockets(place: Path) -> None:
     bad = [place / "missing", place / "file", place / "open", place / "open/below"]
     with pytest.raises(SettingsError, match=r"cannot make a folder for sockets: .*missing: No such file") as caught:
         SocketFolder.new(bad)
+    assert str(caught.value).endswith("; set TMPDIR to a folder that can hold it")
     assert str(caught.value).count(f"all users can rename what is in {place}/open (chmod +t)") == 2
     assert list((place / "open/below").iterdir()) == []
     folder = SocketFolder.new([*bad, place])
@@ -424,7 +425,7 @@ def test_a_container_with_files_of_its_own_has_no_such_path(place: Path) -> None
     by = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", 'mount -t tmpfs none /tmp && "$0" "$@"')
     with folder.listen("s"):
         assert python(_CONNECTS, folder.path / "s", by=by) == (
-            f"FileNotFoundError there is no {folder.path}: the process that made it has ended, or this container does "
-            "not have it"
+            f"FileNotFoundError there is no {folder.path}: the process that made it has ended, or this is a "
+            "container where it is not mounted"
         )
     folder.close()
