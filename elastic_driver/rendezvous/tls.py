@@ -204,8 +204,8 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     @property
     def is_new(self) -> bool:
-        """Whether the peer has not had the turns yet that it needs to prove itself."""
-        return self._pieces < _FIRST_PIECES
+        """Whether the peer has not had the turns yet that it needs to prove itself, and it is not it that is slow."""
+        return self._pieces < _FIRST_PIECES and not self._is_blocked
 
     @property
     def waits(self) -> bool:
@@ -265,14 +265,14 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._tell(self._protocol.connection_made, self.transport)
 
     def _receive(self) -> None:
-        """Decrypts all that is there, and hands it over.
+        """Decrypts all that is there, and hands it over; what is left when the protocol pauses waits for it.
 
         Raises:
             ssl.SSLError: what has come is not TLS, or was changed. What came before it was handed over.
         """
         plain, size, more = self._turns.plain, 0, True
         error: ssl.SSLError | None = None
-        while more and not self._is_closing:
+        while more and not (self._is_closing or self._is_paused):
             count = 0
             try:
                 count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, as there is a buffer
@@ -283,7 +283,7 @@ class TlsLayer(asyncio.BufferedProtocol):
                 error = caught
             size += count
             # Asked, since it costs less than an exception.
-            more = count > 0 and (self._incoming.pending > 0 or self.object.pending() > 0)
+            more = count > 0 and self._has_more
             if size and (not more or size == len(plain)):
                 data, size = bytes(plain[:size]), 0
                 self._tell(self._protocol.data_received, data)
@@ -291,6 +291,11 @@ class TlsLayer(asyncio.BufferedProtocol):
             raise error
         if self._peer_ended and not self._is_closing and not self._tell(self._protocol.eof_received):
             self.close()
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether something has come that was not looked at yet, or not handed over."""
+        return self._incoming.pending > 0 or self.object.pending() > 0
 
     def _send(self) -> None:
         """Encrypts what was written, as far as the socket takes it; then ends what is to end."""
@@ -314,10 +319,10 @@ class TlsLayer(asyncio.BufferedProtocol):
         except ssl.SSLError as error:
             self._fail(error)
             return
-        if self._unsent:
+        if self._unsent or self._socket.is_closing():  # the protocol may have cut it when it was told to pause
             return
         # OpenSSL looks for the peer's end then, and must not find data.
-        if self._is_closing or (self._eof_written and not self._incoming.pending):
+        if self._is_closing or (self._eof_written and not self._has_more):
             self._send_end()
         if self._is_closing:
             self._socket.close()
@@ -421,7 +426,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         """Hands over again what comes, from the next turn on."""
         if self._is_paused:
             self._is_paused = False
-            if self._incoming.pending:
+            if self._has_more:
                 self._wait()
             else:
                 self._read_or_not()

@@ -359,6 +359,22 @@ async def test_what_waits_of_a_peer_shields_it_for_its_first_turns_only() -> Non
         assert not has_unread(end.layer.transport)
 
 
+@looping
+async def test_who_does_not_read_is_not_shielded_by_what_nobody_reads_of_it() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    near, far = socket.socketpair()
+    with near, far:
+        end.wire.socket = near
+        end.wire.takes = False
+        end.above.transport.write(b"x" * 100_000)
+        far.send(b"x")
+        assert not end.wire.reads
+        assert not has_unread(end.layer.transport)
+        end.wire.drain()
+        assert has_unread(end.layer.transport)
+
+
 def test_a_flood_of_key_updates_takes_a_piece_a_turn(tmp_path: Path) -> None:
     @looping
     async def run() -> None:
@@ -490,6 +506,79 @@ async def test_reading_can_be_paused(trusted: bool) -> None:
     await idle()
     assert bytes(end.above.got) == b"onetwo"
     assert not end.wire.reads, "paused again"
+
+
+@looping
+async def test_what_was_read_at_once_stops_where_the_protocol_pauses_and_goes_on_where_it_stopped() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    transport = end.above.transport
+    transport.trust()
+    end.above.on_data = lambda _: transport.pause_reading()
+    # Records that no piece handed over ends with: the rest of one stays inside OpenSSL.
+    whole = b"".join(client.say(b"x" * size) for size in (10_000, 16_384) * 3)
+    assert end.read(whole) == b""
+    sizes = [len(end.above.got)]
+    while len(end.above.got) < 79_152:
+        assert not end.wire.reads
+        transport.resume_reading()
+        await idle()
+        sizes.append(len(end.above.got))
+    assert sizes == [65_536, 79_152]
+
+
+@looping
+async def test_reading_can_be_paused_as_soon_as_hands_are_shaken() -> None:
+    end, client = End(), TlsClient()
+    made = end.above.connection_made
+
+    def pause(transport: asyncio.BaseTransport) -> None:
+        made(transport)
+        end.above.transport.pause_reading()
+
+    end.above.connection_made = pause  # type: ignore[method-assign]
+    await end.feed(client.take())
+    end.read(client.take(end.sent()) + client.say(b"early"))
+    await idle()
+    assert (end.above.told, bytes(end.above.got)) == (["made"], b"")
+    end.above.transport.resume_reading()
+    await idle()
+    assert bytes(end.above.got) == b"early"
+
+
+@looping
+async def test_who_is_told_to_pause_may_cut_or_close() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    end.wire.takes = False
+    end.above.pause_writing = lambda: end.above.transport.abort()  # type: ignore[method-assign]
+    end.above.transport.write(b"x" * 500_000)
+    assert end.wire.aborted, "and nothing was written after it"
+
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    end.wire.takes = False
+    end.above.pause_writing = lambda: end.above.transport.close()  # type: ignore[method-assign]
+    end.above.transport.write(b"x" * 500_000)
+    while not end.wire.closing:
+        end.wire.drain()
+    client.take(end.sent())
+    assert (len(client.got), client.ended) == (500_000, True)
+
+
+@looping
+async def test_an_end_that_is_written_amid_what_was_read_loses_nothing_of_it() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    transport = end.above.transport
+    transport.trust()
+    end.above.keeps_open = True
+    end.above.on_data = lambda _: transport.write_eof()
+    assert end.read(b"".join(client.say(b"x" * size) for size in (10_000, 16_384) * 3)) == b""
+    assert len(end.above.got) == 79_152
+    assert not end.wire.closing
+    client.take(end.sent())
+    assert client.ended
 
 
 @looping
