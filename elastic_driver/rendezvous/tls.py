@@ -92,7 +92,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     Attributes:
         is_shaken: whether the handshake is over and well.
-        object: OpenSSL's end of it.
+        object: OpenSSL's end of it; gone when the connection is.
         transport: what the protocol above gets.
     """
 
@@ -199,6 +199,9 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._tell(self._protocol.connection_lost, error)
         else:
             self._on_shaken(error or ConnectionAbortedError("the connection was cut during its TLS handshake"))
+        # Layer, transport and protocol are a circle. OpenSSL's 40 KB do not wait for the garbage collector, which comes
+        # late to a large process: whoever comes and goes would fill the memory.
+        del self.object, self._incoming, self._outgoing
 
     # --- its turn --------------------------------------------------------------------------------------------------
 
@@ -279,6 +282,8 @@ class TlsLayer(asyncio.BufferedProtocol):
                 self._peer_ended = not count
             except ssl.SSLZeroReturnError:  # what 0 is where this end has ended before
                 self._peer_ended = True
+            except ssl.SSLWantReadError:
+                pass
             except ssl.SSLError as caught:
                 error = caught
             size += count
@@ -288,7 +293,10 @@ class TlsLayer(asyncio.BufferedProtocol):
                 data, size = bytes(plain[:size]), 0
                 self._tell(self._protocol.data_received, data)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, which would hold it
         if self._peer_ended and not self._is_closing and not self._tell(self._protocol.eof_received):
             self.close()
 
@@ -341,7 +349,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def _fail(self, error: Exception) -> None:
         """Closes, behind the alert that says why; at once if the peer does not read."""
-        self._error = self._error or error
+        self._error = self._error or error.with_traceback(None)  # which holds OpenSSL's end
         if self._is_blocked or self._socket.is_closing():
             self.abort()
             return
@@ -424,7 +432,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def resume(self) -> None:
         """Hands over again what comes, from the next turn on."""
-        if self._is_paused:
+        if self._is_paused and not self.is_closing:
             self._is_paused = False
             if self._has_more:
                 self._wait()
@@ -486,17 +494,18 @@ class TlsTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """See asyncio.BaseTransport."""
-        match name:
-            case "ssl_object":
-                return self._layer.object
-            case "sslcontext":
-                return self._layer.object.context
-            case "peercert":
-                return self._layer.object.getpeercert()
-            case "cipher":
-                return self._layer.object.cipher()
-            case _:
-                return self._layer.socket.get_extra_info(name, default)
+        tls: ssl.SSLObject | None = getattr(self._layer, "object", None)
+        if tls is not None:
+            match name:
+                case "ssl_object":
+                    return tls
+                case "sslcontext":
+                    return tls.context
+                case "peercert":
+                    return tls.getpeercert()
+                case "cipher":
+                    return tls.cipher()
+        return self._layer.socket.get_extra_info(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """See asyncio.BaseTransport."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from hashlib import sha256
@@ -700,6 +702,30 @@ async def test_what_is_known_of_a_connection() -> None:
     assert bytes(following.got) == b"words"
 
 
+@looping
+@pytest.mark.parametrize("rubbish", [b"", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("shakes", [False, True])
+async def test_openssl_s_memory_goes_with_the_connection(shakes: bool, rubbish: bytes) -> None:
+    end, client = End(), TlsClient()
+    await end.feed(client.take())
+    if shakes:
+        await end.feed(client.take(end.sent()))
+    await end.feed(rubbish)
+    if shakes:
+        end.above.transport.pause_reading()
+    held = weakref.ref(end.layer.object)
+    end.eof()
+    end.lose()
+    assert held() is None, "without a garbage collector"
+    if shakes:
+        end.above.transport.resume_reading()
+        end.above.transport.write(b"late")
+        end.above.transport.close()
+        end.above.transport.abort()
+        assert end.above.transport.get_extra_info("ssl_object") is None
+        assert end.above.told == ["made", "lost", ssl.SSLError if rubbish else ConnectionResetError]
+
+
 def test_a_protocol_that_fails_loses_its_connection_and_no_other() -> None:
     noise: list[dict[str, Any]] = []
 
@@ -723,3 +749,21 @@ def test_a_protocol_that_fails_loses_its_connection_and_no_other() -> None:
 
     asyncio.run(run())
     assert [type(context["exception"]) for context in noise] == [ValueError]
+
+
+@looping
+async def test_what_was_read_in_vain_leaves_no_garbage() -> None:
+    """Most reads of a stream end amid a record. A circle of each would keep what was handed over with it."""
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    end.above.transport.trust()
+    record = client.say(b"x" * 16_000)
+    gc.collect()
+    gc.disable()
+    try:
+        for start in range(0, len(record), 100):
+            end.read(record[start : start + 100])
+        assert len(end.above.got) == 16_000
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
