@@ -26,6 +26,8 @@ _PIECES_A_TURN = 8
 _HANDSHAKES_OF_FOUR = 3
 # A peer needs two or three to prove itself. While one of these waits for its turn, it is not the peer that is slow.
 _FIRST_PIECES = 8
+# When whoever waited for its turn at the end of its handshake's time is looked at again.
+_AGAIN_S = 0.1
 # What is read of a trusted peer at once, as the loops do.
 _READ = 256 << 10
 # What is handed over at once. Above 128 KiB glibc maps each of them anew, which took longer than to decrypt it.
@@ -359,6 +361,9 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._socket.close()
 
     def _handshake_is_late(self) -> None:
+        if self._waits and self.is_new:  # it is not the peer that is slow
+            self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._handshake_is_late)
+            return
         self._error = self._error or TimeoutError(f"the TLS handshake took more than {self._handshake_s:g} s")
         self.abort()
 
@@ -495,17 +500,17 @@ class TlsTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """See asyncio.BaseTransport."""
         tls: ssl.SSLObject | None = getattr(self._layer, "object", None)
-        if tls is not None:
-            match name:
-                case "ssl_object":
-                    return tls
-                case "sslcontext":
-                    return tls.context
-                case "peercert":
-                    return tls.getpeercert()
-                case "cipher":
-                    return tls.cipher()
-        return self._layer.socket.get_extra_info(name, default)
+        match name:
+            case "ssl_object" if tls is not None:
+                return tls
+            case "sslcontext" if tls is not None:
+                return tls.context
+            case "peercert" if tls is not None:
+                return tls.getpeercert()
+            case "cipher" if tls is not None:
+                return tls.cipher()
+            case _:
+                return self._layer.socket.get_extra_info(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """See asyncio.BaseTransport."""

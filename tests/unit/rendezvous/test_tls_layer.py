@@ -12,11 +12,12 @@ from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
-from elastic_driver.rendezvous.server.connection import has_unread
+from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, has_unread
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from tests.support.network.tls_client import TlsClient
 
@@ -302,6 +303,39 @@ async def test_a_handshake_has_a_limit() -> None:
         await asyncio.sleep(0)
     end.lose()
     assert (end.shaken, end.above.told) == ([TimeoutError], [])
+
+
+@looping
+async def test_who_waits_for_its_turn_is_not_late() -> None:
+    turns = Turns()
+    ends = [End(turns, handshake_s=0.0) for _ in range(10 * A_TURN)]
+    for end in ends:
+        end.read(TlsClient().take())
+    while not all(end.wire.out or end.wire.aborted for end in ends):
+        await asyncio.sleep(0)
+    assert all(end.wire.out for end in ends)
+    while not all(end.wire.aborted for end in ends):
+        await asyncio.sleep(0)
+    for end in ends:
+        end.lose()
+
+
+@looping
+async def test_nor_is_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, client = End(), TlsClient()
+    connection = Connection(Mock(limits=ServerLimits(), web=None))
+    monkeypatch.setattr(end, "above", connection)
+    later = asyncio.get_running_loop().time() + 3600
+    await end.feed(client.take())
+    await end.feed(client.take(end.sent()))
+    end.read(client.say(b"GET / HTTP/1.1\r\n"))
+    connection.check_time(later)
+    client.take(end.sent())
+    assert not client.ended
+    await idle()
+    connection.check_time(later)
+    client.take(end.sent())
+    assert client.got.startswith(b"HTTP/1.1 408 ")
 
 
 @looping
