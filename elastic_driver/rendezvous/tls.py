@@ -67,14 +67,23 @@ class Turns:
                 lanes = self._handshakes, self._others
                 if number % 4 >= _HANDSHAKES_OF_FOUR:
                     lanes = self._others, self._handshakes
-                lane = lanes[0] or lanes[1]
-                if not lane:
+                layer = _next(lanes[0]) or _next(lanes[1])
+                if layer is None:
                     break
-                lane.popleft().take_turn()
+                layer.take_turn()
         finally:
             self._is_scheduled = bool(self._handshakes or self._others)
             if self._is_scheduled:
                 self._loop.call_soon(self._turn)
+
+
+def _next(lane: deque[TlsLayer]) -> TlsLayer | None:
+    """Whose turn it is. Who has gone meanwhile has none: whoever comes and goes would hold up those behind."""
+    while lane:
+        layer = lane.popleft()
+        if not layer.is_closing:
+            return layer
+    return None
 
 
 class TlsLayer(asyncio.BufferedProtocol):

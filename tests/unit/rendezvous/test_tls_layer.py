@@ -375,6 +375,19 @@ async def test_all_strangers_together_get_few_pieces_a_turn_and_neither_kind_sta
 
 
 @looping
+async def test_who_is_gone_has_no_turn() -> None:
+    turns = Turns()
+    ends = [End(turns) for _ in range(5 * A_TURN)]
+    for end in ends:
+        end.read(TlsClient().take())
+    for end in ends[:-1]:
+        end.layer.abort()
+        end.lose()
+    await asyncio.sleep(0)
+    assert ends[-1].wire.out
+
+
+@looping
 async def test_what_waits_of_a_peer_shields_it_for_its_first_turns_only() -> None:
     """The oldest strangers are cut where there are too many, unless it is the loop that has not come to them."""
     end, client = End(), TlsClient()
