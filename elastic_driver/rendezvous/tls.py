@@ -26,6 +26,8 @@ _PIECES_A_TURN = 8
 _HANDSHAKES_OF_FOUR = 3
 # A peer needs two or three to prove itself. While one of these waits for its turn, it is not the peer that is slow.
 _FIRST_PIECES = 8
+# When whoever waited for its turn at the end of its handshake's time is looked at again.
+_AGAIN_S = 0.1
 # What is read of a trusted peer at once, as the loops do.
 _READ = 256 << 10
 # What is handed over at once. Above 128 KiB glibc maps each of them anew, which took longer than to decrypt it.
@@ -65,14 +67,23 @@ class Turns:
                 lanes = self._handshakes, self._others
                 if number % 4 >= _HANDSHAKES_OF_FOUR:
                     lanes = self._others, self._handshakes
-                lane = lanes[0] or lanes[1]
-                if not lane:
+                layer = _next(lanes[0]) or _next(lanes[1])
+                if layer is None:
                     break
-                lane.popleft().take_turn()
+                layer.take_turn()
         finally:
             self._is_scheduled = bool(self._handshakes or self._others)
             if self._is_scheduled:
                 self._loop.call_soon(self._turn)
+
+
+def _next(lane: deque[TlsLayer]) -> TlsLayer | None:
+    """Whose turn it is. Who has gone meanwhile has none: whoever comes and goes would hold up those behind."""
+    while lane:
+        layer = lane.popleft()
+        if not layer.is_closing:
+            return layer
+    return None
 
 
 class TlsLayer(asyncio.BufferedProtocol):
@@ -92,7 +103,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     Attributes:
         is_shaken: whether the handshake is over and well.
-        object: OpenSSL's end of it.
+        object: OpenSSL's end of it; gone when the connection is.
         transport: what the protocol above gets.
     """
 
@@ -199,13 +210,16 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._tell(self._protocol.connection_lost, error)
         else:
             self._on_shaken(error or ConnectionAbortedError("the connection was cut during its TLS handshake"))
+        # Layer, transport and protocol are a circle. OpenSSL's 40 KB do not wait for the garbage collector, which comes
+        # late to a large process: whoever comes and goes would fill the memory.
+        del self.object, self._incoming, self._outgoing
 
     # --- its turn --------------------------------------------------------------------------------------------------
 
     @property
     def is_new(self) -> bool:
-        """Whether the peer has not had the turns yet that it needs to prove itself."""
-        return self._pieces < _FIRST_PIECES
+        """Whether the peer has not had the turns yet that it needs to prove itself, and it is not it that is slow."""
+        return self._pieces < _FIRST_PIECES and not self._is_blocked
 
     @property
     def waits(self) -> bool:
@@ -265,32 +279,42 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._tell(self._protocol.connection_made, self.transport)
 
     def _receive(self) -> None:
-        """Decrypts all that is there, and hands it over.
+        """Decrypts all that is there, and hands it over; what is left when the protocol pauses waits for it.
 
         Raises:
             ssl.SSLError: what has come is not TLS, or was changed. What came before it was handed over.
         """
         plain, size, more = self._turns.plain, 0, True
         error: ssl.SSLError | None = None
-        while more and not self._is_closing:
+        while more and not (self._is_closing or self._is_paused):
             count = 0
             try:
                 count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, as there is a buffer
                 self._peer_ended = not count
             except ssl.SSLZeroReturnError:  # what 0 is where this end has ended before
                 self._peer_ended = True
+            except ssl.SSLWantReadError:
+                pass
             except ssl.SSLError as caught:
                 error = caught
             size += count
             # Asked, since it costs less than an exception.
-            more = count > 0 and (self._incoming.pending > 0 or self.object.pending() > 0)
+            more = count > 0 and self._has_more
             if size and (not more or size == len(plain)):
                 data, size = bytes(plain[:size]), 0
                 self._tell(self._protocol.data_received, data)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, which would hold it
         if self._peer_ended and not self._is_closing and not self._tell(self._protocol.eof_received):
             self.close()
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether something has come that was not looked at yet, or not handed over."""
+        return self._incoming.pending > 0 or self.object.pending() > 0
 
     def _send(self) -> None:
         """Encrypts what was written, as far as the socket takes it; then ends what is to end."""
@@ -314,10 +338,10 @@ class TlsLayer(asyncio.BufferedProtocol):
         except ssl.SSLError as error:
             self._fail(error)
             return
-        if self._unsent:
+        if self._unsent or self._socket.is_closing():  # the protocol may have cut it when it was told to pause
             return
         # OpenSSL looks for the peer's end then, and must not find data.
-        if self._is_closing or (self._eof_written and not self._incoming.pending):
+        if self._is_closing or (self._eof_written and not self._has_more):
             self._send_end()
         if self._is_closing:
             self._socket.close()
@@ -336,7 +360,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def _fail(self, error: Exception) -> None:
         """Closes, behind the alert that says why; at once if the peer does not read."""
-        self._error = self._error or error
+        self._error = self._error or error.with_traceback(None)  # which holds OpenSSL's end
         if self._is_blocked or self._socket.is_closing():
             self.abort()
             return
@@ -346,6 +370,9 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._socket.close()
 
     def _handshake_is_late(self) -> None:
+        if self._waits and self.is_new:  # it is not the peer that is slow
+            self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._handshake_is_late)
+            return
         self._error = self._error or TimeoutError(f"the TLS handshake took more than {self._handshake_s:g} s")
         self.abort()
 
@@ -419,9 +446,9 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def resume(self) -> None:
         """Hands over again what comes, from the next turn on."""
-        if self._is_paused:
+        if self._is_paused and not self.is_closing:
             self._is_paused = False
-            if self._incoming.pending:
+            if self._has_more:
                 self._wait()
             else:
                 self._read_or_not()
@@ -481,15 +508,16 @@ class TlsTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """See asyncio.BaseTransport."""
+        tls: ssl.SSLObject | None = getattr(self._layer, "object", None)
         match name:
-            case "ssl_object":
-                return self._layer.object
-            case "sslcontext":
-                return self._layer.object.context
-            case "peercert":
-                return self._layer.object.getpeercert()
-            case "cipher":
-                return self._layer.object.cipher()
+            case "ssl_object" if tls is not None:
+                return tls
+            case "sslcontext" if tls is not None:
+                return tls.context
+            case "peercert" if tls is not None:
+                return tls.getpeercert()
+            case "cipher" if tls is not None:
+                return tls.cipher()
             case _:
                 return self._layer.socket.get_extra_info(name, default)
 

@@ -448,6 +448,8 @@ class Connection(asyncio.Protocol):
             self._unsent = unsent
         elif self._parked is not None or self._queue or self._stream is not None:
             return
+        elif isinstance(self._transport, TlsTransport) and self._transport.is_new and self._transport.waits:
+            return  # it is not the peer that is slow
         elif self._in_request:
             if waited_s > limits.request_s:
                 self.refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Iterable, Sequence
 from ssl import SSLContext
@@ -23,6 +24,9 @@ from elastic_driver.rendezvous.tls import Turns
 _RECEIVE_BYTES = 512 << 10
 # Of connections that the loop has not come to take yet.
 _BACKLOG = 4096
+# asyncio takes as many connections in one turn of the loop as the system was told to keep; so it is told of more later.
+# Those who came first have their turns meanwhile, and whom a newcomer pushes out is gone before the next comes.
+_AT_ONCE = 64
 
 
 class Listeners:
@@ -127,10 +131,12 @@ class Listeners:
         if listener is None:
             where = {"host": host, "port": port, "reuse_address": True}
         server = await asyncio.get_running_loop().create_server(
-            connection if ssl is None else encrypted, backlog=_BACKLOG, **where
+            connection if ssl is None else encrypted, backlog=_AT_ONCE, **where
         )
         for sock in server.sockets:  # whose connections have it as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            with socket.socket(fileno=os.dup(sock.fileno())) as same:
+                same.listen(_BACKLOG)
         self._servers.append(server)
         return _port_of(server)
 

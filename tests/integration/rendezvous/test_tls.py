@@ -190,6 +190,26 @@ def test_many_who_come_and_go_in_their_handshake_make_no_noise() -> None:
     assert service.noise == []  # as serving() asks for, too
 
 
+def test_of_many_who_come_at_once_few_are_taken_in_one_turn_of_the_loop() -> None:
+    """asyncio would take as many as the system keeps, and none of them would be heard before all are taken."""
+    with serving(certificate=CERTIFICATE, loop="asyncio") as service, ExitStack() as stack:
+        counts = [0]
+
+        def watch() -> None:
+            counts.append(len(service.guests))
+            if counts[-1] < 200:
+                service.loop.call_soon(watch)
+
+        def come() -> None:
+            for _ in range(200):  # the system keeps all of them, though the loop takes none
+                stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+            watch()
+
+        service.call(come)
+        service.until(lambda: counts[-1] == 200, "all are taken")
+    assert max(after - before for before, after in pairwise(counts)) == 64
+
+
 def test_strangers_inside_are_cut_like_others() -> None:
     limits = ServerLimits(idle_s=1.5)
     with serving(certificate=CERTIFICATE, limits=limits) as service, closing(connected(service)) as connection:

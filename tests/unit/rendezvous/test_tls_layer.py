@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
-from elastic_driver.rendezvous.server.connection import has_unread
+from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, has_unread
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from tests.support.network.tls_client import TlsClient
 
@@ -303,6 +306,39 @@ async def test_a_handshake_has_a_limit() -> None:
 
 
 @looping
+async def test_who_waits_for_its_turn_is_not_late() -> None:
+    turns = Turns()
+    ends = [End(turns, handshake_s=0.0) for _ in range(10 * A_TURN)]
+    for end in ends:
+        end.read(TlsClient().take())
+    while not all(end.wire.out or end.wire.aborted for end in ends):
+        await asyncio.sleep(0)
+    assert all(end.wire.out for end in ends)
+    while not all(end.wire.aborted for end in ends):
+        await asyncio.sleep(0)
+    for end in ends:
+        end.lose()
+
+
+@looping
+async def test_nor_is_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, client = End(), TlsClient()
+    connection = Connection(Mock(limits=ServerLimits(), web=None))
+    monkeypatch.setattr(end, "above", connection)
+    later = asyncio.get_running_loop().time() + 3600
+    await end.feed(client.take())
+    await end.feed(client.take(end.sent()))
+    end.read(client.say(b"GET / HTTP/1.1\r\n"))
+    connection.check_time(later)
+    client.take(end.sent())
+    assert not client.ended
+    await idle()
+    connection.check_time(later)
+    client.take(end.sent())
+    assert client.got.startswith(b"HTTP/1.1 408 ")
+
+
+@looping
 async def test_strangers_are_read_from_in_small_pieces_and_wait_for_their_turns() -> None:
     end, client = End(), TlsClient()
     await end.shake(client)
@@ -339,6 +375,19 @@ async def test_all_strangers_together_get_few_pieces_a_turn_and_neither_kind_sta
 
 
 @looping
+async def test_who_is_gone_has_no_turn() -> None:
+    turns = Turns()
+    ends = [End(turns) for _ in range(5 * A_TURN)]
+    for end in ends:
+        end.read(TlsClient().take())
+    for end in ends[:-1]:
+        end.layer.abort()
+        end.lose()
+    await asyncio.sleep(0)
+    assert ends[-1].wire.out
+
+
+@looping
 async def test_what_waits_of_a_peer_shields_it_for_its_first_turns_only() -> None:
     """The oldest strangers are cut where there are too many, unless it is the loop that has not come to them."""
     end, client = End(), TlsClient()
@@ -357,6 +406,22 @@ async def test_what_waits_of_a_peer_shields_it_for_its_first_turns_only() -> Non
             await end.feed(client.say(b"x"))
         end.read(client.say(b"x"))
         assert not has_unread(end.layer.transport)
+
+
+@looping
+async def test_who_does_not_read_is_not_shielded_by_what_nobody_reads_of_it() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    near, far = socket.socketpair()
+    with near, far:
+        end.wire.socket = near
+        end.wire.takes = False
+        end.above.transport.write(b"x" * 100_000)
+        far.send(b"x")
+        assert not end.wire.reads
+        assert not has_unread(end.layer.transport)
+        end.wire.drain()
+        assert has_unread(end.layer.transport)
 
 
 def test_a_flood_of_key_updates_takes_a_piece_a_turn(tmp_path: Path) -> None:
@@ -493,6 +558,79 @@ async def test_reading_can_be_paused(trusted: bool) -> None:
 
 
 @looping
+async def test_what_was_read_at_once_stops_where_the_protocol_pauses_and_goes_on_where_it_stopped() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    transport = end.above.transport
+    transport.trust()
+    end.above.on_data = lambda _: transport.pause_reading()
+    # Records that no piece handed over ends with: the rest of one stays inside OpenSSL.
+    whole = b"".join(client.say(b"x" * size) for size in (10_000, 16_384) * 3)
+    assert end.read(whole) == b""
+    sizes = [len(end.above.got)]
+    while len(end.above.got) < 79_152:
+        assert not end.wire.reads
+        transport.resume_reading()
+        await idle()
+        sizes.append(len(end.above.got))
+    assert sizes == [65_536, 79_152]
+
+
+@looping
+async def test_reading_can_be_paused_as_soon_as_hands_are_shaken() -> None:
+    end, client = End(), TlsClient()
+    made = end.above.connection_made
+
+    def pause(transport: asyncio.BaseTransport) -> None:
+        made(transport)
+        end.above.transport.pause_reading()
+
+    end.above.connection_made = pause  # type: ignore[method-assign]
+    await end.feed(client.take())
+    end.read(client.take(end.sent()) + client.say(b"early"))
+    await idle()
+    assert (end.above.told, bytes(end.above.got)) == (["made"], b"")
+    end.above.transport.resume_reading()
+    await idle()
+    assert bytes(end.above.got) == b"early"
+
+
+@looping
+async def test_who_is_told_to_pause_may_cut_or_close() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    end.wire.takes = False
+    end.above.pause_writing = lambda: end.above.transport.abort()  # type: ignore[method-assign]
+    end.above.transport.write(b"x" * 500_000)
+    assert end.wire.aborted, "and nothing was written after it"
+
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    end.wire.takes = False
+    end.above.pause_writing = lambda: end.above.transport.close()  # type: ignore[method-assign]
+    end.above.transport.write(b"x" * 500_000)
+    while not end.wire.closing:
+        end.wire.drain()
+    client.take(end.sent())
+    assert (len(client.got), client.ended) == (500_000, True)
+
+
+@looping
+async def test_an_end_that_is_written_amid_what_was_read_loses_nothing_of_it() -> None:
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    transport = end.above.transport
+    transport.trust()
+    end.above.keeps_open = True
+    end.above.on_data = lambda _: transport.write_eof()
+    assert end.read(b"".join(client.say(b"x" * size) for size in (10_000, 16_384) * 3)) == b""
+    assert len(end.above.got) == 79_152
+    assert not end.wire.closing
+    client.take(end.sent())
+    assert client.ended
+
+
+@looping
 async def test_close_comes_behind_what_was_written() -> None:
     end, client = End(), TlsClient()
     await end.shake(client)
@@ -611,6 +749,30 @@ async def test_what_is_known_of_a_connection() -> None:
     assert bytes(following.got) == b"words"
 
 
+@looping
+@pytest.mark.parametrize("rubbish", [b"", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("shakes", [False, True])
+async def test_openssl_s_memory_goes_with_the_connection(shakes: bool, rubbish: bytes) -> None:
+    end, client = End(), TlsClient()
+    await end.feed(client.take())
+    if shakes:
+        await end.feed(client.take(end.sent()))
+    await end.feed(rubbish)
+    if shakes:
+        end.above.transport.pause_reading()
+    held = weakref.ref(end.layer.object)
+    end.eof()
+    end.lose()
+    assert held() is None, "without a garbage collector"
+    if shakes:
+        end.above.transport.resume_reading()
+        end.above.transport.write(b"late")
+        end.above.transport.close()
+        end.above.transport.abort()
+        assert end.above.transport.get_extra_info("ssl_object") is None
+        assert end.above.told == ["made", "lost", ssl.SSLError if rubbish else ConnectionResetError]
+
+
 def test_a_protocol_that_fails_loses_its_connection_and_no_other() -> None:
     noise: list[dict[str, Any]] = []
 
@@ -634,3 +796,21 @@ def test_a_protocol_that_fails_loses_its_connection_and_no_other() -> None:
 
     asyncio.run(run())
     assert [type(context["exception"]) for context in noise] == [ValueError]
+
+
+@looping
+async def test_what_was_read_in_vain_leaves_no_garbage() -> None:
+    """Most reads of a stream end amid a record. A circle of each would keep what was handed over with it."""
+    end, client = End(), TlsClient()
+    await end.shake(client)
+    end.above.transport.trust()
+    record = client.say(b"x" * 16_000)
+    gc.collect()
+    gc.disable()
+    try:
+        for start in range(0, len(record), 100):
+            end.read(record[start : start + 100])
+        assert len(end.above.got) == 16_000
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
