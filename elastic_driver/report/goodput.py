@@ -317,7 +317,7 @@ class Goodput:
     def _take_phase(self, changed: PhaseChanged) -> None:
         now, before = self._clock(), self._doing
         self._changed_at, self._is_stalled = now, False
-        if self._on_change is not None and not self._on_change.asks_for_rounds and changed.on_change.asks_for_rounds:
+        if self._on_change is not None and self._on_change.restarts and changed.on_change.asks_for_rounds:
             # Its workers have called init(): what they did until then was to start.
             self._has_trained = False
             for book in self._books():

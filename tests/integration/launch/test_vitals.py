@@ -327,9 +327,11 @@ def test_what_the_main_thread_waits_for_outside_its_process(kind: str) -> None:
 
 def test_a_connection_to_another_worker_of_the_host_is_a_wait_for_a_member() -> None:
     server = "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
-    serve = "print(server.getsockname()[1], flush=True)\nkept = server.accept()\ninput()"
+    serve = "print(server.getsockname()[1], flush=True)\nkept = server.accept()\nprint('taken', flush=True)\ninput()"
     with worker(server + serve) as other, worker(BEGIN + SAY + PEER.format(port=other.line) + "server.recv(1)") as one:
         enters(one, "receive")
+        assert other.process.stdout is not None
+        assert other.process.stdout.readline() == "taken\n", "until then it has no connection"
         assert looks(Both(one, other), is_settled()).awaits == ""
 
 

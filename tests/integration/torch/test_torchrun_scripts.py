@@ -191,7 +191,8 @@ def test_who_waits_for_a_lost_peer_still_tidies_up(tmp_path: Path) -> None:
                 await job.sink.has(f"ready {rank}")
             os.kill(workers[1].pid, signal.SIGSTOP)
             # Without its connections being shut it would hang for all of the grace.
-            status = await workers[0].stop(10_000.0, sever=True)
+            workers[0].stop(10_000.0, sever=True)
+            status = await workers[0].wait()
             # torch itself now and then ends a process that has a collective under way by abort(), after all else.
             assert status.returncode in (7, -signal.SIGABRT)
             await job.sink.has("tidied up")  # what it has written may be read after its end
