@@ -334,8 +334,8 @@ def test_last_words_are_whole(page: VitalsPage, tmp_path: Path, how: str, elsewh
         if process.stdout.readline():
             process.send_signal(signal.SIGABRT)
             if how != "waits_here()":
+                # One that was not in its call yet ends at the first.
                 until_taken(process, signal.SIGABRT)
-                assert process.poll() is None
                 process.send_signal(signal.SIGABRT)
         assert process.wait(LIMIT_S) == -signal.SIGABRT
     finally:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import datetime
 import itertools
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +57,7 @@ class FakeKubernetes:
         self._thread: threading.Thread | None = None
         self._service: Service
         self._runner: web.AppRunner
+        self._listening: socket.socket
         for name in ("default", *namespaces):
             self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
@@ -98,7 +100,14 @@ class FakeKubernetes:
             there.set()
         await self._ended.wait()
         self._service.close()
+        await self._close()
+
+    async def _close(self) -> None:
+        # asyncio loses a connection that it has accepted some turns before its server closes, and leaves it open.
+        asyncio.get_running_loop().remove_reader(self._listening)
+        await _some_turns()
         await self._runner.cleanup()
+        await _some_turns()  # the end of a connection takes one, too
 
     async def _listen(self) -> None:
         app = web.Application(client_max_size=4 << 20)
@@ -115,9 +124,9 @@ class FakeKubernetes:
         if self._tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._tls)
-        site = web.TCPSite(self._runner, _HOST, self._port, ssl_context=context, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._listening = socket.create_server((_HOST, self._port))
+        await web.SockSite(self._runner, self._listening, ssl_context=context).start()
+        self._port = self._listening.getsockname()[1]
 
     def _on_loop(self, call: Callable[[], Any]) -> None:
         """Has it called there, and waits for it."""
@@ -426,7 +435,7 @@ class FakeKubernetes:
 
         async def stop() -> None:
             self._service.cut()
-            await self._runner.cleanup()
+            await self._close()
 
         self._on_loop(stop)
 
@@ -442,6 +451,11 @@ class FakeKubernetes:
             yield
         finally:
             self.up()
+
+
+async def _some_turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _condition(kind: str, status: str, reason: str) -> Object:
