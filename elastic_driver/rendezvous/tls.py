@@ -105,6 +105,10 @@ class TlsLayer(asyncio.BufferedProtocol):
         is_shaken: whether the handshake is over and well.
         object: OpenSSL's end of it; gone when the connection is.
         transport: what the protocol above gets.
+        socket: the plain transport below.
+        protocol: above, once hands are shaken.
+        waits: whether something of the peer waits for its turn.
+        is_paused: whether the protocol reads nothing for now.
     """
 
     def __init__(
@@ -127,16 +131,16 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
         )
         self.is_shaken = False
-        self._socket: asyncio.Transport  # the plain transport below
-        self._protocol: asyncio.Protocol  # above, once hands are shaken
+        self.socket: asyncio.Transport
+        self.protocol: asyncio.Protocol
         self.transport = TlsTransport(self)
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None  # the first, which is what the protocol is told
         # Reading.
         self._is_trusted = False
         self._pieces = 0  # that have had their turn
-        self._waits = False  # for its turn, with what is in _incoming
-        self._is_paused = False  # by the protocol
+        self.waits = False  # with what is in _incoming
+        self.is_paused = False
         self._is_reading = True
         self._peer_ended = False  # it has sent close_notify
         # Writing.
@@ -152,8 +156,8 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.BufferedProtocol."""
-        self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        self._socket.set_write_buffer_limits(_HIGH_WATER)
+        self.socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self.socket.set_write_buffer_limits(_HIGH_WATER)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._handshake_s, self._handshake_is_late)
         if not self.object.server_side:
@@ -168,7 +172,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         if self._is_closing or self._peer_ended:
             return
         self._incoming.write(self._turns.read[:nbytes])
-        if self._is_trusted and not self._is_paused:
+        if self._is_trusted and not self.is_paused:
             self._work()
         else:
             self._wait()
@@ -188,7 +192,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._is_blocked = True
         if self.is_shaken and not self._told_to_pause:
             self._told_to_pause = True
-            self._tell(self._protocol.pause_writing)
+            self._tell(self.protocol.pause_writing)
         self._read_or_not()
 
     def resume_writing(self) -> None:
@@ -197,7 +201,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._send()
         if self._told_to_pause and not self._is_blocked:
             self._told_to_pause = False
-            self._tell(self._protocol.resume_writing)
+            self._tell(self.protocol.resume_writing)
         self._read_or_not()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -207,7 +211,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._drop_unsent()
         error = self._error or exc
         if self.is_shaken:
-            self._tell(self._protocol.connection_lost, error)
+            self._tell(self.protocol.connection_lost, error)
         else:
             self._on_shaken(error or ConnectionAbortedError("the connection was cut during its TLS handshake"))
         # Layer, transport and protocol are a circle. OpenSSL's 40 KB do not wait for the garbage collector, which comes
@@ -221,42 +225,37 @@ class TlsLayer(asyncio.BufferedProtocol):
         """Whether the peer has not had the turns yet that it needs to prove itself, and it is not it that is slow."""
         return self._pieces < _FIRST_PIECES and not self._is_blocked
 
-    @property
-    def waits(self) -> bool:
-        """Whether something of the peer waits for its turn."""
-        return self._waits
-
     def take_turn(self) -> None:
         """Works on what has come. For :class:`Turns`."""
-        self._waits = False
+        self.waits = False
         self._pieces += 1
         self._work()
         self._read_or_not()
 
     def _wait(self) -> None:
         """Takes a turn later, and reads nothing meanwhile."""
-        if not self._waits and not self._is_paused:
-            self._waits = True
+        if not self.waits and not self.is_paused:
+            self.waits = True
             self._turns.wait(self)
         self._read_or_not()
 
     def _read_or_not(self) -> None:
         # OpenSSL answers KeyUpdates: who sends them and reads nothing is not read from. A trusted peer always is, since
         # two ends that both wait for the other to read would wait for good.
-        is_held = self._waits or self._is_paused or (self._is_blocked and not self._is_trusted)
-        if is_held != self._is_reading or self._socket.is_closing():
+        is_held = self.waits or self.is_paused or (self._is_blocked and not self._is_trusted)
+        if is_held != self._is_reading or self.socket.is_closing():
             return
         self._is_reading = not is_held
         if is_held:
-            self._socket.pause_reading()
+            self.socket.pause_reading()
         else:
-            self._socket.resume_reading()
+            self.socket.resume_reading()
 
     # --- TLS -------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Works on what has come."""
-        if self._is_closing or self._is_paused:
+        if self._is_closing or self.is_paused:
             return
         try:
             if not self.is_shaken:
@@ -275,8 +274,8 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._cancel_timer()
         self.is_shaken = True
         self._on_shaken(None)
-        self._protocol = self._make_protocol()
-        self._tell(self._protocol.connection_made, self.transport)
+        self.protocol = self._make_protocol()
+        self._tell(self.protocol.connection_made, self.transport)
 
     def _receive(self) -> None:
         """Decrypts all that is there, and hands it over; what is left when the protocol pauses waits for it.
@@ -286,7 +285,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         """
         plain, size, more = self._turns.plain, 0, True
         error: ssl.SSLError | None = None
-        while more and not (self._is_closing or self._is_paused):
+        while more and not (self._is_closing or self.is_paused):
             count = 0
             try:
                 count = int(self.object.read(len(plain) - size, plain[size:]))  # a number, as there is a buffer
@@ -302,13 +301,13 @@ class TlsLayer(asyncio.BufferedProtocol):
             more = count > 0 and self._has_more
             if size and (not more or size == len(plain)):
                 data, size = bytes(plain[:size]), 0
-                self._tell(self._protocol.data_received, data)
+                self._tell(self.protocol.data_received, data)
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # it holds this frame, which would hold it
-        if self._peer_ended and not self._is_closing and not self._tell(self._protocol.eof_received):
+        if self._peer_ended and not self._is_closing and not self._tell(self.protocol.eof_received):
             self.close()
 
     @property
@@ -318,7 +317,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def _send(self) -> None:
         """Encrypts what was written, as far as the socket takes it; then ends what is to end."""
-        if self._socket.is_closing():
+        if self.socket.is_closing():
             return
         self._flush()
         try:
@@ -338,17 +337,17 @@ class TlsLayer(asyncio.BufferedProtocol):
         except ssl.SSLError as error:
             self._fail(error)
             return
-        if self._unsent or self._socket.is_closing():  # the protocol may have cut it when it was told to pause
+        if self._unsent or self.socket.is_closing():  # the protocol may have cut it when it was told to pause
             return
         # OpenSSL looks for the peer's end then, and must not find data.
         if self._is_closing or (self._eof_written and not self._has_more):
             self._send_end()
         if self._is_closing:
-            self._socket.close()
+            self.socket.close()
 
     def _flush(self) -> None:
         if self._outgoing.pending:
-            self._socket.write(self._outgoing.read())
+            self.socket.write(self._outgoing.read())
 
     def _send_end(self) -> None:
         if self._end_sent:
@@ -361,16 +360,16 @@ class TlsLayer(asyncio.BufferedProtocol):
     def _fail(self, error: Exception) -> None:
         """Closes, behind the alert that says why; at once if the peer does not read."""
         self._error = self._error or error.with_traceback(None)  # which holds OpenSSL's end
-        if self._is_blocked or self._socket.is_closing():
+        if self._is_blocked or self.socket.is_closing():
             self.abort()
             return
         self._is_closing = True
         self._drop_unsent()
         self._flush()
-        self._socket.close()
+        self.socket.close()
 
     def _handshake_is_late(self) -> None:
-        if self._waits and self.is_new:  # it is not the peer that is slow
+        if self.waits and self.is_new:  # it is not the peer that is slow
             self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._handshake_is_late)
             return
         self._error = self._error or TimeoutError(f"the TLS handshake took more than {self._handshake_s:g} s")
@@ -405,49 +404,30 @@ class TlsLayer(asyncio.BufferedProtocol):
     # --- for the transport above -----------------------------------------------------------------------------------
 
     @property
-    def protocol(self) -> asyncio.Protocol:
-        """That is above."""
-        return self._protocol
-
-    @protocol.setter
-    def protocol(self, protocol: asyncio.Protocol) -> None:
-        self._protocol = protocol
-
-    @property
-    def socket(self) -> asyncio.Transport:
-        """The plain transport."""
-        return self._socket
-
-    @property
     def is_closing(self) -> bool:
         """Whether it is closed, or about to be."""
-        return self._is_closing or self._socket.is_closing()
+        return self._is_closing or self.socket.is_closing()
 
     @property
     def unsent_bytes(self) -> int:
         """What was written, and the system has not taken."""
-        return self._unsent_bytes + int(self._socket.get_write_buffer_size())
+        return self._unsent_bytes + int(self.socket.get_write_buffer_size())
 
     def trust(self) -> None:
         """The peer has proven who it is: it is read from without bounds and turns."""
         self._is_trusted = True
-        self._socket.set_write_buffer_limits(_TRUSTED_HIGH_WATER)
+        self.socket.set_write_buffer_limits(_TRUSTED_HIGH_WATER)
         self._read_or_not()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the protocol has paused it."""
-        return self._is_paused
 
     def pause(self) -> None:
         """Hands over nothing more until :meth:`resume`."""
-        self._is_paused = True
+        self.is_paused = True
         self._read_or_not()
 
     def resume(self) -> None:
         """Hands over again what comes, from the next turn on."""
-        if self._is_paused and not self.is_closing:
-            self._is_paused = False
+        if self.is_paused and not self.is_closing:
+            self.is_paused = False
             if self._has_more:
                 self._wait()
             else:
@@ -482,7 +462,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         """Cuts the connection."""
         self._is_closing = True
         self._drop_unsent()
-        self._socket.abort()
+        self.socket.abort()
 
 
 class TlsTransport(asyncio.Transport):
