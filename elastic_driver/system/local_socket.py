@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Self
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.system.process_name import boot_id
 
 # Of connections that nobody has come to take yet. The system has a limit of its own (net.core.somaxconn).
 _BACKLOG = 4096
 # Who looks for folders that are left locks each one for some microseconds.
 _LOOKED_AT_S = 1.0
 _AGAIN_S = 0.02
-_CREDENTIALS = struct.Struct("=iII")  # process, user, group
+_CREDENTIALS = struct.Struct("=iII")
 # Where processes meet that know nothing of each other but a name: not in $TMPDIR, which may be one for each of them.
 _KNOWN_PLACES = (Path("/tmp"), Path("/dev/shm"))
 
@@ -243,7 +244,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
                 time.sleep(_AGAIN_S)
         finally:
             os.close(folder)
-        user = _peer(connection)
+        _, user, _ = peer_of(connection)
         if user != os.geteuid():
             raise StrangerError(errno.EPERM, f"a process of user {user} listens at {path}")
     except BaseException:
@@ -254,12 +255,15 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 def is_ours(connection: socket.socket) -> bool:
     """Whether the process at the other end is this user's or root's."""
-    return _peer(connection) in (0, os.geteuid())
+    return peer_of(connection)[1] in (0, os.geteuid())
 
 
-def _peer(connection: socket.socket) -> int:
-    user: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
-    return user
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group that the other end of a unix socket was made by, as the kernel names them."""
+    process, user, group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return process, user, group
 
 
 def _open(path: Path) -> int:
@@ -313,11 +317,8 @@ def _check_place(place: Path) -> None:
 
 def _prefix() -> str:
     """What all these folders' names begin with. Machines may share them, and do not see each other's locks."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        boot = b""
-    return f"elasticrun-{os.geteuid()}-{hashlib.blake2b(boot, digest_size=4).hexdigest()}-"
+    boot = hashlib.blake2b(boot_id().encode(), digest_size=4).hexdigest()
+    return f"elasticrun-{os.geteuid()}-{boot}-"
 
 
 def _remove_left(own: Path) -> None:

@@ -1,6 +1,6 @@
-"""What names a process of this machine for longer than its id does: the boot, the pid namespace, the id, the start.
+"""What names this machine, and a process of it for longer than its id does: boot, namespace, id, start.
 
-Owns the form of that name, and reads /proc. Whoever was given one can tell whether that very process lives.
+Owns the form of such a name, and reads /proc. Whoever was given one can tell whether that very process lives.
 """
 
 from __future__ import annotations
@@ -23,9 +23,28 @@ def name_of_this_process() -> str:
 
 def place_of_processes() -> str:
     """The boot of this machine, and in it the namespace that process ids belong to."""
-    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-        boot = file.read().strip().decode()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{_boot()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from all others; "" where the system does not say."""
+    try:
+        return _boot()
+    except OSError:
+        return ""
+
+
+def network_id() -> str:
+    """What tells this process's network from those of other containers of the machine; "" likewise."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def look_up(pid: int) -> tuple[str, int]:

@@ -30,7 +30,6 @@ from elastic_driver.launch.agent.control import (
     Order,
     Who,
     end_orphans,
-    place,
 )
 from elastic_driver.launch.agent.horovod.front import HorovodFront
 from elastic_driver.launch.agent.host_rounds import HostRounds
@@ -60,7 +59,7 @@ from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.loops import new_loop
-from elastic_driver.system.process_name import look_up, place_of_processes
+from elastic_driver.system.process_name import look_up, network_id, place_of_processes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Cloud
 
@@ -240,7 +239,7 @@ class Agent:
                 self._loop.add_signal_handler(number, handlers[number], number)
                 way_out.callback(self._loop.remove_signal_handler, number)
             if self._bootstrap.job:
-                await end_orphans(self._bootstrap.job, place())
+                await end_orphans(self._bootstrap.job, network_id())
             way_out.push_async_callback(self._control.close)
             await self._control.open()
             folder = SocketFolder.new()
@@ -518,7 +517,7 @@ class Agent:
                 else:
                     self._leave(why, within_s)
             case EndOrphan(job, of):
-                is_meant = bool(job) and job == self._bootstrap.job and of == place()
+                is_meant = bool(job) and job == self._bootstrap.job and of == network_id()
                 if not is_meant or self._workers is None or self._link.connected:
                     return Done(done=False)
                 why = "another agent of its job has come, and its driver does not answer"

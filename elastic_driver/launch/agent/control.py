@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import stat
 import time
@@ -55,7 +54,7 @@ class EndOrphan:
 
     Attributes:
         job: what tells the job from others.
-        place: of this machine and network, see :func:`place`.
+        place: the network of this machine that it is in: agents of other containers may have the same folder.
     """
 
     job: str
@@ -211,7 +210,7 @@ async def end_orphans(job: str, place: str) -> None:
 
     Args:
         job: what tells it from others.
-        place: of this machine and network, see :func:`place`.
+        place: the network of this machine that it is in: agents of other containers may have the same folder.
     """
     try:
         sockets = _sockets()
@@ -221,14 +220,6 @@ async def end_orphans(job: str, place: str) -> None:
     loop = asyncio.get_running_loop()
     order = EndOrphan(job, place)
     await asyncio.gather(*(loop.run_in_executor(None, _ask, path, order, ORPHANS_S) for path in sockets))
-
-
-def place() -> str:
-    """This machine and network: agents of other containers may have the same folder."""
-    try:
-        return os.readlink("/proc/self/ns/net")
-    except OSError:
-        return ""
 
 
 def _remove_dead(folder: Path) -> None:

@@ -29,7 +29,7 @@ from elastic_driver.rendezvous.agreement import Agreement
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message
-from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.process_name import boot_id, name_of_this_process
 from elastic_driver.version import __version__
 
 _LOOK_S = 0.5
@@ -266,7 +266,7 @@ class DriverLink:
             host=bootstrap.host,
             slots=bootstrap.slots,
             machine=machine.machine_name(),
-            boot_id=machine.boot_id(),
+            boot_id=boot_id(),
             cores=machine.cores(),
             python=machine.python(),
             pid=machine.pid(),

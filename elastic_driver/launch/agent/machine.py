@@ -14,15 +14,6 @@ def machine_name() -> str:
     return socket.gethostname()
 
 
-def boot_id() -> str:
-    """Tells this boot of the machine from all others; "" where the system does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def pid() -> int:
     """This process."""
     return os.getpid()

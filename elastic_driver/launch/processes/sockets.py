@@ -12,14 +12,13 @@ import ctypes
 import os
 import re
 import socket
-import struct
 from collections.abc import Iterator
+
+from elastic_driver.system.local_socket import peer_of
 
 _PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
 
 _IN_KERNEL = re.compile(r"(socket|pipe):\[(\d+)\]")
-
-_CREDENTIALS = struct.Struct("=3i")  # process, user, group
 
 
 def in_kernel(pid: int, descriptor: int | str) -> tuple[str, int]:
@@ -60,10 +59,7 @@ def peer_process(pid: int, descriptor: int) -> int:
             if (sock := _copy(process, descriptor)) is not None:
                 with sock:
                     if sock.family == socket.AF_UNIX:
-                        peer: int = _CREDENTIALS.unpack(
-                            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                        )[0]
-                        return peer
+                        return peer_of(sock)[0]
         finally:
             os.close(process)
     return 0

@@ -20,7 +20,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import RoundAssignment
 from elastic_driver.system.interfaces import host_addresses
-from elastic_driver.system.process_name import look_up, place_of_processes
+from elastic_driver.system.process_name import boot_id, look_up, network_id, place_of_processes
 from elastic_driver.worker.launched import across, meeting
 from elastic_driver.worker.launched.launcher import Launch
 from elastic_driver.worker.launched.places import LOOPBACK, Member, address_of, address_of_root, places
@@ -203,12 +203,7 @@ def _named(hostnames: Sequence[str]) -> list[WorkerId]:
 
 def _machine(settings: WorkerSettings) -> str:
     """What tells this machine from others, and containers of one machine from each other."""
-    parts = [socket.gethostname(), settings.machine]
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        parts.append(file.read().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return "\n".join(parts)
+    return "\n".join((socket.gethostname(), settings.machine, *filter(None, (boot_id(), network_id()))))
 
 
 def _proxy() -> str:

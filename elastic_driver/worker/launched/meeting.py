@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from elastic_driver.codec import decode, encode
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import KEY_BYTES
 from elastic_driver.system.local_socket import SocketFolder, StrangerError, connect, is_ours, named_paths
+from elastic_driver.system.process_name import network_id
 
 SOCKET = "meeting.sock"
 """The name in rank 0's folder at which it says how it is reached."""
@@ -59,7 +59,8 @@ def meeting_name(job: str, ranks: Sequence[int]) -> str:
         job: what tells the launcher's job from others of this user on this machine.
         ranks: of the launcher's, that are this job; a launcher's ranks may be several jobs.
     """
-    text = f"{_network()}\n{job}\n{','.join(map(str, ranks))}"
+    # Containers may share /tmp, and not the loopback interface.
+    text = f"{network_id()}\n{job}\n{','.join(map(str, ranks))}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -122,14 +123,6 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _network() -> str:
-    """Containers may share /tmp, and not the loopback interface."""
-    try:
-        return os.readlink("/proc/self/ns/net")
-    except OSError:
-        return ""
 
 
 def _read(connection: socket.socket) -> bytes:
