@@ -23,7 +23,7 @@ no reset under way    WAITING for slots    RUNNING: the round trains
 a reset under way     STARTING             RESETTING: the round is over, the next is being formed
 ====================  ===================  ============================================================================
 
-and ENDED, when ``State.ended`` says so; then only the ends of processes are taken in. Steps between phases:
+and ENDED, when ``State.end`` says how; then only the ends of processes are taken in. Steps between phases:
 
 ==========  =====================================================  ===================================================
 from        when                                                   to

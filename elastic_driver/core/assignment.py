@@ -66,10 +66,6 @@ def assign_ranks(
     """
     position = {host.name: index for index, host in enumerate(host_order)}
     members = sorted(workers, key=lambda worker: (position[worker.hostname], worker.slot, worker.attempt))
-    by_host: dict[str, list[WorkerId]] = {}
-    for worker in members:
-        by_host.setdefault(worker.hostname, []).append(worker)
-    local_rank = {worker: index for group in by_host.values() for index, worker in enumerate(group)}
     if root is not None:
         home = rack_of(host_order[position[root.hostname]])
         near = {host.name for host in host_order if rack_of(host) == home}
@@ -80,6 +76,15 @@ def assign_ranks(
                 worker != root and worker.hostname == root.hostname,
             )
         )
+    return places_of(members)
+
+
+def places_of(members: Sequence[WorkerId]) -> tuple[Placed, ...]:
+    """The places of a round's members, which are in the order of their ranks."""
+    by_host: dict[str, list[WorkerId]] = {}
+    for worker in sorted(members, key=lambda worker: (worker.slot, worker.attempt)):
+        by_host.setdefault(worker.hostname, []).append(worker)
+    local_rank = {worker: index for group in by_host.values() for index, worker in enumerate(group)}
     cross_rank: dict[WorkerId, int] = {}
     cross_size: dict[int, int] = {}  # so far, by local rank
     for name in dict.fromkeys(worker.hostname for worker in members):

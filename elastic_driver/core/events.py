@@ -334,6 +334,11 @@ class DriverFailed:
 
     error: str
 
+    @property
+    def message(self) -> str:
+        """What is told of it, as the end of the job."""
+        return f"internal error of the driver: {self.error}"
+
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:

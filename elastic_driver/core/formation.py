@@ -47,24 +47,31 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     )
     # Members who were interrupted at one commit hold equal states, unless one of them is new.
     in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
-    commits = root.commits if root else 0
-    round_id = state.next_round_id
+    # The one who hands over comes first.
+    handing_over = None if all_offered(state, (members[0].worker,)) else members[0].worker
+    formed = Round(
+        state.next_round_id,
+        tuple(one.worker for one in placed),
+        handing_over,
+        reset.began,
+        sync=reset.unplanned or not in_step,
+        commits=root.commits if root else 0,
+        backend=backend,
+    )
     by_worker = {record.worker: record for record in members}
     t.commands.append(
         PublishRound(
-            round_id=round_id,
+            round_id=formed.round_id,
             placed=placed,
-            sync=reset.unplanned or not in_step,
-            commits=commits,
+            sync=formed.sync,
+            commits=formed.commits,
             backend=backend,
-            cause=cause_of(t, tuple(one.worker for one in placed)),
+            cause=cause_of(t, formed.members),
             old_size=len(state.members),
             reinit=bool(reset.reinits) and not reset.unplanned,
             lost_s=_lost_s(t, root, backend),
         )
     )
-    # The one who hands over comes first.
-    handing_over = None if all_offered(state, (members[0].worker,)) else members[0].worker
     if reset.unplanned:
         state = replace(state, tally=state.tally.one_more(t.now, state.policy.reset_window_s))
     tells_commits = backend is not Backend.HOROVOD
@@ -72,16 +79,16 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         # What is not on disc cannot be gone on from.
         state = replace(state, policy=replace(state.policy, durable=False))
         t.report("--durable-dir does nothing here: the workers run Horovod's own library", warning=True)
-    t.state = forget_round(state, Round(round_id, tuple(one.worker for one in placed), handing_over, reset.began))
+    t.state = forget_round(state, formed)
     t.put_all(
         replace(
             by_worker[one.worker],
             phase=WorkerPhase.MEMBER,
             since=t.now,
-            round_id=round_id,
+            round_id=formed.round_id,
             # Before the first commit, what a process is born with is the state. Who tells of none has it in the first
             # round; later ones get it when they have been in a round for a while.
-            has_state=by_worker[one.worker].has_state or not (commits if tells_commits else stateful),
+            has_state=by_worker[one.worker].has_state or not (formed.commits if tells_commits else stateful),
             rank=one.slot.rank,
             committed_at=None,
         )

@@ -117,7 +117,7 @@ def take(t: Transition, event: Event) -> None:
         case StopRequested():
             t.end(128 + event.signal, f"interrupted by {event.name}")
         case DriverFailed():
-            t.end(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {event.error}")
+            t.end(ExitCode.INTERNAL_ERROR, event.message)
         case TimerExpired():
             pass
         case _:

@@ -202,13 +202,15 @@ def _launch(t: Transition, places: Places) -> None:
 def _begin_round(t: Transition) -> None:
     state = t.state
     assert state.launch is not None
+    assert state.round is not None
+    begun = replace(state.round, commits=state.commits)
     t.commands.append(
         PublishRound(
-            round_id=state.round_id,
+            round_id=begun.round_id,
             placed=state.launch.placed,
-            sync=False,
-            commits=state.commits,
-            backend=None,
+            sync=begun.sync,
+            commits=begun.commits,
+            backend=begun.backend,
             cause=state.launch.cause,
             old_size=state.launch.old_size,
         )
@@ -216,7 +218,8 @@ def _begin_round(t: Transition) -> None:
     registry = WorkerStateRegistry(state.registry.expected)
     for worker in state.registry.workers_in(WorkerState.SUCCESS):  # before all were there
         registry = registry.record(worker, WorkerState.SUCCESS)
-    t.state = replace(state, reset=None, registry=registry, launch=None, setbacks=state.setbacks.begin(t.now))
+    setbacks = state.setbacks.begin(t.now)
+    t.state = replace(state, round=begun, reset=None, registry=registry, launch=None, setbacks=setbacks)
     t.put_all(replace(r, phase=WorkerPhase.MEMBER, since=t.now) for r in in_phase(state, WorkerPhase.READY))
 
 

@@ -15,7 +15,7 @@ from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
 from elastic_driver.core.cuts import Accuser, Cuts
-from elastic_driver.core.events import Fault
+from elastic_driver.core.events import EndJob, Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
@@ -389,6 +389,9 @@ class Round:
         members: its workers by rank (also those that have ended).
         handing_over: the one whose place was gone already when the round was formed; None for no such member.
         reset_began: when the reset that it came of (or the start) began.
+        sync: whether its members broadcast rank 0's state first.
+        commits: commits of rank 0's state when it was formed.
+        backend: what carries its collectives; None where that is the workers' own affair.
         notice: what its members are told now.
     """
 
@@ -396,6 +399,9 @@ class Round:
     members: tuple[WorkerId, ...]
     handing_over: WorkerId | None
     reset_began: Moment
+    sync: bool = False
+    commits: int = 0
+    backend: Backend | None = None
     notice: NoticeKind = NoticeKind.NONE
     # Of members. Derived, and handed on: it is made once for each round.
     _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
@@ -533,7 +539,7 @@ class State:
     Attributes:
         policy: the limits.
         began: when the job began.
-        ended: whether it is over.
+        end: the one command that ends the job; None while it goes on.
         discovery: the hosts, and how discovery does.
         blacklist: the failed hosts.
         cuts: hosts that are left out, since others cannot reach them.
@@ -563,7 +569,7 @@ class State:
 
     policy: Policy
     began: Moment
-    ended: bool = False
+    end: EndJob | None = None
     discovery: Discovery = field(default_factory=Discovery)
     blacklist: Blacklist = field(default_factory=Blacklist)
     cuts: Cuts = field(default_factory=Cuts)
@@ -588,6 +594,11 @@ class State:
     last_call: Moment | None = None
     chief: Chief | None = None
     chiefs: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self.end is not None
 
     @property
     def phase(self) -> JobPhase:

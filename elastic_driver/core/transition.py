@@ -134,5 +134,6 @@ class Transition:
     def end(self, exit_code: int, message: str) -> None:
         if self.state.ended:
             return
-        self.state = replace(self.state, ended=True)
-        self.commands.append(EndJob(int(exit_code), message))
+        end = EndJob(int(exit_code), message)
+        self.state = replace(self.state, end=end)
+        self.commands.append(end)

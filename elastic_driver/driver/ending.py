@@ -14,7 +14,7 @@ import sys
 import traceback
 from typing import Any
 
-from elastic_driver.core.events import EndJob
+from elastic_driver.core.events import DriverFailed, EndJob
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.report.chronicle import Chronicle
@@ -65,8 +65,7 @@ class JobEnd:
         is_first = not self.is_known
         if is_first:
             # The core may have ended the job in the step that failed: that end is not the one.
-            failed = EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}")
-            self.decided(end or failed)
+            self.decided(end or EndJob(ExitCode.INTERNAL_ERROR, DriverFailed(repr(error)).message))
         try:
             if is_first:
                 self._chronicle.internal_error(error, list(self._stepper.history))

@@ -289,8 +289,10 @@ class ElasticDriver:
         self.requests.begin_round(command.round_id)
         for one in command.placed:
             self.workers.label(one.worker, str(one.slot.rank))
+        formed = self.stepper.state.round
+        assert formed is not None
         hosts = sorted({one.worker.hostname for one in command.placed})
-        self.rounds.publish(command, self.agents.addresses.of(hosts))
+        self.rounds.publish(formed, command.placed, self.agents.addresses.of(hosts))
         pids = {worker: one.pid for worker, one in self.workers.living.items()}
         self.chronicle.round_formed(command, pids, self.clock() - self.stepper.state.reset_began)
         if starts_again(self.settings):

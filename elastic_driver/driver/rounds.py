@@ -7,14 +7,15 @@ what workers say becomes events of the core, and its commands become their answe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from elastic_driver.core.assignment import Placed
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
-from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
+from elastic_driver.core.events import DrainRequested, WorkerExiting, WorkerReady, WorkerRunning
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
-from elastic_driver.core.state import WorkerPhase, record_of
+from elastic_driver.core.state import Round, WorkerPhase, record_of
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
@@ -217,26 +218,27 @@ class Rounds:
 
     # --- what they are answered ------------------------------------------------------------------------------------
 
-    def publish(self, command: PublishRound, addresses: Mapping[str, str]) -> None:
+    def publish(self, formed: Round, placed: Sequence[Placed], addresses: Mapping[str, str]) -> None:
         """Answers the members of a new round, if they ask for it.
 
         Args:
-            command: the round.
+            formed: the round.
+            placed: the places of its members, as :func:`~elastic_driver.core.assignment.places_of` has them.
             addresses: where its members listen, by host.
         """
-        self._progress.begin_round(command.commits)
-        if command.backend is None:
+        self._progress.begin_round(formed.commits)
+        if formed.backend is None:
             return  # they know their places, and are watched by nothing but their ends
         self._placed = {
             one.worker: RoundAssignment(
-                round_id=command.round_id,
+                round_id=formed.round_id,
                 slot=one.slot,
-                sync=command.sync,
-                commits=command.commits,
-                backend=command.backend,
+                sync=formed.sync,
+                commits=formed.commits,
+                backend=formed.backend,
                 address=addresses[one.worker.hostname],
             )
-            for one in command.placed
+            for one in placed
         }
         for worker, assignment in self._placed.items():
             # From now on: who is frozen since it was READY never watches its round.

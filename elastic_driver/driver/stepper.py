@@ -26,6 +26,7 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy, new_state, next_deadline, step
 from elastic_driver.core.state import JobPhase, State
+from elastic_driver.words import ExitCode
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
@@ -132,14 +133,16 @@ class Stepper:
         """Feeds an error of the driver's own: of what comes from now on nothing follows.
 
         Returns:
-            The end that the core makes of it, which is not carried out; None when it had ended the job before.
+            The end of the job, which is not carried out; None when the core had ended it before.
         """
-        commands: list[Command] = []
+        if self.is_over:
+            return None
+        failed = DriverFailed(repr(error))
         try:
-            self.state, commands = step(self.state, DriverFailed(repr(error)), self._clock())
+            self.state, _ = step(self.state, failed, self._clock())
         except Exception:  # it may be the core that fails
-            self.state = replace(self.state, ended=True)
-        return next((command for command in commands if isinstance(command, EndJob)), None)
+            self.state = replace(self.state, end=EndJob(ExitCode.INTERNAL_ERROR, failed.message))
+        return self.state.end
 
     def close(self) -> None:
         """Feeds nothing more by itself."""

@@ -357,7 +357,10 @@ class ThreadJob:
                 self.places = {one.worker: slot_info(one.worker, one.slot) for one in command.placed}
                 self._on_round(list(self.places.values()))
                 self._rounds_seen |= dict.fromkeys(self.places, command.round_id)
-                self._rounds.publish(command, dict.fromkeys((one.worker.hostname for one in command.placed), ""))
+                formed = self._stepper.state.round
+                assert formed is not None
+                nowhere = dict.fromkeys((worker.hostname for worker in formed.members), "")  # they share a process
+                self._rounds.publish(formed, command.placed, nowhere)
                 _log.info("round %d: %d workers; %s", command.round_id, len(self.places), command.cause)
             case SetNotice():
                 self._rounds.notify(Notice(command.version, command.round_id, command.kind, command.reason))

@@ -14,6 +14,7 @@ from itertools import count
 
 import pytest
 
+from elastic_driver.core.assignment import places_of
 from elastic_driver.core.document import read, read_command, read_event, write, write_command, write_event
 from elastic_driver.core.events import (
     ChiefExited,
@@ -412,6 +413,7 @@ class Job:
                     ) and command.worker not in self.failed
                     assert command.expected is ordered, "a failure that is told as an order, or the other way round"
                 case EndJob():
+                    assert command == self.state.end
                     assert command.message
                     if command.message.startswith("the training failed"):
                         roundless = self.kind is OnChange.NO_ROUNDS
@@ -604,10 +606,19 @@ class Job:
         self.started.add(worker)
         self.alive.add(worker)
 
+    def _audit_what_is_kept(self, command: PublishRound) -> None:
+        """A member that asks again is answered from the state."""
+        kept = self.state.round
+        assert kept is not None
+        assert places_of(kept.members) == command.placed
+        told = command.round_id, command.sync, command.commits, command.backend
+        assert (kept.round_id, kept.sync, kept.commits, kept.backend) == told
+
     def _audit_round(self, command: PublishRound) -> None:
         workers = tuple(one.worker for one in command.placed)
         assert command.old_size == len(self.members)
         assert len(set(workers)) == len(workers)
+        self._audit_what_is_kept(command)
         if self.kind is OnChange.RESTART:
             self._audit_restart(command, workers)
             return

@@ -83,7 +83,10 @@ class World:
         for command in commands:
             match command:
                 case PublishRound():
-                    self.rounds.publish(command, {one.worker.hostname: "127.0.0.1" for one in command.placed})
+                    formed = self.stepper.state.round
+                    assert formed is not None
+                    addresses = {worker.hostname: "127.0.0.1" for worker in formed.members}
+                    self.rounds.publish(formed, command.placed, addresses)
                 case DismissWorker():
                     self.rounds.dismiss(command.worker, command.reason)
                 case SetNotice():

@@ -198,7 +198,8 @@ def test_a_core_that_fails_at_an_error_of_the_drivers_own_is_over_too(monkeypatc
 
     async def test(world: World) -> None:
         monkeypatch.setattr(stepper, "step", fail)
-        assert world.stepper.fail(ValueError("a bug")) is None
+        end = world.stepper.fail(ValueError("a bug"))
+        assert end == EndJob(70, "internal error of the driver: ValueError('a bug')") == world.stepper.state.end
         assert world.stepper.is_over
 
     play(test)
