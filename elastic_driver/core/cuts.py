@@ -159,9 +159,9 @@ def hosts_that_go(
     accused: dict[str, int] = {}
     for mine, others in said.items():
         for its, (accusers, number) in others.items():
-            mutual = said.get(its, {}).get(mine, (0, 0))
-            cut.setdefault(its, {})[mine] = max(accusers, mutual[1])
-            cut.setdefault(mine, {})[its] = max(number, mutual[0])
+            for host, other, workers in ((its, mine, accusers), (mine, its, number)):
+                cut_off = cut.setdefault(host, {})
+                cut_off[other] = max(cut_off.get(other, workers), workers)
             accused[its] = accused.get(its, 0) + accusers
     place = {name: index for index, name in enumerate(order)}
     total = {host: sum(of_host.values()) for host, of_host in cut.items()}

@@ -1,8 +1,8 @@
 """A training in numpy that says what it does: a JSON line a step. Run by the tests under elasticrun.
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds of work a step), COMMIT_EVERY, FAULT ("exception RANK
-STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that rank does at that step, once), ONCE (a file
-that marks that it has happened; without it, it happens each time).
+STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that rank does at that step, once), WHEN (a file:
+not before it is there), ONCE (a file that marks that it has happened; without it, it happens each time).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ WORKER = os.environ.get("ELASTIC_DRIVER_WORKER", "")
 
 def fault_is_due(step: int) -> str:
     if not FAULT or int(FAULT[1]) != hvd.rank() or int(FAULT[2]) > step:
+        return ""
+    if "WHEN" in os.environ and not Path(os.environ["WHEN"]).exists():
         return ""
     if "ONCE" not in os.environ:
         return FAULT[0]

@@ -36,6 +36,7 @@ def accusations(*texts: str) -> list[Accusation]:
         (("b a",), "a"),  # one way only: the one that cannot be reached
         (("a b", "a1 b", "b a*2"), "b"),  # from which more workers are cut off
         (("b a*2",), "b"),  # though only one of the two ends was asked
+        (("a b*2", "b a"), "a"),  # the one end names fewer than the other
         (("a b", "a c", "a d"), "a"),  # who complains of all, and nobody of it
         (("b a", "c a", "d a"), "a"),
         (("a c", "a d", "b c", "b d", "c a", "c b", "d a", "d b"), "dc"),  # halves: that with the first host stays
