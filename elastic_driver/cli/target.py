@@ -114,9 +114,7 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
         SettingsError: it cannot be reached, or refuses.
     """
     try:
-        client = RendezvousClient(
-            target.url.url, target.credential, patience_s=_PATIENCE_S, fingerprint=target.url.fingerprint
-        )
+        client = RendezvousClient(str(target.url), target.credential, patience_s=_PATIENCE_S)
         try:
             return question(client)
         finally:
