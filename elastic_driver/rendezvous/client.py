@@ -8,6 +8,7 @@ heavy.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -123,11 +124,12 @@ class _Connection(http.client.HTTPConnection):
         """
         assert self.sock is not None
         self.sock.settimeout(silence_s)
-        self.request(method, target, body=body)
+        # On a socket of this machine a refusal may come before the request is sent, or while it is on its way.
+        with contextlib.suppress(BrokenPipeError):
+            self.request(method, target, body=body)
         try:
             response = self.getresponse()
         except http.client.BadStatusLine as error:
-            # On a socket of this machine a refusal comes when the request is on its way.
             text = read_refusal(error.line.encode("latin-1", "replace"))
             if not text:
                 raise

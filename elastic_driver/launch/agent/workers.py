@@ -102,7 +102,7 @@ class NodeScreen(Protocol):
 
 
 class HostWorkers:
-    """See above. Its keeper's OutputSink and ProcessListener; tells its server who they are. Used on the event loop only.
+    """See above. Its keeper's OutputSink and ProcessListener, and its server's Keys. Used on the event loop only.
 
     Args:
         welcome: what the driver has told this agent.

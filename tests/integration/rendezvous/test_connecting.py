@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
 from elastic_driver.errors import RendezvousError, RendezvousProtocolError
-from elastic_driver.rendezvous.authentication import MAGIC, NONCE_BYTES, opening, read_request, refusal
+from elastic_driver.rendezvous.authentication import NONCE_BYTES, opening, read_request, refusal
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.connecting import connect
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.system.local_socket import SocketFolder
-from tests.support.fakes.rendezvous_service import IDENTITY, KEY, PATIENCE_S, credential
-from tests.support.fakes.scripted_driver import authenticate, certificate, listening, over_tls, scripted
+from tests.support.fakes.rendezvous_service import IDENTITY, PATIENCE_S, credential
+from tests.support.fakes.scripted_driver import authenticate, certificate, listening, over_tls
 
 pytestmark = pytest.mark.integration
 
@@ -44,10 +41,12 @@ def test_both_ends_know_each_other(knows_fingerprint: bool) -> None:
         names.append(authenticate(encrypted))
         encrypted.sendall(encrypted.recv(100).upper())
 
-    with listening(over_tls(script)) as url:
-        with connect(url if knows_fingerprint else unknown(url), credential(), timeout_s=PATIENCE_S) as connection:
-            connection.sendall(b"hello")
-            assert connection.recv(100) == b"HELLO"
+    with (
+        listening(over_tls(script)) as url,
+        connect(url if knows_fingerprint else unknown(url), credential(), timeout_s=PATIENCE_S) as connection,
+    ):
+        connection.sendall(b"hello")
+        assert connection.recv(100) == b"HELLO"
     assert names == [str(IDENTITY)]
 
 
@@ -74,9 +73,11 @@ def test_to_another_certificate_nothing_is_said() -> None:
     def script(encrypted: ssl.SSLSocket) -> None:
         got.append(encrypted.recv(100))
 
-    with listening(over_tls(script, lambda: other)) as url:
-        with pytest.raises(RendezvousProtocolError, match="another certificate"):
-            connect(url, credential(), timeout_s=PATIENCE_S)
+    with (
+        listening(over_tls(script, lambda: other)) as url,
+        pytest.raises(RendezvousProtocolError, match="another certificate"),
+    ):
+        connect(url, credential(), timeout_s=PATIENCE_S)
     assert got == [b""]
 
 
@@ -97,9 +98,11 @@ def test_a_relay_with_a_certificate_of_its_own_gets_no_proof() -> None:
                 encrypted.sendall(onward.recv(1024))
                 heard.append(encrypted.recv(1024))
 
-        with listening(over_tls(relay, lambda: own)) as between:
-            with pytest.raises(RendezvousProtocolError, match=STRANGER):
-                connect(unknown(between), credential(), timeout_s=PATIENCE_S)
+        with (
+            listening(over_tls(relay, lambda: own)) as between,
+            pytest.raises(RendezvousProtocolError, match=STRANGER),
+        ):
+            connect(unknown(between), credential(), timeout_s=PATIENCE_S)
     assert heard == [b""]
 
 
@@ -187,7 +190,9 @@ def test_what_is_given_up_in_the_end_says_why() -> None:
 
     with listening(*[refuse] * 100) as url:
         client = RendezvousClient(url.url, credential(), patience_s=0.3)
-        with pytest.raises(RendezvousError, match="cannot reach the driver at 127.0.0.1 port .* for 0.3 s: .* TLS 1.3"):
+        with pytest.raises(
+            RendezvousError, match=r"cannot reach the driver at 127\.0\.0\.1 port .* for 0.3 s: .* TLS 1\.3"
+        ):
             client.status()
         client.close()
 

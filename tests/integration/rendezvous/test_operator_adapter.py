@@ -14,7 +14,7 @@ from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.messages import DrainHostRequest
 from elastic_driver.rendezvous.operator_adapter import OperatorAdapter, UnprovenError
-from tests.support.fakes.rendezvous_service import KEY, OPERATOR, PATIENCE_S, WORKER, Service, serving
+from tests.support.fakes.rendezvous_service import IDENTITY, KEY, OPERATOR, PATIENCE_S, Service, serving
 from tests.support.fakes.scripted_driver import authenticate, listening, over_tls
 
 pytestmark = pytest.mark.integration
@@ -64,10 +64,12 @@ def test_the_drivers_refusals_come_through(service: Service) -> None:
 
 
 def test_a_wrong_key_does_nothing(service: Service) -> None:
-    for key in (b"x" * 32, KEY.of_worker(WORKER)):
-        with session_for(service.url, key) as (session, url):
-            with pytest.raises(UnprovenError, match="does not prove to be this job's driver"):
-                session.post(f"{url}/v1/drain", json=BODY, timeout=PATIENCE_S)
+    for key in (b"x" * 32, KEY.of(IDENTITY)):
+        with (
+            session_for(service.url, key) as (session, url),
+            pytest.raises(UnprovenError, match="does not prove to be this job's driver"),
+        ):
+            session.post(f"{url}/v1/drain", json=BODY, timeout=PATIENCE_S)
     with pytest.raises(requests.ConnectionError):
         requests.post(f"{service.url.partition('#')[0]}/v1/drain", json=BODY, timeout=PATIENCE_S)
     assert service.handler.drained == []
@@ -93,9 +95,12 @@ def test_only_this_driver_gets_what_is_sent() -> None:
         encrypted.recv(65536)
         encrypted.sendall(b"HTTP/1.1 302 X\r\nLocation: https://127.0.0.1:1/v1/status\r\nContent-Length: 0\r\n\r\n")
 
-    with listening(over_tls(redirect)) as driver, session_for(str(driver)) as (session, url):
-        with pytest.raises(requests.ConnectionError):
-            session.get(f"{url}/v1/status", timeout=PATIENCE_S)
+    with (
+        listening(over_tls(redirect)) as driver,
+        session_for(str(driver)) as (session, url),
+        pytest.raises(requests.ConnectionError),
+    ):
+        session.get(f"{url}/v1/status", timeout=PATIENCE_S)
 
 
 def test_a_key_and_an_address_that_cannot_be(tmp_path: Path) -> None:
