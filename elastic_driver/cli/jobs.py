@@ -78,6 +78,7 @@ def jobs(words: Sequence[str]) -> int:
         return 0
     if arguments.job is not None:
         running = [choose_job(running, arguments.job)]
+    _tell_of_those_out_of_reach(running)
     if arguments.ids:
         print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
     elif arguments.json:
@@ -89,6 +90,18 @@ def jobs(words: Sequence[str]) -> int:
         rows = [(job.job_id, str(job.pid), job.url, shlex.join(job.command)) for job in running]
         print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
     return 0
+
+
+def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:
+    """Where the folder of the files is shared, and the one of the sockets is not."""
+    for job in running:
+        if not os.path.exists(job.socket):
+            text = (
+                f"job {job.job_id} cannot be asked from here: there is no {job.socket}; its driver has another "
+                f"{Path(job.socket).parent.parent} than this process (a container, a service with a private /tmp), or "
+                "somebody has removed it"
+            )
+            print(one_line(text), file=sys.stderr)
 
 
 def _write_token(job: JobFile, role: Role, path: Path) -> str:

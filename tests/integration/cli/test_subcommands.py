@@ -190,6 +190,27 @@ def _check_join_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its driver has another /tmp, and the same folder of job files."""
+    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+    posting = posted("1f", Path("/tmp/elasticrun-no-such/driver.sock"))
+    assert main(["jobs"]) == 0
+    out, err = capsys.readouterr()
+    assert "unix:/tmp/elasticrun-no-such/driver.sock" in out
+    assert err == (
+        "job 1f cannot be asked from here: there is no /tmp/elasticrun-no-such/driver.sock; its driver has another "
+        "/tmp than this process (a container, a service with a private /tmp), or somebody has removed it\n"
+    )
+    for words in (["status"], ["jobs", "--write-token", "/no/such"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "there is no /tmp/elasticrun-no-such: the process that made it has ended, or this is a container" in err
+        assert err.count("\n") == 1
+    posting.remove()
+
+
 @pytest.fixture
 def two_jobs(runtime: Path) -> Iterator[None]:
     postings = posted("1f"), posted("1fe")
