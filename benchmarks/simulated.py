@@ -182,7 +182,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     """As a job has it (driver/job.py), but for how agents are started: none is of this machine."""
     clock, tasks = JobClock(), Tasks()
     door = Door(clock)
-    ways = Ways("127.0.0.1", addresses=lambda: (), ssl=None, is_wide=False)
+    ways = Ways("127.0.0.1", addresses=lambda: (), ssl=None)
     fleet = Fleet(
         door=door,
         reach=Reach(

@@ -31,6 +31,7 @@ _JOIN_BYTES = 1 << 20
 # tcpi_sacked the 6th, tcpi_last_ack_recv the 13th, of 24; tcpi_bytes_acked is the third of the others.
 _IN_FLIGHT_AT, _LAST_ACK_AT, _BYTES_ACKED_AT = 8 + 4 * 4, 8 + 4 * 12, 8 + 4 * 24 + 8 * 2
 _INFO_BYTES = _BYTES_ACKED_AT + 8
+_LOOPBACK = "127.0.0.1"
 # As much counts at most for each time that is looked: who was stopped begins anew.
 _MOST_A_LOOK_S = 1.0
 
@@ -105,7 +106,10 @@ class FrameConnection(asyncio.Protocol):
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Addresses of the other end, and of this one; "" where it has none."""
+        """Addresses of the other end, and of this one; of a unix socket's, loopback; "" where it has none."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is not None and sock.family == socket.AF_UNIX:
+            return _LOOPBACK, _LOOPBACK
         names = [
             None if self._transport is None else self._transport.get_extra_info(of) for of in ("peername", "sockname")
         ]

@@ -26,7 +26,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.rendezvous.authentication import read_refusal
 from elastic_driver.rendezvous.connecting import connect, shut_down
-from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.credentials import Credential, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.environment import PATIENCE_S
@@ -49,6 +49,7 @@ from elastic_driver.rendezvous.messages import (
     Servers,
     ServersRequest,
     ServingReport,
+    TokenReply,
     WatchRequest,
     parse_json,
     parse_next_round_reply,
@@ -298,6 +299,11 @@ class RendezvousClient:
         """A link to the job's page."""
         _, body = self._request("POST", "page", request.to_json(), expected=(200,))
         return PageReply.from_json(body)
+
+    def token(self, role: Role) -> TokenReply:
+        """With what the job is reached from elsewhere: as operator, reader or joiner."""
+        _, body = self._request("POST", f"token/{role}", b"", expected=(200,))
+        return TokenReply.from_json(body)
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""

@@ -21,6 +21,7 @@ from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter
 from elastic_driver.rendezvous.messages import API, parse_json
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, UPGRADE, Session, is_same
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
+from elastic_driver.system import local_socket
 
 # What answers is not proven to be the driver: of it no more than this is read.
 _UNPROVEN_BYTES = 8192
@@ -68,7 +69,7 @@ async def dial_in(
     """Connects to the driver, until the connection carries frames. Blocks until then; has no time limit of its own.
 
     Args:
-        url: ``http://host:port`` of the driver, or https.
+        url: ``http://host:port`` of the driver, or https, or ``unix:/PATH`` of its socket on this machine.
         credential: whose it is.
         on_frame, on_lost: see FrameConnection.
 
@@ -78,7 +79,8 @@ async def dial_in(
         TurnedAwayError: it is, and it does not take us.
     """
     loop = asyncio.get_running_loop()
-    host, port, secure = _place(url)
+    socket = local_socket.path_of(url)
+    host, port, secure = _place(url) if socket is None else ("localhost", 0, False)
     met: asyncio.Future[Met] = loop.create_future()
 
     def knock() -> _Knock:
@@ -101,7 +103,11 @@ async def dial_in(
 
     transport: asyncio.BaseTransport | None = None
     try:
-        transport, _ = await loop.create_connection(knock_encrypted if secure else knock, host, port)
+        if socket is not None:
+            connection = local_socket.connect(socket, 0.0)  # this takes no time
+            transport, _ = await loop.create_unix_connection(knock, sock=connection)
+        else:
+            transport, _ = await loop.create_connection(knock_encrypted if secure else knock, host, port)
         return await met
     except BaseException:
         if transport is not None:
@@ -116,7 +122,9 @@ def _place(url: str) -> tuple[str, int, bool]:
     except ValueError:
         host = port = None
     if not host or not port or parts.scheme not in ("http", "https"):
-        raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected http(s)://host:port")
+        raise RendezvousProtocolError(
+            f"cannot read {url!r} as the driver's address: expected http(s)://host:port or unix:/path"
+        )
     return host, port, parts.scheme == "https"
 
 

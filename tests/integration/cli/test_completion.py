@@ -70,7 +70,7 @@ def test_bash(tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str])
     assert complete("--hostfile", f"{tmp_path}/ho") == [f"{tmp_path}/hosts"]
     assert complete("completion", "b") == ["bash"]
     assert complete("status", "") == [], "no job runs, and nothing is said of it"
-    posting = Posting.post("3f2a", "http://127.0.0.1:1", JobKey.new(), ["true"])
+    posting = Posting.post("3f2a", Path("/no/such/driver.sock"), JobKey.new(), ["true"])
     assert posting is not None
     assert complete("status", "") == ["3f2a"]
     assert complete("drain", "--job", "3") == ["3f2a"]
@@ -147,7 +147,7 @@ def test_zsh_on_a_terminal(tmp_path: Path, runtime: Path, capsys: pytest.Capture
         zsh.completes("elasticrun report the_o", "the_only_hosts")
         zsh.completes("elasticrun -np 2 python the_o", "the_only_hosts")
         # Those that run when the key is pressed, not when the script was read.
-        posting = Posting.post("3f2a", "http://127.0.0.1:1", JobKey.new(), ["true"])
+        posting = Posting.post("3f2a", Path("/no/such/driver.sock"), JobKey.new(), ["true"])
         assert posting is not None
         zsh.completes("elasticrun status 3", "3f2a")
         posting.remove()

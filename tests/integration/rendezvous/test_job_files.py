@@ -17,7 +17,7 @@ from elastic_driver.cli.drain import drain
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import JobFile, Posting, running_jobs
-from tests.support.fakes.rendezvous_service import KEY, OPERATOR, READER, credential, serving
+from tests.support.fakes.rendezvous_service import KEY, OPERATOR, credential, serving
 
 pytestmark = pytest.mark.integration
 
@@ -30,8 +30,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "elasticrun"
 
 
-def post(job_id: str = "1f", url: str = "http://127.0.0.1:1", key: JobKey = KEY) -> Posting:
-    posting = Posting.post(job_id, url, key, ["python", "train.py"])
+SOCKET = Path("/no/such/driver.sock")
+
+
+def post(job_id: str = "1f", socket: Path = SOCKET, key: JobKey = KEY) -> Posting:
+    posting = Posting.post(job_id, socket, key, ["python", "train.py"])
     assert posting is not None
     return posting
 
@@ -41,7 +44,7 @@ def test_a_job_is_found_with_what_one_may_do_with_it(folder: Path) -> None:
     jobs = running_jobs()
     assert [job.job_id for job in jobs] == ["1f", "2f"]
     assert jobs[0].credential == credential(OPERATOR)
-    assert f"Bearer {jobs[0].reader}" == READER
+    assert jobs[0].url == f"unix:{SOCKET}"
     assert jobs[0].command == ("python", "train.py")
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600] * 2
     assert KEY.secret.hex() not in (folder / "1f.json").read_text()
@@ -70,7 +73,7 @@ def test_the_next_job_removes_what_dead_ones_have_left(folder: Path) -> None:
         "import os, signal\n"
         "from elastic_driver.rendezvous.credentials import JobKey\n"
         "from elastic_driver.rendezvous.job_files import Posting, put_page\n"
-        "kept = Posting.post('dead', 'http://127.0.0.1:1', JobKey.new(), ())\n"
+        "kept = Posting.post('dead', '/no/such', JobKey.new(), ())\n"
         "put_page('dead', 'x')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -107,7 +110,7 @@ def test_rubbish_of_a_living_process_is_no_job(folder: Path, text: str) -> None:
 def told(caplog: pytest.LogCaptureFixture, expected: str) -> None:
     """Both the job and the command say what is wrong with the folder."""
     with caplog.at_level(logging.WARNING, logger="elastic_driver"):
-        assert Posting.post("1f", "", KEY, []) is None
+        assert Posting.post("1f", SOCKET, KEY, []) is None
     assert (
         f"elasticrun status, drain and end will not find this job: the folder of job files, {expected}" in caplog.text
     )
@@ -138,7 +141,7 @@ def test_there_is_no_folder_that_can_be_written_to(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/no/such/folder"])
     with caplog.at_level(logging.WARNING):
-        assert Posting.post("1f", "http://127.0.0.1:1", KEY, ["true"]) is None
+        assert Posting.post("1f", SOCKET, KEY, ["true"]) is None
     assert "elasticrun status, drain and end will not find this job" in caplog.text
     with pytest.raises(SettingsError, match="cannot look for jobs: No usable temporary directory found"):
         running_jobs()
@@ -155,11 +158,12 @@ def test_the_driver_is_drained_and_nobody_else(
 ) -> None:
     monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
     with serving() as service:
-        posting = post(url=service.url)
+        socket = service.socket()
+        posting = post(socket=socket)
         assert drain(["a"]) == 0
         assert [one.hostname for one in service.handler.drained] == ["a"]
         posting.remove()
-        squatted = post(url=service.url, key=JobKey.new())
+        squatted = post(socket=socket, key=JobKey.new())
         with pytest.raises(SettingsError, match="does not prove to be this job's driver"):
             drain(["b"])
         assert len(service.handler.drained) == 1
@@ -168,7 +172,6 @@ def test_the_driver_is_drained_and_nobody_else(
 
 
 def test_secrets_are_not_printed() -> None:
-    job = JobFile("1f", "", "0ffe", "beef", 1, (), "a secret to join with")
+    job = JobFile("1f", "", "0ffe", 1, (), "a secret to join with")
     assert "a secret" not in repr(job)
     assert "0ffe" not in repr(job)
-    assert "beef" not in repr(job)

@@ -500,7 +500,7 @@ class FakeFleet:
             _variables,
             self.sink,
             self.stdin,
-            Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False),
+            Ways("127.0.0.1", addresses=tuple, ssl=None),
             self.tasks,
             fingerprint="",
             join_token="",

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import uvloop
@@ -30,6 +31,7 @@ from elastic_driver.rendezvous.messages import (
     Notice,
     RoundAssignment,
     RunningReport,
+    TokenReply,
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
@@ -42,6 +44,7 @@ from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimi
 from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.words import Backend, ReadyCause
 
 KEY = JobKey(b"the job's key of thirty-two byte")
@@ -65,7 +68,8 @@ class Handler:
         self.drained: list[DrainHostRequest] = []
         self.left: list[LeaveRequest] = []
         self.ends = 0
-        self.urls: list[str] = []
+        self.url = ""  # where other machines reach it
+        self.join_token = ""
         self.current_round = 1
         self.error: Exception | None = None
 
@@ -77,6 +81,7 @@ class Handler:
             Route("POST", "leave", WORKERS, read_own(LeaveRequest.from_json, self.leave)),
             Route("POST", "drain", OPERATORS, read(DrainHostRequest.from_json, self.drain)),
             Route("POST", "end", OPERATORS, lambda _: self.end()),
+            Route("POST", "token/*", OPERATORS, lambda request: self.token(request.path[0])),
             Route("GET", "status", ALL, lambda _: self.status()),
             agent_route(lambda identity, session: Hangup()),
         )
@@ -112,8 +117,12 @@ class Handler:
         self.ends += 1
         return EndReply("it ends")
 
+    def token(self, role: str) -> TokenReply:
+        token = self.join_token if role == Role.JOINER else KEY.of(Identity(Role(role))).hex()
+        return TokenReply(token, self.url, only_here=False)
+
     def status(self) -> dict[str, object]:
-        return {"explain": "waiting", "round_id": self.current_round, "urls": self.urls}
+        return {"explain": "waiting", "round_id": self.current_round}
 
 
 class Hangup(asyncio.Protocol):
@@ -223,6 +232,7 @@ class Service(BaseService):
         self.port = port
         self.certificate = certificate
         self._kind = loop
+        self._folder: SocketFolder | None = None
         super().__init__(**options)
 
     def _begin(self) -> None:
@@ -238,6 +248,12 @@ class Service(BaseService):
     @property
     def url(self) -> str:
         return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+
+    def socket(self) -> Path:
+        """Has it listen at a socket of this machine, too."""
+        self._folder = SocketFolder.new()
+        self.wait(self.server.start_local(self._folder.listen("driver.sock")))
+        return self._folder.path / "driver.sock"
 
     def wait(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
@@ -269,6 +285,8 @@ class Service(BaseService):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
+        if self._folder is not None:
+            self._folder.close()
 
 
 @contextmanager
