@@ -9,6 +9,7 @@ from __future__ import annotations
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.messages import TokenReply
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 
@@ -40,7 +41,8 @@ class Tokens:
             raise RendezvousProtocolError(f"there are tokens for {', '.join(self._tokens)} only")
         try:
             here = await self._agents.ways.open_loopback()
+            fingerprint = await self._agents.ways.certificate.make()
         except SettingsError as error:
             raise RendezvousProtocolError(str(error)) from error
         elsewhere = self._agents.urls
-        return TokenReply(token, elsewhere[0] if elsewhere else here, only_here=not elsewhere)
+        return TokenReply(token, elsewhere[0] if elsewhere else str(DriverUrl(f"https://{here.partition('://')[2]}", fingerprint)), only_here=not elsewhere)
