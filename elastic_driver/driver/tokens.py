@@ -41,8 +41,9 @@ class Tokens:
             raise RendezvousProtocolError(f"there are tokens for {', '.join(self._tokens)} only")
         try:
             here = await self._agents.ways.open_loopback()
-            fingerprint = await self._agents.ways.certificate.make()
         except SettingsError as error:
             raise RendezvousProtocolError(str(error)) from error
-        elsewhere = self._agents.urls
-        return TokenReply(token, elsewhere[0] if elsewhere else str(DriverUrl(f"https://{here.partition('://')[2]}", fingerprint)), only_here=not elsewhere)
+        if elsewhere := self._agents.urls:
+            return TokenReply(token, elsewhere[0], only_here=False)
+        url = DriverUrl(f"https://{here.partition('://')[2]}", await self._agents.ways.certificate.make())
+        return TokenReply(token, str(url), only_here=True)

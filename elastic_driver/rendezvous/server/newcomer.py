@@ -50,8 +50,6 @@ from elastic_driver.system.local_socket import is_ours
 _TLS = 0x16  # with which a record of its handshake begins, and nothing of HTTP
 # Of a stranger no more than this is read at once. Four times the longest request.
 _PIECE = 2 << 10
-# As long as there are clients that prove each request.
-_TAKES_PROOFS = True
 _NOBODY = "nobody may authenticate here under this name; is it another job's, or one that is over?"
 
 
@@ -116,7 +114,7 @@ class Newcomer(asyncio.BufferedProtocol):
             self._encrypt()
         elif not self._is_plain_tcp and self._received[0] == MAGIC[0]:
             self._read_request()
-        elif self._is_local and not _TAKES_PROOFS:
+        elif self._is_local:
             self._refuse("cannot read request: it does not begin like one")
         else:
             self._hand_over(Connection(self._service, is_for_probes=self._is_plain_tcp and not self._is_loopback()))

@@ -18,8 +18,8 @@ from elastic_driver.rendezvous.connecting import connect
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.system.local_socket import SocketFolder
-from tests.support.fakes.rendezvous_service import IDENTITY, PATIENCE_S, credential
-from tests.support.fakes.scripted_driver import authenticate, certificate, listening, over_tls
+from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, PATIENCE_S, credential
+from tests.support.fakes.scripted_driver import authenticate, listening, over_tls
 
 pytestmark = pytest.mark.integration
 
@@ -74,7 +74,7 @@ def test_to_another_certificate_nothing_is_said() -> None:
         got.append(encrypted.recv(100))
 
     with (
-        listening(over_tls(script, lambda: other)) as url,
+        listening(over_tls(script, other)) as url,
         pytest.raises(RendezvousProtocolError, match="another certificate"),
     ):
         connect(url, credential(), timeout_s=PATIENCE_S)
@@ -99,7 +99,7 @@ def test_a_relay_with_a_certificate_of_its_own_gets_no_proof() -> None:
                 heard.append(encrypted.recv(1024))
 
         with (
-            listening(over_tls(relay, lambda: own)) as between,
+            listening(over_tls(relay, own)) as between,
             pytest.raises(RendezvousProtocolError, match=STRANGER),
         ):
             connect(unknown(between), credential(), timeout_s=PATIENCE_S)
@@ -157,7 +157,7 @@ def _plain(connection: socket.socket, answer: bytes) -> None:
 
 
 def _old_tls(connection: socket.socket) -> None:
-    context = server_context(certificate())
+    context = server_context(CERTIFICATE)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError):
         context.wrap_socket(connection, server_side=True)

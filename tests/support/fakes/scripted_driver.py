@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import ssl
@@ -13,12 +12,7 @@ from contextlib import contextmanager, suppress
 from elastic_driver.rendezvous.authentication import MAC_BYTES, NONCE_BYTES, Challenge, read_request
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.driver_url import DriverUrl
-from tests.support.fakes.rendezvous_service import PATIENCE_S, credential
-
-
-@functools.cache
-def certificate() -> Certificate:
-    return Certificate.new()
+from tests.support.fakes.rendezvous_service import CERTIFICATE, PATIENCE_S, credential
 
 
 def authenticate(connection: ssl.SSLSocket, *, key: bytes | None = None, fingerprint: str = "") -> str:
@@ -34,7 +28,7 @@ def authenticate(connection: ssl.SSLSocket, *, key: bytes | None = None, fingerp
         piece = connection.recv(1024)
         assert piece
         received += piece
-    own = bytes.fromhex(fingerprint or certificate().fingerprint)
+    own = bytes.fromhex(fingerprint or CERTIFICATE.fingerprint)
     challenge = Challenge(request, credential().key if key is None else key, own, os.urandom(NONCE_BYTES))
     connection.sendall(challenge.message)
     response = received[request.size :]
@@ -68,7 +62,7 @@ def listening(*scripts: Callable[[socket.socket], None]) -> Iterator[DriverUrl]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        url = DriverUrl(f"https://127.0.0.1:{listener.getsockname()[1]}", certificate().fingerprint)
+        url = DriverUrl(f"https://127.0.0.1:{listener.getsockname()[1]}", CERTIFICATE.fingerprint)
         try:
             yield url
         finally:
@@ -80,12 +74,12 @@ def listening(*scripts: Callable[[socket.socket], None]) -> Iterator[DriverUrl]:
 
 
 def over_tls(
-    script: Callable[[ssl.SSLSocket], None], certificate_of: Callable[[], Certificate] = certificate
+    script: Callable[[ssl.SSLSocket], None], certificate: Certificate = CERTIFICATE
 ) -> Callable[[socket.socket], None]:
     """A script for who speaks TLS."""
 
     def serve(connection: socket.socket) -> None:
-        with server_context(certificate_of()).wrap_socket(connection, server_side=True) as encrypted:
+        with server_context(certificate).wrap_socket(connection, server_side=True) as encrypted:
             script(encrypted)
 
     return serve
