@@ -69,7 +69,7 @@ def test_rubbish_does_nothing_to_it() -> None:
     with (
         a_rendezvous() as rendezvous,
         contextlib.closing(
-            RendezvousClient(f"http://{rendezvous.endpoint}", member(""), patience_s=PATIENCE_S)
+            RendezvousClient(rendezvous.url, member(""), patience_s=PATIENCE_S)
         ) as client,
     ):
         for body in (b"", b"\0" * 100, b"[]", b"{}", b'{"saying": []}', b"[" * 100_000, JOIN.to_json()[:-1]):

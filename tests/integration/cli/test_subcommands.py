@@ -69,18 +69,19 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     words = shlex.split(written.stdout)
     assert words[:3] == ["elasticrun", "status", "--driver"]
     url = words[3]
-    assert url.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"https://127\.0\.0\.1:\d+#sha256:[0-9a-f]{64}", url)
+    place = url.partition("#")[0]
     assert written.stderr == "its driver listens on this machine only, as long as no other has to do with the job\n"
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
     assert elasticrun("jobs", **elsewhere).stdout == "no job of yours runs on this machine\n"
-    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {url}, running, ")
+    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {place}, running, ")
     drained = elasticrun("drain", *words[2:], "--undo", "localhost", **elsewhere)
-    assert drained.stdout == f"host localhost was not drained (job at {url})\n"
+    assert drained.stdout == f"host localhost was not drained (job at {place})\n"
 
     ended = elasticrun("end", *words[2:], **elsewhere)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == (
-        f"job at {url}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
+        f"job at {place}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
     )
     assert job.wait() == 128 + signal.SIGTERM
     assert "elasticrun end: stopping all workers" in job.said()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import uvloop
 
-from elastic_driver.errors import StaleRoundError
+from elastic_driver.errors import RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof
 from elastic_driver.rendezvous.certificate import Certificate, client_context
@@ -119,8 +119,11 @@ class Handler:
         return EndReply("it ends")
 
     def token(self, role: str) -> TokenReply:
-        token = self.join_token if role == Role.JOINER else KEY.of(Identity(Role(role))).hex()
-        return TokenReply(token, self.url, only_here=False)
+        tokens = {each: KEY.of(Identity(each)).hex() for each in (Role.OPERATOR, Role.READER)}
+        tokens[Role.JOINER] = self.join_token
+        if role not in tokens:
+            raise RendezvousProtocolError("there is no such token")
+        return TokenReply(tokens[Role(role)], self.url, only_here=False)
 
     def status(self) -> dict[str, object]:
         return {"explain": "waiting", "round_id": self.current_round}
