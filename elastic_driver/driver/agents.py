@@ -11,7 +11,6 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from ssl import SSLContext
 from typing import Protocol
 
 from elastic_driver.errors import SettingsError
@@ -23,13 +22,14 @@ from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.worker import Variables
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system.tasks import Tasks
 
 
 class Server(Protocol):
     """What is needed of the driver's server."""
 
-    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,), ssl: SSLContext | None = None) -> int:
+    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,)) -> int:
         """Listens on another address as well. Returns the port there."""
 
 
@@ -44,7 +44,7 @@ class Ways:
     Args:
         loopback: where it listens from its start.
         addresses: gives this machine's addresses that others may reach, best first. Raises SettingsError for none.
-        ssl: encrypts what comes from other machines; None for none.
+        certificate: of the driver's server. Whoever is told an address can know it by its fingerprint.
         is_wide: whether it listens for other machines from the start.
         ports: tried where the one on loopback is not free; 0 for any.
     """
@@ -54,13 +54,13 @@ class Ways:
         loopback: str,
         *,
         addresses: Callable[[], Sequence[str]],
-        ssl: SSLContext | None,
+        certificate: OwnCertificate,
         is_wide: bool,
         ports: Iterable[int] = (0,),
     ) -> None:
         self._loopback = loopback
         self._addresses = addresses
-        self._ssl = ssl
+        self.certificate = certificate
         self._is_wide = is_wide
         self._spare_ports = ports
         self._server: Server | None = None
@@ -81,8 +81,7 @@ class Ways:
     @property
     def urls(self) -> tuple[str, ...]:
         """All addresses for agents of other machines, as URLs; none before it listens for them."""
-        scheme = "http" if self._ssl is None else "https"
-        return tuple(url_of(address, port, scheme=scheme) for address, port in self._ports.items())
+        return tuple(url_of(address, port, scheme="https") for address, port in self._ports.items())
 
     async def to(self, host: str) -> tuple[str, ...]:
         """The URLs that an agent of this host tries, in order; of this machine for "".
@@ -91,13 +90,12 @@ class Ways:
             SettingsError: the driver cannot listen on any address that others reach.
         """
         if not host:
-            return (url_of(self._loopback, self._port),)
+            return (url_of(self._loopback, self._port, scheme="https"),)
         await self.open()
         by_route = await asyncio.get_running_loop().run_in_executor(None, _address_towards, host)
         first = [address for address in self._ports if address == by_route]
-        scheme = "http" if self._ssl is None else "https"
         ordered = first + [address for address in self._ports if address not in first]
-        return tuple(url_of(address, self._ports[address], scheme=scheme) for address in ordered)
+        return tuple(url_of(address, self._ports[address], scheme="https") for address in ordered)
 
     async def open(self) -> None:
         """Listens for other machines, if it does not do so yet."""
@@ -108,10 +106,11 @@ class Ways:
     async def _open(self) -> None:
         assert self._server is not None
         addresses = self._addresses()
+        await self.certificate.make()
         failed: SettingsError | None = None
         for address in addresses:
             try:
-                self._ports[address] = await self._server.listen_too(address, ports=self._spare_ports, ssl=self._ssl)
+                self._ports[address] = await self._server.listen_too(address, ports=self._spare_ports)
             except SettingsError as error:  # it may have gone this moment
                 failed = error
         if not self._ports:
@@ -142,7 +141,6 @@ class AgentSide:
         stdin: whose the driver's standard input is.
         ways: on which they come.
         tasks: of the fleet and the driver.
-        fingerprint: of the driver's certificate, in hexadecimal digits; "" for none.
         join_token: what hosts join with; "" when none may.
         listener: a socket that listens on the driver's port already; None to have one made.
         invitation: how hosts join, in words; "" for the usual.
@@ -157,7 +155,6 @@ class AgentSide:
     stdin: StandardInput
     ways: Ways
     tasks: Tasks
-    fingerprint: str
     join_token: str = field(repr=False)
     listener: socket.socket | None = None
     invitation: str = ""
@@ -165,4 +162,4 @@ class AgentSide:
     @property
     def urls(self) -> list[str]:
         """Where other machines reach the driver, as people hand it on; empty as long as it does not listen for them."""
-        return [str(DriverUrl(url, self.fingerprint)) for url in self.ways.urls]
+        return [str(DriverUrl(url, self.ways.certificate.fingerprint)) for url in self.ways.urls]

@@ -93,8 +93,6 @@ def run_node(
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
     if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
-    if settings.tls:
-        raise SettingsError("--tls has no use with several nodes: what they say to each other is encrypted anyhow")
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
     return _Node(settings, nodes, _token(settings, token_text), routes).run()
@@ -246,7 +244,7 @@ class _Node:
         self._warn_of_readers()
         own = inheritable(os.environ)
         # A name of this machine may mean an address of loopback where the driver does not listen.
-        url = f"http://{LOOPBACK}:{self._place.port}" if here else self._place.url
+        url = f"https://{LOOPBACK}:{self._place.port}" if here else self._place.url
         bootstrap = Bootstrap(
             (url,),
             identity=Role.JOINER,

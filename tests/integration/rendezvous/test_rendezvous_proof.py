@@ -1,4 +1,4 @@
-"""Who may say what to the driver, and whom its workers believe: replayed, changed, spliced and made-up words."""
+"""Whom the driver's workers believe: changed and made-up words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import re
 import socket
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,49 +13,36 @@ from typing import Any
 import pytest
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
-from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS
 from elastic_driver.rendezvous.messages import (
-    DrainHostRequest,
     JobOver,
     LeaveRequest,
     Notice,
     Removed,
-    RunningReport,
     WatchRequest,
 )
-from elastic_driver.rendezvous.proof import REPLY_HEADER, Session, digest_of
-from elastic_driver.rendezvous.routes import Route
-from elastic_driver.rendezvous.server.key_routes import KeyRoutes
-from elastic_driver.rendezvous.server.server import ServerLimits
+from elastic_driver.rendezvous.proof import REPLY_HEADER, Session
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
 from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.fakes.memory_service import MemoryPeer, MemoryService, serving_in_memory
 from tests.support.fakes.rendezvous_service import (
     IDENTITY,
     KEY,
     NONCE,
     PATIENCE_S,
-    READER,
     READY,
     WORKER,
     Calls,
-    Handler,
-    Peer,
     Service,
     credential,
-    hello,
-    request,
     scripted,
     serving,
 )
 
 pytestmark = pytest.mark.integration
 
-PATH = "/v1/rounds/1/kv/s/k"
 WATCH = WatchRequest(WORKER, 1, 0)
 
 
@@ -65,172 +50,6 @@ WATCH = WatchRequest(WORKER, 1, 0)
 def listening() -> Iterator[Service]:
     with serving() as running:
         yield running
-
-
-@pytest.fixture
-def service() -> Iterator[MemoryService]:
-    with serving_in_memory() as running:
-        yield running
-
-
-@pytest.fixture
-def peer(service: MemoryService) -> Iterator[MemoryPeer]:
-    with MemoryPeer(service) as connected:
-        yield connected
-
-
-def keys(service: MemoryService) -> int:
-    return int(service.call(lambda: service.keys.store.count(1, "s")))
-
-
-# --- what was said once ----------------------------------------------------------------------------
-
-
-def test_a_captured_request_is_worth_nothing_again(service: MemoryService, peer: MemoryPeer) -> None:
-    """On its own connection, on a new one, and on one that was begun with the same words."""
-    captured = peer.request("PUT", PATH, b"old")
-    for data in (captured, peer.request("PUT", PATH, b"new")):
-        peer.send(data)
-        assert peer.read().status == 204
-    peer.send(captured)
-    assert (peer.read().status, peer.is_closed()) == (401, True)
-    for nonce in (NONCE, "f" * 32):
-        with MemoryPeer(service) as other:
-            other.meet(nonce)
-            other.send(captured)
-            assert (other.read().status, other.is_closed()) == (401, True)
-    with MemoryPeer(service) as stranger:
-        stranger.send(captured)
-        assert (stranger.read().status, stranger.is_closed()) == (401, True)
-    assert service.call(lambda: service.keys.store.get(1, "s", "k")) == b"new"
-
-
-def test_requests_cannot_be_left_out_or_change_places(service: MemoryService, peer: MemoryPeer) -> None:
-    first, second = peer.request("PUT", PATH, b"1"), peer.request("PUT", PATH, b"2")
-    peer.send(second + first)
-    assert (peer.read().status, peer.is_closed()) == (401, True)
-    assert keys(service) == 0
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b"PUT ", b"GET "),
-        (b"PUT ", b"DELETE "),
-        (b"/kv/s/k", b"/kv/s/j"),
-        (b"/rounds/1/", b"/rounds/2/"),
-        (b"?a=1", b"?a=2"),
-        (b"?a=1", b""),
-        (b"\r\n\r\nvalue", b"\r\n\r\nVALUE"),
-        (b"Content-Length: 5\r\n\r\nvalue", b"Content-Length: 6\r\n\r\nvalue!"),
-        (b"Content-Length: 5\r\n\r\nvalue", b"\r\n"),
-        (b"Content-Length: 5\r\n\r\nvalue", b"Transfer-Encoding: chunked\r\n\r\n1\r\nv\r\n0\r\n\r\n"),
-        (digest_of(b"value"), digest_of(b"VALUE")),
-        (b" " + digest_of(b"value"), b""),
-    ],
-)
-def test_a_request_that_is_changed_on_the_way(service: MemoryService, peer: MemoryPeer, old: bytes, new: bytes) -> None:
-    """The refusal has no proof, so that who has really asked asks again."""
-    data = peer.request("PUT", f"{PATH}?a=1", b"value")
-    assert data.count(old) == 1
-    peer.send(data.replace(old, new))
-    answer = peer.read()
-    assert answer.status == 401
-    assert REPLY_HEADER not in answer.headers
-    assert peer.is_closed()
-    assert keys(service) == 0
-
-
-def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: MemoryService, peer: MemoryPeer) -> None:
-    peer.send(peer.request("GET", f"{PATH}?wait_s=3600"))
-    service.until_parked(1)
-    peer.send(peer.request("PUT", PATH, b"other", covered=b"value"))
-    assert peer.is_closed()
-    assert keys(service) == 0
-
-
-# --- who may do what -------------------------------------------------------------------------------
-
-ROUTES = (*Handler().routes, *KeyRoutes().routes)
-BODIES = {
-    "next-round": READY.to_json(),
-    "watch": WATCH.to_json(),
-    "running": RunningReport(WORKER, 1, 0).to_json(),
-    "leave": LeaveRequest(WORKER, "SIGTERM").to_json(),
-    "drain": DrainHostRequest("a", undo=False).to_json(),
-}
-
-
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_each_role_may_what_the_routes_say(service: MemoryService, role: Role, route: Route) -> None:
-    method = route.method
-    target, body = f"/v1/{route.path.replace('*', '1')}", b"" if method == "GET" else BODIES.get(route.path, b"value")
-    if method == "POST":
-        target += "?key=0&count=1&wait_s=0.001"
-    if role is Role.READER:
-        with MemoryPeer(service) as reader:
-            reader.send(request(method, target, b"", READER))
-            status = reader.read().status
-    else:
-        number = {Role.TICKET: "ab", Role.AGENT: "ab", Role.CHIEF: "1"}.get(role, "")
-        with MemoryPeer(service, Identity(role, WORKER if role is Role.WORKER else None, number)) as peer:
-            status = peer.ask(method, target, body).status
-    allowed = role in route.roles
-    assert (status == 403) is not allowed
-    assert status in (403, 200, 204, 404, 101)  # 404: the key is not there; 101: agents speak on in frames
-    done = (*service.handler.next_rounds, *service.handler.watches, *service.handler.reports)
-    assert allowed or not (done or service.handler.left or service.handler.drained or keys(service))
-    assert service.handler.ends == (allowed and route.path == "end")
-
-
-@pytest.mark.parametrize("route", ["next-round", "watch", "running", "leave"])
-def test_a_worker_speaks_for_itself_only(service: MemoryService, route: str) -> None:
-    with MemoryPeer(service, Identity(Role.WORKER, WorkerId("a", 0, 1))) as peer:
-        answer = peer.ask("POST", f"/v1/{route}", BODIES[route])
-    assert (answer.status, answer.error) == (403, "worker a[0]#1 may not speak for worker a[0]")
-    handler = service.handler
-    assert [*handler.next_rounds, *handler.watches, *handler.reports, *handler.left] == []
-
-
-def test_a_page_reads_the_status_with_what_is_in_the_job_s_file(listening: Service) -> None:
-    asked = urllib.request.Request(f"{listening.url}/v1/status", headers={"Authorization": READER})
-    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
-        assert json.load(answer)["explain"] == "waiting"
-    drain = urllib.request.Request(f"{listening.url}/v1/drain", headers={"Authorization": READER}, method="POST")
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(drain, timeout=PATIENCE_S)
-
-
-def test_readers_count_for_strangers() -> None:
-    """What travels may have been read by anybody, who must not be able to take the workers' places with it."""
-    with (
-        serving_in_memory(limits=ServerLimits(connections=2)) as service,
-        MemoryPeer(service) as reader,
-        MemoryPeer(service) as worker,
-    ):
-        reader.send(request("GET", "/v1/status", b"", READER))
-        assert reader.read().status == 200
-        assert worker.ask("GET", "/v1/status").status == 200
-        with MemoryPeer(service) as newcomer:
-            assert newcomer.ask("GET", "/v1/status").status == 200
-            assert reader.is_closed()
-
-
-def test_no_room_is_told_once_with_what_to_do() -> None:
-    with serving_in_memory(limits=ServerLimits(connections=2)) as service:
-        peers = [MemoryPeer(service) for _ in range(2)]
-        for one in peers:
-            assert one.ask("GET", "/v1/status").status == 200
-        for _ in range(3):
-            with MemoryPeer(service) as late:
-                assert late.read().status == 503
-            service.until(lambda: len(service.guests) == 2, "who was refused has gone")
-        for one in peers:
-            one.close()
-    assert len(service.full) == 1
-    assert "no room for more connections than 2" in service.full[0]
-    assert "ulimit -Hn" in service.full[0]
 
 
 # --- who is not the driver -------------------------------------------------------------------------
@@ -336,16 +155,6 @@ def calls() -> Iterator[Calls]:
     started = Calls()
     yield started
     started.join()
-
-
-@pytest.mark.parametrize("authorization", ["", READER, f"Elastic-Proof {'0' * 32}", f"Elastic-Hello operator {NONCE}"])
-def test_who_passes_a_hello_on_gets_no_further(listening: Service, authorization: str) -> None:
-    """He has a proof of the driver to show; without a key he is a relay that can change nothing."""
-    with Peer(listening) as relay:
-        relay.send(hello(str(IDENTITY), NONCE))
-        assert relay.read().status == 200
-        relay.send(request("GET", "/v1/status", b"", authorization))
-        assert (relay.read().status, relay.is_closed()) == (401, True)
 
 
 def test_a_driver_of_another_job_is_not_obeyed(listening: Service) -> None:

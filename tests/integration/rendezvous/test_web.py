@@ -95,7 +95,7 @@ def test_a_probe_is_answered_without_a_credential(web: Site | None) -> None:
         assert requests.get(f"{service.url}/v1/status", timeout=PATIENCE_S).status_code == 401
 
 
-def test_what_is_under_v1_is_asked_with_a_proof_as_ever(service: Service, site: Site) -> None:
+def test_what_is_under_v1_is_for_readers_and_whoever_has_authenticated(service: Service, site: Site) -> None:
     with requests.get(f"{service.url}/v1/status", timeout=PATIENCE_S) as refused:
         assert refused.status_code == 401
     with requests.get(f"{service.url}/v1/status", headers={"Authorization": READER}, timeout=PATIENCE_S) as looked:
@@ -103,7 +103,7 @@ def test_what_is_under_v1_is_asked_with_a_proof_as_ever(service: Service, site: 
     with Peer(service) as worker:
         worker.meet()
         worker.send(b"GET / HTTP/1.1\r\n\r\n")
-        assert worker.read().status == 401
+        assert worker.read().status == 404
     assert site.asked == []
 
 
