@@ -15,7 +15,8 @@ end has a label of its own, so that nothing said once, or to somebody else, or b
 
 On a unix socket the kernel has named both ends' user already: the client sends magic and name, and goes on at once.
 
-A name is ASCII, ``str()`` of an :class:`~elastic_driver.rendezvous.credentials.Identity` or what a probe looks for.
+A name is printable ASCII: ``str()`` of an :class:`~elastic_driver.rendezvous.credentials.Identity`, or what a probe
+looks for.
 """
 
 from __future__ import annotations
@@ -35,19 +36,25 @@ _MOST_NAME_BYTES = 512
 _MOST_TEXT_BYTES = 300
 _CHALLENGE, _REFUSAL = 0, 1
 _CHALLENGE_BYTES = 1 + NONCE_BYTES + MAC_BYTES
+_REFUSAL_BYTES = 3  # without its text
 _DRIVER, _CLIENT = b"elastic_driver 1 driver", b"elastic_driver 1 client"
+_NO_PROOF = "what answers there does not prove to be this job's driver"
 
 
 def opening(name: str) -> bytes:
     """What a client sends first; on a unix socket all that it sends.
 
     Args:
-        name: who it is: ASCII, 1 to 512 characters.
+        name: who it is: printable ASCII, 1 to 512 characters.
+
+    Raises:
+        ValueError: this is no name.
     """
-    encoded = name.encode("ascii")
-    if not 1 <= len(encoded) <= _MOST_NAME_BYTES:
-        raise ValueError(f"a name has 1 to {_MOST_NAME_BYTES} characters, this one {len(encoded)}")
-    return MAGIC + len(encoded).to_bytes(2, "big") + encoded
+    if not 1 <= len(name) <= _MOST_NAME_BYTES:
+        raise ValueError(f"a name has 1 to {_MOST_NAME_BYTES} characters, this one {len(name)}")
+    if not _is_printable_ascii(name):
+        raise ValueError(f"a name is printable ASCII, unlike {name!r}")
+    return MAGIC + len(name).to_bytes(2, "big") + name.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +94,10 @@ def read_request(received: bytes | bytearray, *, has_nonce: bool = True) -> Requ
     size = start + length + NONCE_BYTES * has_nonce
     if len(received) < size:
         return None
-    name = bytes(received[start : start + length])
-    if not name.isascii():
-        raise RendezvousProtocolError("cannot read request: the name is not ASCII")
-    return Request(name.decode(), bytes(received[start + length : size]), size)
+    name = received[start : start + length].decode("latin-1")
+    if not _is_printable_ascii(name):  # else it would move the cursor of whoever reads a log
+        raise RendezvousProtocolError("cannot read request: the name is not printable ASCII")
+    return Request(name, bytes(received[start + length : size]), size)
 
 
 class Challenge:
@@ -98,9 +105,12 @@ class Challenge:
 
     Args:
         request: the client's.
-        key: which both hold.
+        key: which both hold, 32 bytes.
         certificate: SHA-256 of the driver's own certificate in DER; NO_CERTIFICATE without TLS.
         nonce: NONCE_BYTES that were never used before.
+
+    Raises:
+        ValueError: one of them has another length, the request no nonce.
 
     Attributes:
         message: for the client.
@@ -109,9 +119,9 @@ class Challenge:
     __slots__ = ("_expected", "message")
 
     def __init__(self, request: Request, key: bytes, certificate: bytes, nonce: bytes) -> None:
-        covered = certificate + request.nonce + nonce + request.name.encode()
-        self.message = bytes([_CHALLENGE]) + nonce + _mac(key, _DRIVER, covered)
-        self._expected = _mac(key, _CLIENT, covered)
+        covered = request.name, certificate, request.nonce, nonce
+        self.message = bytes([_CHALLENGE]) + nonce + _mac(key, _DRIVER, *covered)
+        self._expected = _mac(key, _CLIENT, *covered)
 
     def accepts(self, response: bytes) -> bool:
         """Whether the client has proven that it holds the key; how long that takes does not tell what is wrong.
@@ -128,7 +138,7 @@ def refusal(text: str) -> bytes:
     Args:
         text: why; cut at 300 bytes.
     """
-    encoded = text.encode()[:_MOST_TEXT_BYTES].decode(errors="ignore").encode()
+    encoded = text.encode(errors="replace")[:_MOST_TEXT_BYTES].decode(errors="ignore").encode()
     return bytes([_REFUSAL]) + len(encoded).to_bytes(2, "big") + encoded
 
 
@@ -150,7 +160,7 @@ class Proof:
 
     Attributes:
         name: who it is.
-        key: which both hold.
+        key: which both hold, 32 bytes.
         certificate: SHA-256 of the certificate in DER that it was shown; NO_CERTIFICATE without TLS.
         nonce: NONCE_BYTES that were never used before.
     """
@@ -174,18 +184,18 @@ class Proof:
         Raises:
             RendezvousProtocolError: it is none.
         """
-        if not answer:
-            return 1
+        if len(answer) < _REFUSAL_BYTES:  # of which no answer has less
+            return _REFUSAL_BYTES - len(answer)
+        length = int.from_bytes(answer[1:_REFUSAL_BYTES], "big")
         if answer[0] == _CHALLENGE:
-            return _CHALLENGE_BYTES - len(answer)
-        if answer[0] != _REFUSAL:
-            raise RendezvousProtocolError("what answers there does not prove to be this job's driver")
-        if len(answer) < 3:
-            return 3 - len(answer)
-        length = int.from_bytes(answer[1:3], "big")
-        if length > _MOST_TEXT_BYTES:
-            raise RendezvousProtocolError("what answers there does not prove to be this job's driver")
-        return 3 + length - len(answer)
+            size = _CHALLENGE_BYTES
+        elif answer[0] == _REFUSAL and length <= _MOST_TEXT_BYTES:
+            size = _REFUSAL_BYTES + length
+        else:
+            raise RendezvousProtocolError(_NO_PROOF)
+        if len(answer) > size:
+            raise RendezvousProtocolError(_NO_PROOF)
+        return size - len(answer)
 
     def response(self, answer: bytes | bytearray) -> bytes:
         """What proves the client to the driver, once the driver has proven itself.
@@ -197,14 +207,24 @@ class Proof:
             RefusedAuthenticationError: it is a refusal.
             RendezvousProtocolError: whoever answers does not hold the key, or another certificate was shown than its.
         """
+        if self.missing(answer):
+            raise RendezvousProtocolError(_NO_PROOF)
         if answer[0] == _REFUSAL:
             raise RefusedAuthenticationError(read_refusal(answer))
         nonce, mac = bytes(answer[1 : 1 + NONCE_BYTES]), bytes(answer[1 + NONCE_BYTES :])
-        covered = self.certificate + self.nonce + nonce + self.name.encode()
-        if not hmac.compare_digest(mac, _mac(self.key, _DRIVER, covered)):
-            raise RendezvousProtocolError("what answers there does not prove to be this job's driver")
-        return _mac(self.key, _CLIENT, covered)
+        covered = self.name, self.certificate, self.nonce, nonce
+        if not hmac.compare_digest(mac, _mac(self.key, _DRIVER, *covered)):
+            raise RendezvousProtocolError(_NO_PROOF)
+        return _mac(self.key, _CLIENT, *covered)
 
 
-def _mac(key: bytes, label: bytes, covered: bytes) -> bytes:
-    return hmac.digest(key, label + b"\0" + covered, "sha256")
+def _is_printable_ascii(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _mac(key: bytes, label: bytes, name: str, certificate: bytes, *nonces: bytes) -> bytes:
+    # Nothing stands between the parts: only the last has no fixed length. And to HMAC a short key is one with zeros
+    # behind it, none at all that of a service without a token.
+    if any(len(each) != MAC_BYTES for each in (key, certificate, *nonces)):
+        raise ValueError(f"a key, the SHA-256 of a certificate and a nonce have {MAC_BYTES} bytes")
+    return hmac.digest(key, label + b"\0" + certificate + b"".join(nonces) + name.encode(), "sha256")

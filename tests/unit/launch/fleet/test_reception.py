@@ -260,6 +260,27 @@ def test_nobody_resumes_as_somebody_else() -> None:
     on_fleet(main)
 
 
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -> None:
+    """Whoever has the join token may say any number. The key that goes with it is its agent's alone."""
+
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        first = _hello()
+        dial = place.dial()
+        dial.says(first)
+        dial.connection.connection_lost(None)  # before it has heard anything
+        if is_given_up:
+            fleet.fleet.known(first.agent).lose("a test")  # type: ignore[union-attr]
+        thief = place.dial()
+        assert "an agent of this number already" in _refusal(thief.says(_hello(agent=first.agent, host="k")))
+        assert place.door.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
+        assert isinstance(place.dial().says(first), Welcome)
+        assert fleet.fleet.joined() == (Host("j", 2),)
+
+    on_fleet(main)
+
+
 def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -> None:
     async def main(fleet: FakeFleet) -> None:
         later = Message("hello", {"protocol": 99, "version": "9.9", "agent": {"uuid": "x"}})
