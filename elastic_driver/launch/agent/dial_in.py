@@ -8,6 +8,7 @@ proven that it is the driver; on one machine the kernel says whose process it is
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import ssl
@@ -95,7 +96,7 @@ async def dial_in(
 
     def encrypted() -> TlsLayer:
         return TlsLayer(
-            client_context(),
+            _context(),
             dialler,
             Turns(),
             handshake_s=_HANDSHAKE_S,
@@ -117,6 +118,11 @@ async def dial_in(
         if transport is not None:
             cast("asyncio.Transport", transport).abort()
         raise
+
+
+@functools.cache
+def _context() -> ssl.SSLContext:
+    return client_context()
 
 
 async def _connect(path: Path) -> socket.socket:
