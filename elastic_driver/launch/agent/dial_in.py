@@ -34,8 +34,7 @@ from elastic_driver.rendezvous.frames import Frame
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from elastic_driver.system import local_socket
 
-# asyncio's own limit.
-_HANDSHAKE_S = 60.0
+_HANDSHAKE_S = 10.0
 # Before a driver is asked again whose socket has more connections than it can take at once.
 _AGAIN_S = 0.02
 _LOCAL = "unix:"
@@ -95,7 +94,8 @@ async def dial_in(
             met.set_exception(error if isinstance(error, OSError) else ConnectionAbortedError(str(error)))
 
     def encrypted() -> TlsLayer:
-        return TlsLayer(
+        nonlocal layer
+        layer = TlsLayer(
             _context(),
             dialler,
             Turns(),
@@ -104,7 +104,9 @@ async def dial_in(
             server_hostname=host,
             on_shaken=shaken,
         )
+        return layer
 
+    layer: TlsLayer | None = None
     transport: asyncio.BaseTransport | None = None
     try:
         if url.startswith(f"{_LOCAL}/"):
@@ -115,7 +117,9 @@ async def dial_in(
             transport, _ = await loop.create_connection(encrypted, host, port)
         return await met
     except BaseException:
-        if transport is not None:
+        if layer is not None and layer.is_connected:
+            layer.abort()  # uvloop does not tell it where the connect is cancelled once it is made
+        elif transport is not None:
             cast("asyncio.Transport", transport).abort()
         raise
 
