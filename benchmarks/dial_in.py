@@ -4,8 +4,8 @@
 
 The driver's server and its admission of agents are the real ones, and so is the agents' dial_in; each side has a
 process of its own. Measured: processor time of either side for one connection, from the connect to where it carries
-frames, 20 at a time; and for one frame of 300 bytes, 16 KiB and 256 KiB, both sides together, from agent to driver, with
-at most 512 KiB on their way. Printed are medians.
+frames, 20 at a time; and for one frame of 300 bytes, 16 KiB and 256 KiB, both sides together, from agent to driver, at
+most 512 KiB on their way. Printed are medians.
 """
 
 from __future__ import annotations
