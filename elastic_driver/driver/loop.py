@@ -207,7 +207,6 @@ class ElasticDriver:
             job.job_id,
             socket,
             self.settings.command,
-            join_token=token if self.agents.meets_at else "",
             meets_at=self.agents.meets_at,
         )
         if token:

@@ -178,11 +178,10 @@ class _Node:
                 wait.until = min(wait.until, began + _ENDING_S)
             else:
                 job = None if self._token else _posted_job(self._place.port)
-                token = self._token if job is None else job.join_token
-                if token:
+                if self._token or job is not None:
                     # A name of this machine may mean an address of loopback where the driver does not listen.
                     on_loopback = f"https://{LOOPBACK}:{self._place.port}" if ours else self._place.url
-                    end = self._join(on_loopback if job is None else job.url, token, wait, here=bool(ours))
+                    end = self._join(on_loopback if job is None else job.url, wait, here=bool(ours))
                     code = self._code_of(end)
                     if code is not None:
                         return code
@@ -242,14 +241,14 @@ class _Node:
 
     # --- as one of the others --------------------------------------------------------------------------------------
 
-    def _join(self, url: str, token: str, wait: _Wait, *, here: bool) -> End:
+    def _join(self, url: str, wait: _Wait, *, here: bool) -> End:
         nodes, settings = self._nodes, self._settings
         self._warn_of_readers()
         own = inheritable(os.environ)
         bootstrap = Bootstrap(
             (url,),
             identity=Role.JOINER,
-            key=join_key(token).hex(),
+            key=join_key(self._token).hex() if self._token else "",
             host=self._name,
             slots=nodes.nproc_per_node,
             agent_timeout_s=settings.agent_timeout_s,
@@ -283,7 +282,7 @@ class _Node:
             case How.LOST | How.TOO_LATE | How.NOT_MET:
                 return None
             case How.STRANGE if not self._token:
-                return None  # the driver whose token it was has gone
+                return None  # that driver has gone
             case How.OVER:
                 result = "failed" if end.code else "succeeded"
                 _say(f"the job has {result}: {end.why}")
@@ -310,7 +309,7 @@ class _NodeScreen:
 def _posted_job(port: int) -> JobFile | None:
     """The job of this user's whose nodes meet at this port of loopback; None for none.
 
-    Nodes on one machine need no file with a secret: who may read the job's file is the same user.
+    Nodes on one machine need no secret: at the driver's socket the kernel names their user.
     """
     return next((job for job in running_jobs() if job.meets_at == port), None)
 

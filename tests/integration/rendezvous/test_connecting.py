@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -217,6 +218,20 @@ def test_who_is_silent_is_not_waited_for(script: Callable[[socket.socket], None]
         with pytest.raises((TimeoutError, RendezvousProtocolError)):
             connect(unknown(url), credential(), timeout_s=0.3)
         over.set()
+
+
+def test_who_trickles_is_not_waited_for() -> None:
+    """Each byte comes well within the time limit, and all of them long after it."""
+
+    def trickle(encrypted: ssl.SSLSocket) -> None:
+        encrypted.recv(1024)
+        with suppress(OSError):  # until the client has had enough
+            for byte in bytes(60):
+                encrypted.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    with listening(over_tls(trickle)) as url, pytest.raises(TimeoutError):
+        connect(unknown(url), credential(), timeout_s=0.5)
 
 
 def test_who_keeps_openssl_busy_is_cut_off() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from elastic_driver.cli.drain import drain
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.job_files import JobFile, Posting, running_jobs
+from elastic_driver.rendezvous.job_files import Posting, running_jobs
 from tests.support.fakes.rendezvous_service import serving
 
 pytestmark = pytest.mark.integration
@@ -153,7 +153,3 @@ def test_the_driver_is_asked_at_its_socket(capsys: pytest.CaptureFixture[str]) -
         assert [one.hostname for one in service.handler.drained] == ["a"]
         posting.remove()
     assert capsys.readouterr().out == "host a is drained (job 1f: python train.py)\n"
-
-
-def test_secrets_are_not_printed() -> None:
-    assert "a secret" not in repr(JobFile("1f", "", 1, (), "a secret to join with"))
