@@ -299,6 +299,31 @@ def test_all_in_pieces_of_a_byte(loop: str) -> None:
 
 
 @LOOPS
+def test_half_a_client_hello_costs_no_openssl(loop: str) -> None:
+    """Which takes 42 KB at its first byte. It may come in several records."""
+    hello = TlsClient().take()
+    with serving(loop=loop) as service, ExitStack() as stack:
+        for size in (1, 5, 9, len(hello) - 1):
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+            plain.sendall(hello[:size])
+        service.until(lambda: sum(len(each._received) for each in service.guests) == 14 + len(hello), "all is there")
+        assert not any(guest._shakes_hands for guest in service.call(lambda: tuple(service.guests)))
+        client = TlsClient()
+        hello = client.take()
+        plain = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+        for piece in (hello[5:7], hello[7:100], hello[100:]):
+            plain.sendall(hello[:3] + len(piece).to_bytes(2, "big") + piece)
+        while not client.is_shaken:
+            client.take(plain.recv(65536))
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+        with suppress(OSError):
+            endless.sendall(b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(20_000))
+            while endless.recv(65536):
+                pass
+        assert is_served(service)
+
+
+@LOOPS
 def test_requests_stand_behind_the_response_in_the_same_record(loop: str) -> None:
     with serving(loop=loop) as service, calling(service) as caller:
         proof = caller.proof(IDENTITY)

@@ -261,7 +261,7 @@ def test_nobody_resumes_as_somebody_else() -> None:
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
-def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -> None:  # noqa: FBT001
+def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -> None:
     """Whoever has the join token may say any number. The key that goes with it is its agent's alone."""
 
     async def main(fleet: FakeFleet) -> None:
