@@ -184,7 +184,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     clock, tasks = JobClock(), Tasks()
     door = Door(clock)
     certificate = OwnCertificate()
-    ways = Ways("127.0.0.1", addresses=lambda: (), certificate=certificate, is_wide=False)
+    ways = Ways("127.0.0.1", addresses=lambda: (), certificate=certificate)
     fleet = Fleet(
         door=door,
         reach=Reach(

@@ -107,8 +107,10 @@ def agents_of(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
         certificate=certificate,
-        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
         ports=settings.driver_ports,
+        listener=None if gathering is None else gathering.listener,
+        opens=gathering is not None or settings.opens_port,
+        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
     )
     fleet = Fleet(
         door=door,
@@ -164,7 +166,7 @@ def agents_of(
         ways,
         tasks,
         token,
-        listener=None if gathering is None else gathering.listener,
+        meets_at=gathering.listener.getsockname()[1] if gathering is not None and gathering.only_here else 0,
         invitation="" if gathering is None else gathering.invitation,
     )
 

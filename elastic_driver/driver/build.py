@@ -33,6 +33,7 @@ from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
@@ -192,8 +193,13 @@ def build(
             output=output,
             stacks=reports.text,
             more={PATH: metrics.answer},
+            open_loopback=agents.ways.open_loopback,
         )
-    table: list[Route] = [*routes, *rounds.routes, *status.routes, *reports.routes, _store_route(clock)]
+    tokens = Tokens(key, agents)
+    table: list[Route] = [
+        *(*routes, *rounds.routes, *status.routes, *reports.routes, *tokens.routes),
+        _store_route(clock),
+    ]
     if servers is not None:
         table += servers.routes
     if page is not None:

@@ -34,7 +34,7 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.words import PASSED_ON, Stream
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
-from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.console import Console
@@ -177,9 +177,12 @@ class _Node:
                 why = f"cannot be the driver: another program has port {self._place.port} of this machine"
                 wait.until = min(wait.until, began + _ENDING_S)
             else:
-                token = self._token or _posted_token(self._place.port)
+                job = None if self._token else _posted_job(self._place.port)
+                token = self._token if job is None else job.join_token
                 if token:
-                    end = self._join(token, wait, here=bool(ours))
+                    # A name of this machine may mean an address of loopback where the driver does not listen.
+                    on_loopback = f"https://{LOOPBACK}:{self._place.port}" if ours else self._place.url
+                    end = self._join(on_loopback if job is None else job.url, token, wait, here=bool(ours))
                     code = self._code_of(end)
                     if code is not None:
                         return code
@@ -239,12 +242,10 @@ class _Node:
 
     # --- as one of the others --------------------------------------------------------------------------------------
 
-    def _join(self, token: str, wait: _Wait, *, here: bool) -> End:
+    def _join(self, url: str, token: str, wait: _Wait, *, here: bool) -> End:
         nodes, settings = self._nodes, self._settings
         self._warn_of_readers()
         own = inheritable(os.environ)
-        # A name of this machine may mean an address of loopback where the driver does not listen.
-        url = f"https://{LOOPBACK}:{self._place.port}" if here else self._place.url
         bootstrap = Bootstrap(
             (url,),
             identity=Role.JOINER,
@@ -306,13 +307,12 @@ class _NodeScreen:
             self._console.write(stream, shown)
 
 
-def _posted_token(port: int) -> str:
-    """The token of a job of this user's on this machine, by its driver's port; "" for none.
+def _posted_job(port: int) -> JobFile | None:
+    """The job of this user's whose nodes meet at this port of loopback; None for none.
 
     Nodes on one machine need no file with a secret: who may read the job's file is the same user.
     """
-    end = f":{port}"
-    return next((job.join_token for job in running_jobs() if job.url.partition("#")[0].endswith(end)), "")
+    return next((job for job in running_jobs() if job.meets_at == port), None)
 
 
 def _is_host(nodes: Nodes) -> bool | None:

@@ -48,6 +48,7 @@ class Page:
         output: the last lines of a worker's output, by its key.
         stacks: the workers' stacks as text.
         more: other paths and who answers there; see Site.
+        open_loopback: has the driver's server listen on loopback, and gives the URL there. Raises SettingsError.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Page:
         output: Callable[[str], Sequence[str] | None],
         stacks: Callable[[], Awaitable[str]],
         more: Mapping[str, WebHandler],
+        open_loopback: Callable[[], Awaitable[str]],
     ) -> None:
         self._stepper = stepper
         self._rounds = rounds
         self._status = status
         self._chronicle = chronicle
         self._clock = clock
+        self._open_loopback = open_loopback
         self._sessions = Sessions(clock)
         self._has_failed = False
         # Frames may be late, and the loop is there only once the job runs.
@@ -92,7 +95,7 @@ class Page:
             more=more,
             failed=self._fail,
         )
-        self._urls: list[str] = []
+        self._address_url = ""  # of --page-address
 
     @property
     def web(self) -> Web:
@@ -104,13 +107,12 @@ class Page:
         """How an operator gets a link."""
         return (Route("POST", "page", OPERATOR, self._give_link),)
 
-    async def listen(self, server: PageServer, url: str, address: str) -> None:
+    async def listen(self, server: PageServer, address: str) -> None:
         """The driver's server listens.
 
         Args:
             server: it.
-            url: where.
-            address: where else the page is to be found, HOST or HOST:PORT; "" for nowhere.
+            address: where else than on loopback the page is to be found, HOST or HOST:PORT; "" for nowhere.
 
         Raises:
             SettingsError: that address cannot be had.
@@ -119,16 +121,20 @@ class Page:
             host, port = page_address(address)
             actual = await server.listen_at(host, port)
             self.site.names.add(host.lower())
-            self._urls.append(url_of(host, actual, scheme="http" if _is_loopback(host) else "https"))
-        self._urls.append(url)
+            self._address_url = url_of(host, actual, scheme="http" if _is_loopback(host) else "https")
 
-    def link(self) -> str:
-        """A link for somebody who may look. It is a secret, good once."""
-        return self._links(may_act=False)[0]
+    async def link(self) -> str:
+        """A link for somebody who may look. It is a secret, good once.
 
-    def _links(self, *, may_act: bool) -> list[str]:
+        Raises:
+            SettingsError: there is no port for the page.
+        """
+        return (await self._links(may_act=False))[0]
+
+    async def _links(self, *, may_act: bool) -> list[str]:
+        urls = filter(None, (self._address_url, await self._open_loopback()))
         code = self._sessions.new_code(may_act=may_act)
-        return [f"{url}/login?code={code}" for url in self._urls]
+        return [f"{url}/login?code={code}" for url in urls]
 
     def close(self) -> None:
         """The driver ends: browsers are told so."""
@@ -146,11 +152,12 @@ class Page:
                 f"the page or the metrics cannot show the job, which goes on: {type(error).__name__}: {error}{at}"
             )
 
-    def _give_link(self, request: RouteRequest) -> tuple[int, bytes]:
+    async def _give_link(self, request: RouteRequest) -> PageReply:
         wanted = PageRequest.from_json(request.body)
-        if not self._urls:
-            raise RendezvousProtocolError("there is no page yet")
-        return 200, PageReply(self._links(may_act=wanted.may_act)).to_json()
+        try:
+            return PageReply(await self._links(may_act=wanted.may_act))
+        except SettingsError as error:
+            raise RendezvousProtocolError(str(error)) from error
 
     def _drain(self, host: str, *, undo: bool) -> tuple[bool, str]:
         reply = self._rounds.drain(DrainHostRequest(host, undo))

@@ -142,6 +142,14 @@ def refusal(text: str) -> bytes:
     return bytes([_REFUSAL]) + len(encoded).to_bytes(2, "big") + encoded
 
 
+def read_refusal(answer: bytes | bytearray) -> str:
+    """The text of a :func:`refusal`, with ``?`` for what cannot be printed; "" where it is none."""
+    if answer[:1] != bytes([_REFUSAL]):
+        return ""
+    text = bytes(answer[3 : 3 + _MOST_TEXT_BYTES]).decode(errors="replace")
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 class RefusedAuthenticationError(RendezvousProtocolError):
     """Whoever answers has refused, in these words; it may be anybody."""
 
@@ -202,8 +210,7 @@ class Proof:
         if self.missing(answer):
             raise RendezvousProtocolError(_NO_PROOF)
         if answer[0] == _REFUSAL:
-            text = bytes(answer[_REFUSAL_BYTES:]).decode(errors="replace")
-            raise RefusedAuthenticationError("".join(each if each.isprintable() else "?" for each in text))
+            raise RefusedAuthenticationError(read_refusal(answer))
         nonce, mac = bytes(answer[1 : 1 + NONCE_BYTES]), bytes(answer[1 + NONCE_BYTES :])
         covered = self.name, self.certificate, self.nonce, nonce
         if not hmac.compare_digest(mac, _mac(self.key, _DRIVER, *covered)):

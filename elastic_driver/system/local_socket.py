@@ -266,6 +266,11 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
+def path_of(url: str) -> Path | None:
+    """The socket that ``unix:/PATH`` names; None where it is another URL."""
+    return Path(url.removeprefix("unix:")) if url.startswith("unix:/") else None
+
+
 def is_ours(connection: socket.socket) -> bool:
     """Whether the process at the other end is this user's or root's."""
     return peer_of(connection)[1] in (0, os.geteuid())

@@ -11,28 +11,19 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import os
 import socket
 import termios
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hmac import compare_digest
 from typing import NoReturn, Protocol, cast
 
 import httptools
 
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import API
-from elastic_driver.rendezvous.proof import (
-    HELLO,
-    NONCE_BYTES,
-    PROOF,
-    REPLY_HEADER,
-    Session,
-    digest_of,
-    is_same,
-)
-from elastic_driver.rendezvous.routes import AGENT, error_body
+from elastic_driver.rendezvous.routes import error_body
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.web import BODY_BYTES, HEALTH_PATH, Web, WebAnswer, WebStreaming
 from elastic_driver.rendezvous.tls import TlsTransport
@@ -61,9 +52,9 @@ _REASONS = {
     501: "Not Implemented",
     503: "Service Unavailable",
 }
-_HELLO, _PROOF = HELLO.encode(), PROOF.encode()
 _READER = Identity(Role.READER)
-_NOBODY = 'this is only for those who prove that they belong to the job; see docs/design.md, "Wire"'
+_NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
+_NO_BODY = "readers send no body"
 # A new client that meets an old driver is told by TLS; this is what an old client that meets a new driver is told.
 _USE_HTTPS = (
     "use https: from other machines nothing is answered in plain text; agents and tools have to be of the driver's own "
@@ -297,10 +288,6 @@ class Connection(asyncio.Protocol):
         self.identity = identity or _READER
         self._is_authenticated = identity is not None
         self._is_for_probes = is_for_probes
-        self._session: Session | None = None  # from the peer's hello on
-        self._greeting: bytes | None = None  # the answer to a hello that is being received
-        self._proven = 0  # requests whose heads were proven to be the peer's ...
-        self._answered = 0  # ... and how many of them are answered
         self._deaf = False  # what comes in is dropped: the last answer is written
         self._since = self._loop.time()  # when the present wait (for a request, for the rest of one, to close) began
         self._unsent = 0
@@ -312,8 +299,6 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._body: bytes | bytearray = b""
         self._authorization = b""
-        self._digest = b""  # that its body has to have
-        self._counted = False  # whether it is one of the proven
         self._declared = 0
         self._expects = False
         self._refusal: _Refusal | None = None
@@ -340,11 +325,6 @@ class Connection(asyncio.Protocol):
         head = f"{_HEADS[status, is_json or status >= 400]}{len(body)}\r\n"
         if status == 204:
             head = "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n"
-        if self._answered < self._proven and self._session is not None:
-            # What is refused before its head is read cannot be proven: nobody knows who asks.
-            self._answered += 1
-            proof = self._session.of_reply(self._answered, status, b"" if self._headless else body)
-            head += f"{REPLY_HEADER}: {proof.decode()}\r\n"
         head += "\r\n" if self._keep_alive else "Connection: close\r\n\r\n"
         if self._headless or not body:
             transport.write(head.encode())
@@ -454,7 +434,7 @@ class Connection(asyncio.Protocol):
         elif self._in_request:
             if waited_s > limits.request_s:
                 self.refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")
-        elif not (self._is_authenticated or self._proven) and waited_s > limits.idle_s:
+        elif not self._is_authenticated and waited_s > limits.idle_s:
             self.finish()
 
     # --- asyncio.Protocol ------------------------------------------------------------------------------------------
@@ -516,9 +496,8 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._in_request = self._in_headers = True
         self._received = self._header_bytes = self._declared = 0
-        self._url = self._body = self._authorization = self._digest = b""
-        self._expects = self._counted = self._is_web = False
-        self._greeting = None
+        self._url = self._body = self._authorization = b""
+        self._expects = self._is_web = False
         self._headers = {}
 
     def on_url(self, url: bytes) -> None:
@@ -542,17 +521,15 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._is_web = self._may_be_web and not self._url.startswith(_API)
-        proves = self._authorization.partition(b" ")[0] in (_HELLO, _PROOF)
-        if self._is_for_probes and self._url.partition(b"?")[0] != HEALTH_PATH.encode() and not proves:
+        if self._is_for_probes and self._url.partition(b"?")[0] != HEALTH_PATH.encode():
             self._stop(426, _USE_HTTPS)
-        elif self._is_authenticated:
-            pass
         elif self._is_web:
             self._limit_web(self._declared)
-        else:
-            self._authorize()
-            if self._declared and not self._digest:
-                self._refuse_body()
+        elif not self._is_authenticated:
+            if not compare_digest(self._authorization, self._service.reader_header):
+                self._stop(401, _NOBODY)
+            if self._declared:
+                self._stop(401, _NO_BODY)
         if self._declared > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if self._expects and self._transport is not None and self._parked is None and not self._queue:
@@ -561,7 +538,7 @@ class Connection(asyncio.Protocol):
     @property
     def _may_be_web(self) -> bool:
         """Whether more than what is under /v1 can be asked: by whoever has not authenticated."""
-        return self._service.web is not None and self._session is None and not self._is_authenticated
+        return self._service.web is not None and not self._is_authenticated
 
     def _keep_header(self, name: str, value: str) -> None:
         before = self._headers.get(name)
@@ -572,55 +549,11 @@ class Connection(asyncio.Protocol):
         if size > BODY_BYTES:
             self._stop(413, f"the body is above {BODY_BYTES} bytes")
 
-    def _authorize(self) -> None:
-        """Finds out who makes the request whose head has come. Its body is looked at, and kept, only then."""
-        scheme, _, words = self._authorization.partition(b" ")
-        session = self._session
-        if session is not None:
-            given, _, self._digest = words.partition(b" ")
-            expected = session.of_request(self._proven + 1, self._parser.get_method(), self._url, self._digest)
-            if scheme != _PROOF or not is_same(given, expected):
-                self._stop(401, "the proof is missing or wrong")
-            self._proven += 1
-            self._counted = True
-            if self._proven == 1:
-                self._service.guests.trusted(self)
-                if isinstance(self._transport, TlsTransport):
-                    self._transport.trust()
-        elif scheme == _HELLO:
-            self._meet(words)
-        elif is_same(self._authorization, self._service.reader_header):
-            self.identity = _READER  # and a stranger still: whoever has it may only look
-        else:
-            self._stop(401, _NOBODY)
-
-    def _meet(self, words: bytes) -> None:
-        """Answers a hello with a proof that this is the driver."""
-        name, _, nonce = words.decode("ascii", "replace").rpartition(" ")
-        try:
-            self.identity = Identity.parse(name)
-        except ValueError:
-            self._stop(401, _NOBODY)
-        if len(nonce) != 2 * NONCE_BYTES:
-            self._stop(400, f"a nonce has {2 * NONCE_BYTES} digits")
-        key = self._service.key_of(self.identity)
-        if key is None or self.identity.role in AGENT:
-            self._stop(401, _NOBODY)
-        self._service.guests.met(self)
-        server_nonce = os.urandom(NONCE_BYTES).hex()
-        self._session = Session(key, name, nonce, server_nonce)
-        self._greeting = self._session.hello_reply()
-
-    def _refuse_body(self) -> None:
-        """The body is not what the head said: whoever it is from, the request is not proven after all."""
-        self._proven -= self._counted
-        self._stop(401, "the body is not the one that the proof is for")
-
     def on_body(self, body: bytes) -> None:
         if self._is_web:
             self._limit_web(len(self._body) + len(body))
-        elif not self._digest and not self._is_authenticated:
-            self._refuse_body()
+        elif not self._is_authenticated:
+            self._stop(401, _NO_BODY)
         if len(self._body) + len(body) > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if not self._body:
@@ -638,12 +571,6 @@ class Connection(asyncio.Protocol):
         self._body = b""
         if self._is_web:
             self._serve_web(body)
-            return
-        if not self._is_authenticated and (body or self._digest) and not is_same(digest_of(body), self._digest):
-            self._refuse_body()
-        if self._greeting is not None:
-            self._keep_alive, self._headless = parser.should_keep_alive(), False
-            self.reply(200, self._greeting, is_json=True)
             return
         request = (parser.get_method(), self._url, body, parser.should_keep_alive())
         if self._parked is None and not self._queue:

@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from elastic_driver.errors import SettingsError
@@ -53,7 +53,7 @@ class Listeners:
         Raises:
             SettingsError: the address or port cannot be had.
         """
-        tried = [ports] if isinstance(ports, int) else ports
+        tried = [ports] if isinstance(ports, int) else [*dict.fromkeys(ports)]
         for port in tried:
             try:
                 return await self._listen(host, port)
@@ -69,28 +69,6 @@ class Listeners:
     async def adopt(self, listener: socket.socket) -> int:
         """Takes a socket that listens already; it is closed with the others. Returns its port."""
         return await self._listen("", 0, listener)
-
-    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,)) -> int:
-        """Listens on another address as well, on the first one's port where that is free there.
-
-        Args:
-            host: local address.
-            ports: tried otherwise, in order; 0 for any.
-
-        Returns:
-            The port.
-
-        Raises:
-            SettingsError: the address cannot be had.
-        """
-        assert self._servers
-        why = ""
-        for port in (_port_of(self._servers[0]), *ports):
-            try:
-                return await self._listen(host, port)
-            except OSError as error:
-                why = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} for agents: {why}")
 
     async def listen_at(self, host: str, port: int) -> int:
         """Listens on another address as well, on this port and no other; 0 for any.

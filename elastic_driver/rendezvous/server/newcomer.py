@@ -52,8 +52,6 @@ _TLS = 0x16  # with which a record of its handshake begins, and nothing of HTTP
 _PIECE = 2 << 10
 # OpenSSL takes 42 KB for whoever sends a byte of a ClientHello. It gets none before all of it is there, or so much.
 _MOST_HELLO = 16 << 10
-# As long as there are clients that prove each request.
-_TAKES_PROOFS = True
 _NOBODY = "nobody may authenticate here under this name; is it another job's, or one that is over?"
 
 
@@ -119,7 +117,7 @@ class Newcomer(asyncio.BufferedProtocol):
                 self._encrypt()
         elif not self._is_plain_tcp and self._received[0] == MAGIC[0]:
             self._read_request()
-        elif self._is_local and not _TAKES_PROOFS:
+        elif self._is_local:
             self._refuse("cannot read request: it does not begin like one")
         else:
             self._hand_over(Connection(self._service, is_for_probes=self._is_plain_tcp and not self._is_loopback()))

@@ -118,14 +118,12 @@ class RendezvousServer:
         at_most: int = 0,
         connections_each: int = CONNECTIONS_EACH,
         descriptors_each: int = 0,
-        listener: socket.socket | None = None,
     ) -> int:
         """Listens.
 
         Args:
             host, ports: see :meth:`Listeners.open`.
             workers, at_most, connections_each, descriptors_each: see :meth:`Guests.make_room`.
-            listener: a socket that listens there already, and is closed with the server; None to make one.
 
         Returns:
             The port.
@@ -134,21 +132,19 @@ class RendezvousServer:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
         self.guests.make_room(workers, at_most, connections_each=connections_each, descriptors_each=descriptors_each)
-        if listener is not None:
-            port = await self.listeners.adopt(listener)
-        else:
-            port = await self.listeners.open(host, ports)
+        port = await self.listeners.open(host, ports)
         self.guests.begin()
         return port
 
-    async def start_local(self, listening: socket.socket, *, workers: int) -> None:
+    async def start_local(self, listening: socket.socket, *, workers: int = 0) -> None:
         """Serves processes of this machine.
 
         Args:
             listening: see :meth:`Listeners.open_local`.
-            workers: for how many there is room.
+            workers: for how many room is made; 0 where there is room already.
         """
-        self.guests.make_local_room(workers)
+        if workers:
+            self.guests.make_local_room(workers)
         await self.listeners.open_local(listening)
         self.guests.begin()
 

@@ -68,9 +68,7 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
 def test_rubbish_does_nothing_to_it() -> None:
     with (
         a_rendezvous() as rendezvous,
-        contextlib.closing(
-            RendezvousClient(f"http://{rendezvous.endpoint}", member(""), patience_s=PATIENCE_S)
-        ) as client,
+        contextlib.closing(RendezvousClient(rendezvous.url, member(""), patience_s=PATIENCE_S)) as client,
     ):
         for body in (b"", b"\0" * 100, b"[]", b"{}", b'{"saying": []}', b"[" * 100_000, JOIN.to_json()[:-1]):
             with pytest.raises(RendezvousProtocolError, match="cannot read"):

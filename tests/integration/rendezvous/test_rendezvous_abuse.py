@@ -12,18 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from elastic_driver.rendezvous.authentication import opening
 from elastic_driver.rendezvous.messages import RunningReport, WatchRequest
-from elastic_driver.rendezvous.proof import HELLO, PROOF
 from elastic_driver.rendezvous.server.server import ServerLimits
 from tests.support.fakes.memory_service import MemoryPeer as Peer
 from tests.support.fakes.memory_service import MemoryService as Service
 from tests.support.fakes.memory_service import serving_in_memory as serving
 from tests.support.fakes.rendezvous_service import (
-    NONCE,
     READER,
     READY,
     WORKER,
-    hello,
     request,
 )
 
@@ -52,16 +50,13 @@ def connections(service: Service) -> int:
 
 # --- strangers -------------------------------------------------------------------------------------
 
-NOBODY = 'this is only for those who prove that they belong to the job; see docs/design.md, "Wire"'
+NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
 
 
 @pytest.mark.parametrize(
     "authorization",
     [
         *("", "Bearer", "Bearer \x00", "Bearer é", READER[:-1], f"{READER}0", READER.upper(), "Basic YTpi"),
-        *(f"{PROOF} {'0' * 32}", f"{HELLO}", f"{HELLO} {NONCE}", f"{HELLO} worker {NONCE}", f"{HELLO} ranks {NONCE}"),
-        *(f"{HELLO} reader {NONCE}", f"{HELLO} worker a[0]#00 {NONCE}", f"{HELLO} worker a[٣]#0 {NONCE}"),
-        f"{HELLO} operator a[0]#0 {NONCE}",
     ],
 )
 @pytest.mark.parametrize(
@@ -107,11 +102,11 @@ def test_two_authorizations(peer: Peer) -> None:
     assert peer.read().status == 400
 
 
-@pytest.mark.parametrize("authorization", [READER, f"{HELLO} worker a[0]#0 {NONCE}", "Bearer no"])
+@pytest.mark.parametrize("authorization", [READER, "Bearer no"])
 @pytest.mark.parametrize("headers", [("Content-Length: 900",), ("Transfer-Encoding: chunked",)])
-def test_a_body_is_not_read_before_it_is_proven(peer: Peer, authorization: str, headers: tuple[str, ...]) -> None:
+def test_nobody_s_and_a_reader_s_body_is_not_read(peer: Peer, authorization: str, headers: tuple[str, ...]) -> None:
     """Refused while nothing of it is there, or at its first bytes where nothing has said that it will come."""
-    peer.send(request("GET", "/v1/hello", b"", authorization, headers=headers))
+    peer.send(request("GET", "/v1/status", b"", authorization, headers=headers))
     if "chunked" in headers[0]:
         peer.send(b"1\r\nx\r\n")
     assert peer.read().status == 401
@@ -188,7 +183,7 @@ def test_a_header_without_end(service: Service, peer: Peer, start: bytes) -> Non
 
 @pytest.mark.parametrize(
     "half",
-    [b"G", b"GET /v1/status HTT", hello("operator")[:-2], b"\r\n\r\n", b""],
+    [b"G", b"GET /v1/status HTT", request("GET", "/v1/status")[:-2], b"\r\n\r\n", b""],
     ids=["byte", "line", "headers", "newlines", "body"],
 )
 def test_a_half_sent_request_is_cut(half: bytes) -> None:
@@ -314,7 +309,7 @@ WORDS = [
     *(b"Content-Length: 3\r\n", b"Content-Length: -3\r\n", b"Content-Length: 3\r\nContent-Length: 4\r\n"),
     *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip\r\n", b"ffffffffffffffffff\r\n", b"0\r\n\r\n"),
     *(b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n"),
-    *(request("GET", "/v1/status", b"", READER), request("PUT", KEY, b"x", READER), hello("worker a[0]#0")),
+    *(request("GET", "/v1/status", b"", READER), request("PUT", KEY, b"x", READER), opening("worker a[0]#0")),
 ]
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
 from elastic_driver.launch.agent.dial_in import StrangerError, dial_in
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role, join_key
+from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
 from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport
@@ -33,7 +34,7 @@ from tests.support.fakes.rendezvous_service import (
     Service,
     credential,
     descriptors,
-    hello,
+    request,
     serving,
 )
 from tests.support.network.tls_client import TlsClient
@@ -83,30 +84,13 @@ def test_requests_and_long_polls_go_through_it(loop: str) -> None:
 
 def test_nothing_can_be_read_on_the_way() -> None:
     with serving(certificate=CERTIFICATE) as service, eavesdropping(service) as (port, seen):
-        client = RendezvousClient(
-            f"https://127.0.0.1:{port}",
-            credential(OPERATOR),
-            patience_s=PATIENCE_S,
-            fingerprint=CERTIFICATE.fingerprint,
-        )
+        url = str(DriverUrl(f"https://127.0.0.1:{port}", CERTIFICATE.fingerprint))
+        client = RendezvousClient(url, credential(OPERATOR), patience_s=PATIENCE_S)
         assert client.status()["explain"] == "waiting"
         client.close()
     assert seen
     for word in (b"HTTP", b"status", b"waiting", b"operator"):
         assert word not in b"".join(seen)
-
-
-def test_to_another_certificate_nothing_is_said() -> None:
-    got: list[bytes] = []
-    with impostor(got) as port:
-        client = RendezvousClient(
-            f"https://127.0.0.1:{port}", credential(OPERATOR), patience_s=0.1, fingerprint=CERTIFICATE.fingerprint
-        )
-        with pytest.raises(RendezvousError, match="another certificate than this job's driver"):
-            client.status()
-        client.close()
-    assert got, "it was asked"
-    assert set(got) == {b""}, "not even a hello"
 
 
 def test_the_fingerprint_decides() -> None:
@@ -212,7 +196,7 @@ def test_a_flood_of_key_updates_takes_one_small_piece_in_a_turn_of_the_loop(loop
             sock.sendall(client.take(sock.recv(65536)))
         service.until(lambda: bool(layers(service)), "its handshake is done")
         (layer,) = service.call(lambda: layers(service))
-        flood = client.key_updates(2000) + client.forged(hello("nobody"))
+        flood = client.key_updates(2000) + client.forged(request("GET", "/v1/status"))
         pieces: list[int] = []
 
         def watch() -> None:
@@ -256,14 +240,6 @@ def test_who_asks_and_never_reads_is_cut() -> None:
                 while True:
                     peer.send(peer.request("GET", "/v1/rounds/1/kv/s/k"))
         assert worker.get(1, "s", "k") == bytes(1 << 18)
-
-
-@pytest.mark.parametrize(
-    ("url", "fingerprint"), [("https://a:1", ""), ("http://a:1", "0" * 64), ("https://a", "0" * 64)]
-)
-def test_an_address_and_a_fingerprint_go_together(url: str, fingerprint: str) -> None:
-    with pytest.raises(RendezvousProtocolError, match="cannot read"):
-        RendezvousClient(url, credential(), fingerprint=fingerprint)
 
 
 def test_a_join_key_is_its_token_s_alone() -> None:

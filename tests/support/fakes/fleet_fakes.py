@@ -501,7 +501,7 @@ class FakeFleet:
             _variables,
             self.sink,
             self.stdin,
-            Ways("127.0.0.1", addresses=tuple, certificate=OwnCertificate(), is_wide=False),
+            Ways("127.0.0.1", addresses=tuple, certificate=OwnCertificate()),
             self.tasks,
             join_token="",
         )

@@ -12,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import uvloop
 
-from elastic_driver.errors import StaleRoundError
+from elastic_driver.errors import RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof
 from elastic_driver.rendezvous.certificate import Certificate, client_context
@@ -32,9 +33,9 @@ from elastic_driver.rendezvous.messages import (
     Notice,
     RoundAssignment,
     RunningReport,
+    TokenReply,
     WatchRequest,
 )
-from elastic_driver.rendezvous.proof import HELLO, PROOF, Session, digest_of
 from elastic_driver.rendezvous.routes import ALL, Route, Routes, read, read_own, routes_of_rounds
 from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
@@ -44,6 +45,7 @@ from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.words import Backend, ReadyCause
 
 KEY = JobKey(b"the job's key of thirty-two byte")
@@ -68,7 +70,8 @@ class Handler:
         self.drained: list[DrainHostRequest] = []
         self.left: list[LeaveRequest] = []
         self.ends = 0
-        self.urls: list[str] = []
+        self.url = ""  # where other machines reach it
+        self.join_token = ""
         self.current_round = 1
         self.error: Exception | None = None
 
@@ -80,6 +83,7 @@ class Handler:
             Route("POST", "leave", WORKERS, read_own(LeaveRequest.from_json, self.leave)),
             Route("POST", "drain", OPERATORS, read(DrainHostRequest.from_json, self.drain)),
             Route("POST", "end", OPERATORS, lambda _: self.end()),
+            Route("POST", "token/*", OPERATORS, lambda request: self.token(request.path[0])),
             Route("GET", "status", ALL, lambda _: self.status()),
         )
 
@@ -114,8 +118,15 @@ class Handler:
         self.ends += 1
         return EndReply("it ends")
 
+    def token(self, role: str) -> TokenReply:
+        tokens = {each: KEY.of(Identity(each)).hex() for each in (Role.OPERATOR, Role.READER)}
+        tokens[Role.JOINER] = self.join_token
+        if role not in tokens:
+            raise RendezvousProtocolError("there is no such token")
+        return TokenReply(tokens[Role(role)], self.url, only_here=False)
+
     def status(self) -> dict[str, object]:
-        return {"explain": "waiting", "round_id": self.current_round, "urls": self.urls}
+        return {"explain": "waiting", "round_id": self.current_round}
 
 
 class Hangup(asyncio.Protocol):
@@ -235,6 +246,7 @@ class Service(BaseService):
     def __init__(self, *, port: int = 0, loop: str = "uvloop", **options: Any) -> None:
         self.port = port
         self._kind = loop
+        self._folder: SocketFolder | None = None
         super().__init__(**options)
 
     def _begin(self) -> None:
@@ -248,7 +260,19 @@ class Service(BaseService):
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+        """As people hand it on."""
+        return f"https://127.0.0.1:{self.port}#sha256:{(self.certificate or CERTIFICATE).fingerprint}"
+
+    @property
+    def plain_url(self) -> str:
+        """For browsers, readers and probes of this machine."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def socket(self) -> Path:
+        """Has it listen at a socket of this machine, too."""
+        self._folder = SocketFolder.new()
+        self.wait(self.server.start_local(self._folder.listen("driver.sock")))
+        return self._folder.path / "driver.sock"
 
     def wait(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
@@ -262,8 +286,7 @@ class Service(BaseService):
     def client(
         self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
     ) -> RendezvousClient:
-        fingerprint = self.certificate.fingerprint if self.certificate else ""
-        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s, fingerprint=fingerprint)
+        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s)
 
     def die(self) -> None:
         """Ends as a process does that is killed: no goodbye to anybody."""
@@ -280,6 +303,8 @@ class Service(BaseService):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
+        if self._folder is not None:
+            self._folder.close()
 
 
 @contextmanager
@@ -436,36 +461,6 @@ def credential(identity: Identity = IDENTITY, key: JobKey = KEY) -> Credential:
     return Credential(identity, key.of(identity))
 
 
-class Proofs:
-    """What one connection's requests are proven with."""
-
-    def __init__(self, identity: Identity, nonce: str, answered: str) -> None:
-        self.session = Session(KEY.of(identity), str(identity), nonce, answered)
-        self._number = 0
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes = b"",
-        *,
-        covered: bytes | None = None,
-        headers: tuple[str, ...] = (),
-        v: str = "1.1",
-    ) -> bytes:
-        """The next request as bytes; ``covered`` is the body that its proof is for, if that is sent otherwise."""
-        self._number += 1
-        digest = digest_of(body if covered is None else covered)
-        proof = self.session.of_request(self._number, method.encode(), path.encode(), digest)
-        authorization = f"{PROOF} {proof.decode()} {digest.decode()}".rstrip()
-        return request(method, path, body, authorization, headers=headers, v=v)
-
-
-def hello(name: str, nonce: str = NONCE) -> bytes:
-    """How a connection begins."""
-    return request("GET", "/v1/hello", b"", f"{HELLO} {name} {nonce}")
-
-
 def request(
     method: str,
     path: str,
@@ -482,39 +477,6 @@ def request(
     if body:
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-@contextmanager
-def scripted(*answers: bytes | Callable[[Session], bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """Something that is driver enough to say hello, and sends one of the answers to the request of each connection.
-
-    They are sent as they stand, but that PROOF is replaced by what it should be. Yields its URL and the requests.
-    """
-    got: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for answer in answers:
-                connection, _ = listener.accept()
-                with connection:
-                    name, _, nonce = connection.recv(65536).split(HELLO.encode())[1].strip().decode().rpartition(" ")
-                    session = Session(credential().key, name.strip(), nonce, NONCE)
-                    greeting = json.dumps({"nonce": NONCE, "proof": session.greeting.decode()})
-                    connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(greeting)}\r\n\r\n{greeting}".encode())
-                    got.append(connection.recv(65536))
-                    if not isinstance(answer, bytes):
-                        connection.sendall(answer(session))
-                        continue
-                    status, body = answer[9:12], answer.partition(b"\r\n\r\n")[2]
-                    if b"PROOF" in answer:
-                        answer = answer.replace(b"PROOF", session.of_reply(1, int(status), body))
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", got
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 class Calls:
