@@ -185,10 +185,15 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     door = Door(clock)
     certificate = OwnCertificate()
     ways = Ways("127.0.0.1", addresses=lambda: (), certificate=certificate)
+
+    async def urls(host: str) -> tuple[str, ...]:
+        """Over TLS, as those of other machines come."""
+        return ((await ways.open_loopback()).replace("http:", "https:"),)
+
     fleet = Fleet(
         door=door,
         reach=Reach(
-            lambda host: ways.to(""),
+            urls,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
             fingerprint=certificate.make,

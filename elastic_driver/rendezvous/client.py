@@ -131,7 +131,7 @@ class _Connection(http.client.HTTPConnection):
         try:
             response = self.getresponse()
         except http.client.BadStatusLine as error:
-            text = read_refusal(error.line.encode("latin-1", "replace"))
+            text = read_refusal(str(error.args[0]).encode("latin-1", "replace"))
             if not text:
                 raise
             raise RendezvousProtocolError(f"{self._credential.identity} is refused: {text}") from error
