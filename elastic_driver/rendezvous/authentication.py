@@ -151,7 +151,7 @@ def read_refusal(answer: bytes | bytearray) -> str:
     """The text of a :func:`refusal`, with ``?`` for what cannot be printed; "" where it is none. It may be cut off."""
     if not is_refusal(answer):
         return ""
-    text = bytes(answer[3 : 3 + _MOST_TEXT_BYTES]).decode(errors="replace")
+    text = bytes(answer[_REFUSAL_BYTES : _REFUSAL_BYTES + _MOST_TEXT_BYTES]).decode(errors="replace")
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

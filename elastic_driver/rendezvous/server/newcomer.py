@@ -49,6 +49,8 @@ from elastic_driver.system.local_socket import is_ours
 _TLS = 0x16  # with which a record of its handshake begins, and nothing of HTTP
 # Of a stranger no more than this is read at once. Four times the longest request.
 _PIECE = 2 << 10
+# OpenSSL takes 42 KB for whoever sends a byte of a ClientHello. It gets none before all of it is there, or so much.
+_MOST_HELLO = 16 << 10
 _NOBODY = "nobody may authenticate here under this name; is it another job's, or one that is over?"
 
 
@@ -109,7 +111,8 @@ class Newcomer(asyncio.BufferedProtocol):
         if self._challenge is not None:
             self._check_response()
         elif self._is_plain_tcp and self._received[0] == _TLS:
-            self._encrypt()
+            if _has_client_hello(self._received) or len(self._received) > _MOST_HELLO:
+                self._encrypt()
         elif not self._is_plain_tcp and self._received[0] == MAGIC[0]:
             self._read_request()
         elif self._is_local:
@@ -279,3 +282,12 @@ class Newcomer(asyncio.BufferedProtocol):
             return False
         mapped = getattr(address, "ipv4_mapped", None)
         return bool((mapped or address).is_loopback)
+
+
+def _has_client_hello(received: bytes) -> bool:
+    """Whether the first message of a TLS handshake is whole; it may be in several records (RFC 8446, 4 and 5.1)."""
+    message, at = b"", 0
+    while len(received) >= at + 5:
+        start, at = at + 5, at + 5 + int.from_bytes(received[at + 3 : at + 5], "big")
+        message += received[start:at]
+    return len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big")

@@ -25,12 +25,14 @@ from elastic_driver.rendezvous.authentication import (
     NONCE_BYTES,
     Proof,
     opening,
+    read_refusal,
     read_request,
 )
 from elastic_driver.rendezvous.certificate import Certificate, client_context, fingerprint_of, server_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.server.connection import ServerLimits
 from elastic_driver.rendezvous.server.web import Probed
+from elastic_driver.system.local_socket import SocketFolder
 from tests.support.fakes.rendezvous_service import (
     CERTIFICATE,
     IDENTITY,
@@ -299,6 +301,34 @@ def test_all_in_pieces_of_a_byte(loop: str) -> None:
 
 
 @LOOPS
+def test_half_a_client_hello_costs_no_openssl(loop: str) -> None:
+    """Which takes 42 KB at its first byte. It may come in several records."""
+    hello = TlsClient().take()
+    with serving(loop=loop) as service, ExitStack() as stack:
+        for size in (1, 5, 9, len(hello) - 1):
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+            plain.sendall(hello[:size])
+        service.until(
+            lambda: [each._received != b"" or each._shakes_hands for each in service.guests] == [True] * 4,
+            "something of each is there",
+        )
+        assert not service.call(lambda: any(each._shakes_hands for each in service.guests))
+        client = TlsClient()
+        hello = client.take()
+        plain = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+        for piece in (hello[5:7], hello[7:100], hello[100:]):
+            plain.sendall(hello[:3] + len(piece).to_bytes(2, "big") + piece)
+        while not client.is_shaken:
+            client.take(plain.recv(65536))
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S))
+        with suppress(OSError):
+            endless.sendall(b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(20_000))
+            while endless.recv(65536):
+                pass
+        assert is_served(service)
+
+
+@LOOPS
 def test_requests_stand_behind_the_response_in_the_same_record(loop: str) -> None:
     with serving(loop=loop) as service, calling(service) as caller:
         proof = caller.proof(IDENTITY)
@@ -370,3 +400,31 @@ def test_those_who_begin_and_do_not_go_on_are_strangers_like_others(how: str) ->
             assert is_served(service)
         service.until(lambda: not service.guests, "all are gone")
         assert descriptors() <= before
+
+
+# --- this machine's socket -------------------------------------------------------------------------------------------
+
+
+@LOOPS
+def test_a_browser_behind_a_forwarded_socket_neither_reads_nor_acts(loop: str) -> None:
+    """``ssh -L PORT:driver.sock`` gives whoever reaches PORT the user's rights, unless he begins with HTTP or TLS."""
+    with serving(loop=loop, web=Probed(None)) as service:
+        folder = SocketFolder.new()
+        service.wait(service.server.start_local(folder.listen("here.sock"), workers=4))
+        for sent in (
+            request("GET", "/healthz"),
+            request("GET", "/v1/status", b"", READER),
+            request("POST", "/v1/end"),
+            b"POST /v1/end HTTP/1.1\r\nContent-Length: 600\r\n\r\n" + opening("operator") + request("POST", "/v1/end"),
+            TlsClient().take(),
+        ):
+            with closing(socket.socket(socket.AF_UNIX)) as local:
+                local.settimeout(PATIENCE_S)
+                local.connect(str(folder.path / "here.sock"))
+                local.sendall(sent)
+                with suppress(ConnectionResetError):
+                    assert read_refusal(local.recv(4096)).startswith("cannot read request: it does not begin like one")
+                    assert local.recv(4096) == b""
+        assert service.handler.ends == 0
+        service.until(lambda: not service.guests, "all have gone")
+        folder.close()

@@ -24,6 +24,7 @@ from elastic_driver.rendezvous.authentication import (
     RefusedAuthenticationError,
     Request,
     opening,
+    read_refusal,
     read_request,
     refusal,
 )
@@ -369,6 +370,12 @@ def test_a_refusal_cannot_write_on_the_terminal() -> None:
 )
 def test_a_refusal_that_is_not_utf_8_is_shown_as_far_as_it_can_be(cut: bytes, shown: str) -> None:
     assert told(b"\1" + len(cut).to_bytes(2, "big") + cut) == shown
+
+
+def test_a_refusal_is_told_from_what_else_may_come() -> None:
+    assert read_refusal(refusal("full")) == "full"
+    assert read_refusal(refusal("full\n")) == "full?"
+    assert {read_refusal(each) for each in (b"", b"\1", b"HTTP/1.1 200 OK\r\n", challenge().message)} == {""}
 
 
 @pytest.mark.parametrize("length", [301, 0xFFFF])
