@@ -42,8 +42,8 @@ from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
@@ -108,10 +108,16 @@ class _Dialect:
 async def of_workers(host: str, deaths: int) -> list[float]:
     """Milliseconds from each kill to the driver's knowledge."""
     tasks, door = Tasks(), Door(JobClock())
-    ways = Ways("127.0.0.1", addresses=lambda: listening_addresses(host_addresses(), words=()), ssl=None, is_wide=False)
+    certificate = OwnCertificate()
+    ways = Ways(
+        "127.0.0.1",
+        addresses=lambda: listening_addresses(host_addresses(), words=()),
+        certificate=certificate,
+        is_wide=False,
+    )
     fleet = Fleet(
         door=door,
-        reach=Reach(ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint="", job="", owner=""),
+        reach=Reach(ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint=certificate.make, job="", owner=""),
         local=SshDialler(),
         remote=SshDialler(),
         is_local=lambda name: False,
@@ -130,7 +136,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     watch = _Watch()
     workers = Workers(around, _Dialect(), command=["sleep", "600"], grace_s=1.0, drain_s=1.0, listener=watch)
     fleet.serve(nobody, workers, meetings, warming)
-    server = RendezvousServer([agent_route(reception.take_over)], key=JobKey.new(), agent_keys=door.key_of)
+    server = RendezvousServer((), key=JobKey.new(), agents=reception, certificate=certificate)
     await ways.begin(server.listeners, await server.start("127.0.0.1", 0))
     took: list[float] = []
     try:

@@ -65,7 +65,7 @@ from elastic_driver.rendezvous.agent_messages import (
     worker_named,
 )
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
-from elastic_driver.rendezvous.frames import Frame, FrameWriter
+from elastic_driver.rendezvous.frames import Frame, pack_frame
 from elastic_driver.rendezvous.messages import (
     NextRoundRequest,
     Notice,
@@ -73,6 +73,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
@@ -182,14 +183,20 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     """As a job has it (driver/job.py), but for how agents are started: none is of this machine."""
     clock, tasks = JobClock(), Tasks()
     door = Door(clock)
-    ways = Ways("127.0.0.1", addresses=lambda: (), ssl=None)
+    certificate = OwnCertificate()
+    ways = Ways("127.0.0.1", addresses=lambda: (), certificate=certificate)
+
+    async def urls(host: str) -> tuple[str, ...]:
+        """Over TLS, as those of other machines come."""
+        return ((await ways.open_loopback()).replace("http:", "https:"),)
+
     fleet = Fleet(
         door=door,
         reach=Reach(
-            lambda host: ways.to(""),
+            urls,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
-            fingerprint="",
+            fingerprint=certificate.make,
             job="simulated",
             owner=name_of_this_process(),
         ),
@@ -224,7 +231,6 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         StandardInput(None, None),
         ways,
         tasks,
-        fingerprint="",
         join_token="",
     )
 
@@ -581,7 +587,7 @@ def _counting(job: Simulation) -> Iterator[None]:
     But for frames without messages: how many of them there are is a matter of time.
     """
     received, taken = FrameConnection.data_received, Channel.received
-    beat_bytes = len(FrameWriter(bytes(32)).frame(0, 0, []))
+    beat_bytes = len(pack_frame(0, 0, []))
 
     def count(connection: FrameConnection, data: bytes) -> None:
         job.received_bytes += len(data)

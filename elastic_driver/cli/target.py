@@ -32,16 +32,14 @@ class Target:
 
     Attributes:
         name: of its job, as far as it is known; for messages.
-        url: where it is.
+        url: where it is (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`).
         credential: which it is asked with.
-        fingerprint: of its certificate, in hexadecimal digits; "" where nothing is encrypted.
         job: its file, where the driver is on this machine.
     """
 
     name: str
     url: str
     credential: Credential
-    fingerprint: str = ""
     job: JobFile | None = None
 
 
@@ -77,12 +75,12 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
     except RendezvousError as error:
         raise SettingsError(f"argument --driver: {error}") from error
     credential = Credential(Identity(Role.OPERATOR), read_operator_key(arguments.token_file))
-    return Target(f"at {url.url}", url.url, credential, url.fingerprint)
+    return Target(f"at {url.url}", str(url), credential)
 
 
 def target_of_job(job: JobFile) -> Target:
     """The driver of a job on this machine."""
-    return Target(job.job_id, job.url, job.credential, job=job)
+    return Target(job.job_id, job.url, Credential(Identity(Role.OPERATOR)), job)
 
 
 def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
@@ -110,7 +108,7 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
         SettingsError: it cannot be reached, or refuses.
     """
     try:
-        client = RendezvousClient(target.url, target.credential, patience_s=_PATIENCE_S, fingerprint=target.fingerprint)
+        client = RendezvousClient(target.url, target.credential, patience_s=_PATIENCE_S)
         try:
             return question(client)
         finally:

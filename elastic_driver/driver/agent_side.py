@@ -32,8 +32,8 @@ from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
-from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.join_token import read_join_token
@@ -101,13 +101,12 @@ def agents_of(
     elif settings.accept_agents:
         token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
     door = Door(clock, join_key=join_key(token) if token else None)
-    certificate = Certificate.new() if settings.tls else None
-    fingerprint = "" if certificate is None else certificate.fingerprint
+    certificate = OwnCertificate()
     tasks = Tasks()
     ways = Ways(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
-        ssl=None if certificate is None else server_context(certificate),
+        certificate=certificate,
         ports=settings.driver_ports,
         listener=None if gathering is None else gathering.listener,
         opens=gathering is not None or settings.opens_port,
@@ -119,7 +118,7 @@ def agents_of(
             ways.to,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
-            fingerprint=fingerprint,
+            fingerprint=certificate.make,
             job=_name_of_job(settings),
             owner=name_of_this_process(),
             host="" if gathering is None else gathering.host,
@@ -166,7 +165,6 @@ def agents_of(
         stdin,
         ways,
         tasks,
-        fingerprint,
         token,
         meets_at=gathering.listener.getsockname()[1] if gathering is not None and gathering.only_here else 0,
         invitation="" if gathering is None else gathering.invitation,

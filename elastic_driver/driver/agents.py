@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from ssl import SSLContext
 from typing import Protocol
 
 from elastic_driver.errors import SettingsError
@@ -24,16 +23,17 @@ from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.worker import Variables
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system.tasks import Tasks
 
 
 class Server(Protocol):
     """What is needed of the driver's server."""
 
-    async def open(self, host: str, ports: int | Sequence[int], *, ssl: SSLContext | None = None) -> int:
+    async def open(self, host: str, ports: int | Sequence[int]) -> int:
         """Listens on an address, on the first of these ports that is free. Returns the port. Raises SettingsError."""
 
-    async def adopt(self, listener: socket.socket, *, ssl: SSLContext | None = None) -> int:
+    async def adopt(self, listener: socket.socket) -> int:
         """Takes a socket that listens already. Returns its port."""
 
 
@@ -50,7 +50,7 @@ class Ways:
     Args:
         loopback: the address for readers and pages on this machine.
         addresses: gives this machine's addresses that others may reach, best first. Raises SettingsError for none.
-        ssl: encrypts what comes from other machines; None for none.
+        certificate: of the driver's server. Whoever is told an address can know it by its fingerprint.
         ports: of which it takes the first that is free; 0 for any.
         listener: a socket that listens on loopback already; None to make one.
         opens: whether it listens on loopback from the start.
@@ -62,7 +62,7 @@ class Ways:
         loopback: str,
         *,
         addresses: Callable[[], Sequence[str]],
-        ssl: SSLContext | None,
+        certificate: OwnCertificate,
         ports: Sequence[int] = (0,),
         listener: socket.socket | None = None,
         opens: bool = False,
@@ -70,7 +70,7 @@ class Ways:
     ) -> None:
         self._loopback = loopback
         self._addresses = addresses
-        self._ssl = ssl
+        self.certificate = certificate
         self._spare_ports = ports
         self._listener = listener
         self._opens, self._is_wide = opens, is_wide
@@ -107,8 +107,7 @@ class Ways:
     @property
     def urls(self) -> tuple[str, ...]:
         """All addresses for agents of other machines, as URLs; none before it listens for them."""
-        scheme = "http" if self._ssl is None else "https"
-        return tuple(url_of(address, port, scheme=scheme) for address, port in self._ports.items())
+        return tuple(url_of(address, port, scheme="https") for address, port in self._ports.items())
 
     async def to(self, host: str) -> tuple[str, ...]:
         """The URLs that an agent of this host tries, in order; of this machine for "".
@@ -121,9 +120,8 @@ class Ways:
         await self.open()
         by_route = await asyncio.get_running_loop().run_in_executor(None, _address_towards, host)
         first = [address for address in self._ports if address == by_route]
-        scheme = "http" if self._ssl is None else "https"
         ordered = first + [address for address in self._ports if address not in first]
-        return tuple(url_of(address, self._ports[address], scheme=scheme) for address in ordered)
+        return tuple(url_of(address, self._ports[address], scheme="https") for address in ordered)
 
     async def open_loopback(self) -> str:
         """Listens on loopback, if it does not do so yet. Returns the URL there.
@@ -154,19 +152,20 @@ class Ways:
             self._loopback_port = await self._listen(self._loopback)
 
     async def _open(self) -> None:
+        await self.certificate.make()
         failed: SettingsError | None = None
         for address in self._addresses():
             try:
-                self._ports[address] = await self._listen(address, ssl=self._ssl)
+                self._ports[address] = await self._listen(address)
             except SettingsError as error:  # it may have gone this moment
                 failed = error
         if not self._ports:
             raise failed or SettingsError("this machine has no address that other hosts could reach")
 
-    async def _listen(self, address: str, *, ssl: SSLContext | None = None) -> int:
+    async def _listen(self, address: str) -> int:
         assert self._server is not None
         ports = (self._port, *self._spare_ports) if self._port else self._spare_ports
-        port = await self._server.open(address, ports, ssl=ssl)
+        port = await self._server.open(address, ports)
         self._port = self._port or port
         return port
 
@@ -195,7 +194,6 @@ class AgentSide:
         stdin: whose the driver's standard input is.
         ways: on which they come.
         tasks: of the fleet and the driver.
-        fingerprint: of the driver's certificate, in hexadecimal digits; "" for none.
         join_token: what hosts join with; "" when none may.
         meets_at: the port on loopback where the nodes of a job on this machine alone meet; 0 where there are none.
         invitation: how hosts join, in words; "" for the usual.
@@ -210,7 +208,6 @@ class AgentSide:
     stdin: StandardInput
     ways: Ways
     tasks: Tasks
-    fingerprint: str
     join_token: str = field(repr=False)
     meets_at: int = 0
     invitation: str = ""
@@ -218,4 +215,4 @@ class AgentSide:
     @property
     def urls(self) -> list[str]:
         """Where other machines reach the driver, as people hand it on; empty as long as it does not listen for them."""
-        return [str(DriverUrl(url, self.fingerprint)) for url in self.ways.urls]
+        return [str(DriverUrl(url, self.ways.certificate.fingerprint)) for url in self.ways.urls]

@@ -45,7 +45,6 @@ from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
@@ -207,13 +206,14 @@ def build(
         table += page.routes
     server = RendezvousServer(
         # Workers ask their agents.
-        [*(route for route in table if route.roles != WORKER), agent_route(agents.reception.take_over)],
+        [route for route in table if route.roles != WORKER],
         key=key,
-        agent_keys=agents.door.key_of,
+        agents=agents.reception,
         on_error=crash,
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),
         reader=reader,
+        certificate=agents.ways.certificate,
     )
     requests = AgentRequests(
         rounds,

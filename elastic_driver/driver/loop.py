@@ -206,7 +206,6 @@ class ElasticDriver:
         posting = Posting.post(
             job.job_id,
             socket,
-            job.key,
             self.settings.command,
             join_token=token if self.agents.meets_at else "",
             meets_at=self.agents.meets_at,

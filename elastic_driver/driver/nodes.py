@@ -93,8 +93,6 @@ def run_node(
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
     if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
-    if settings.tls:
-        raise SettingsError("--tls has no use with several nodes: what they say to each other is encrypted anyhow")
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
     return _Node(settings, nodes, _token(settings, token_text), routes).run()
@@ -183,7 +181,7 @@ class _Node:
                 token = self._token if job is None else job.join_token
                 if token:
                     # A name of this machine may mean an address of loopback where the driver does not listen.
-                    on_loopback = f"http://{LOOPBACK}:{self._place.port}" if ours else self._place.url
+                    on_loopback = f"https://{LOOPBACK}:{self._place.port}" if ours else self._place.url
                     end = self._join(on_loopback if job is None else job.url, token, wait, here=bool(ours))
                     code = self._code_of(end)
                     if code is not None:

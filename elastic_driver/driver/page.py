@@ -12,7 +12,6 @@ import math
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from ssl import SSLContext
 from typing import Any, Protocol
 
 from elastic_driver.driver.agents import url_of
@@ -20,7 +19,6 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
-from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, PageRequest
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.web import Web
@@ -33,7 +31,7 @@ from elastic_driver.report.page.site import Actions, Site, WebHandler
 class PageServer(Protocol):
     """What is needed of the driver's server."""
 
-    async def listen_at(self, host: str, port: int, *, ssl: SSLContext | None = None) -> int:
+    async def listen_at(self, host: str, port: int) -> int:
         """Listens on another address as well. Returns the port there."""
 
 
@@ -121,11 +119,9 @@ class Page:
         """
         if address:
             host, port = page_address(address)
-            # A login over a network is read by whoever listens to that.
-            ssl = None if _is_loopback(host) else server_context(Certificate.new())
-            actual = await server.listen_at(host, port, ssl=ssl)
+            actual = await server.listen_at(host, port)
             self.site.names.add(host.lower())
-            self._address_url = url_of(host, actual, scheme="http" if ssl is None else "https")
+            self._address_url = url_of(host, actual, scheme="http" if _is_loopback(host) else "https")
 
     async def link(self) -> str:
         """A link for somebody who may look. It is a secret, good once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.messages import TokenReply
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 
@@ -42,5 +43,9 @@ class Tokens:
             here = await self._agents.ways.open_loopback()
         except SettingsError as error:
             raise RendezvousProtocolError(str(error)) from error
-        elsewhere = self._agents.urls
-        return TokenReply(token, elsewhere[0] if elsewhere else here, only_here=not elsewhere)
+        if elsewhere := self._agents.urls:
+            return TokenReply(token, elsewhere[0], only_here=False)
+        if request.path[0] == Role.READER:
+            return TokenReply(token, here, only_here=True)  # a scraper of this machine needs no TLS
+        url = DriverUrl(f"https://{here.partition('://')[2]}", await self._agents.ways.certificate.make())
+        return TokenReply(token, str(url), only_here=True)

@@ -1,8 +1,7 @@
 """Where the running jobs of this user are found: a file for each, which only the user can read.
 
 Owns the folder ($XDG_RUNTIME_DIR/elasticrun, else /tmp/elasticrun-UID) and the files in it. A file names the driver's
-socket, and what ``elasticrun drain`` proves itself with there. Its driver holds a lock on it for as long as it lives: a
-process id alone may be another's by now.
+socket. Its driver holds a lock on it for as long as it lives: a process id alone may be another's by now.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Self
 
 from elastic_driver.codec import OsText
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
-from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import Body
 from elastic_driver.system.safe_files import put_text
 
@@ -36,7 +34,6 @@ class JobFile(Body):
     Attributes:
         job_id: the job.
         socket: of its driver: a path.
-        operator: the operator's key, in hexadecimal digits.
         pid: of the driver, for who reads the file.
         command: what it trains.
         join_token: what nodes join with that meet on this machine; "" where none do.
@@ -45,7 +42,6 @@ class JobFile(Body):
 
     job_id: str
     socket: OsText
-    operator: str = field(repr=False)
     pid: int
     command: tuple[OsText, ...]
     join_token: str = field(default="", repr=False)
@@ -55,15 +51,6 @@ class JobFile(Body):
     def url(self) -> str:
         """Of its driver."""
         return f"unix:{self.socket}"
-
-    @property
-    def credential(self) -> Credential:
-        """The operator's.
-
-        Raises:
-            ValueError: the key is none.
-        """
-        return Credential(Identity(Role.OPERATOR), bytes.fromhex(self.operator))
 
 
 class Posting:
@@ -78,15 +65,13 @@ class Posting:
         cls,
         job_id: str,
         socket: Path,
-        key: JobKey,
         command: Sequence[str],
         *,
         join_token: str = "",
         meets_at: int = 0,
     ) -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
-        operator = key.of(Identity(Role.OPERATOR)).hex()
-        job = JobFile(job_id, str(socket), operator, os.getpid(), tuple(command), join_token, meets_at)
+        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), join_token, meets_at)
         for attempt in range(3):
             try:
                 posting = cls(*_write(job))
@@ -230,7 +215,6 @@ def _read(path: Path) -> JobFile | None:
             return None
         try:
             job = JobFile.from_json(file.read())
-            _ = job.credential
         except (OSError, ValueError, RendezvousProtocolError):
             return None
         return job

@@ -18,13 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from elastic_driver.rendezvous.operator_auth import OperatorAuth
 
 from elastic_driver.launch.agent.clouds import ENV_AZURE, ENV_GCP
 from elastic_driver.launch.agent.machine import addresses
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.messages import DrainHostRequest
-from elastic_driver.rendezvous.operator_auth import OperatorAuth
 from tests.support.clusters.fake_clouds import Asked, FakeCloud, Says, fake_cloud
 from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 from tests.support.processes.subcommands import elasticrun

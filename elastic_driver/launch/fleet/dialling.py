@@ -37,7 +37,8 @@ class Reach:
 
     Attributes:
         urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
-        agent_timeout_s, fingerprint, job: see Bootstrap.
+        agent_timeout_s, job: see Bootstrap.
+        fingerprint: gives that of the driver's certificate.
         host_timeout_s: see AgentLink.
         owner: the driver's process, as Bootstrap has it.
         host, node_rank: of the driver's own machine in a job of nodes: its name, and see Bootstrap.
@@ -46,7 +47,7 @@ class Reach:
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
     agent_timeout_s: float
     host_timeout_s: float
-    fingerprint: str
+    fingerprint: Callable[[], Awaitable[str]]
     job: str
     owner: str
     host: str = ""
@@ -226,7 +227,7 @@ class Dialling:
             key=ticket.key.hex(),
             host=host,
             agent_timeout_s=self._reach.agent_timeout_s,
-            fingerprint="" if local else self._reach.fingerprint,
+            fingerprint="" if local else await self._reach.fingerprint(),
             owner=self._reach.owner if local else "",
             job=self._reach.job,
             node_rank=self._reach.node_rank if local else -1,

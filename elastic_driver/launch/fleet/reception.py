@@ -1,7 +1,7 @@
 """The reception: the first words on each connection of an agent, until its link goes on over it.
 
 Owns what is asked of an agent before it belongs to the job: who it is, whether it speaks this protocol and has this
-version, and the keys that both agree on. What its host means to the job is the fleet's.
+version, and the key with which it comes back. What its host means to the job is the fleet's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
@@ -20,16 +22,16 @@ from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said, version_of
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, FrameWriter, Message
-from elastic_driver.rendezvous.proof import Session
+from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, Message
 from elastic_driver.version import __version__
 
-# From the upgrade to the hello: it is sent in one piece.
+# From the exchange to the hello: it is sent in one piece.
 _HELLO_S = 10.0
 _HELLO_BYTES = 1 << 20
 # Of a value that nodes do not have alike. Commands may be long.
 _SHOWN = 300
 _NUMBER = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
@@ -85,7 +87,7 @@ class Host(Protocol):
 
 
 class Reception:
-    """Makes what the server hands connections over to.
+    """Makes what the server hands the connections of agents over to.
 
     Args:
         door: who may come.
@@ -99,9 +101,13 @@ class Reception:
         self._host = host
         self._greeted: set[Greeting] = set()
 
-    def take_over(self, identity: Identity, session: Session) -> asyncio.Protocol:
-        """What a connection is handed over to, once this peer has proven itself on it."""
-        greeting = Greeting(identity, session, self._door, self._terms, self._host, self._greeted.discard)
+    def key_of(self, identity: Identity) -> bytes | None:
+        """What an agent authenticates with; None for nobody that there is."""
+        return self._door.key_of(identity)
+
+    def take_over(self, identity: Identity) -> asyncio.Protocol:
+        """What a connection is handed over to, once this peer has authenticated on it."""
+        greeting = Greeting(identity, self._door, self._terms, self._host, self._greeted.discard)
         self._greeted.add(greeting)
         return greeting.connection
 
@@ -112,30 +118,23 @@ class Reception:
 
 
 class Greeting:
-    """One connection, from its upgrade on; its frames go to its link when there is one."""
+    """One connection, from where it carries frames; they go to its link when there is one."""
 
     def __init__(
         self,
         identity: Identity,
-        session: Session,
         door: Door,
         terms: Terms,
         host: Host,
         over: Callable[[Greeting], None],
     ) -> None:
         self._identity = identity
-        self._session = session
         self._door = door
         self._terms = terms
         self._host = host
         self._over = over
         self._link: AgentLink | None = None
-        self.connection = FrameConnection(
-            FrameReader(session.frames(up=True), most=_HELLO_BYTES),
-            FrameWriter(session.frames(up=False)),
-            on_frame=self._received,
-            on_lost=self._lost,
-        )
+        self.connection = FrameConnection(on_frame=self._received, on_lost=self._lost, most=_HELLO_BYTES)
         self._timer = asyncio.get_running_loop().call_later(_HELLO_S, self.connection.abort, "it does not say hello")
 
     def _received(self, frame: Frame) -> None:
@@ -161,22 +160,23 @@ class Greeting:
                 raise RefusedError(why)
             peer, ours = self.connection.ends
             link.comes_from(hello, peer, ours)
-            self._go_on(link, hello, public="")
+            self._go_on(link, hello)
             return
-        ticket = None
+        if not _KEY.fullmatch(hello.key):
+            raise RendezvousProtocolError("cannot read message hello: no key of an agent")
+        key, ticket = bytes.fromhex(hello.key), None
         if self._identity.role is Role.TICKET:
             ticket = self._take_ticket(hello)
         if ticket is None and self._identity.role is not Role.JOINER:
             raise RefusedError(f"this ticket is good for nothing any more, or not from {self.connection.ends[0]}")
         facts = self._facts(hello, ticket)
         self._check(facts, ticket)
-        from elastic_driver.rendezvous.agreement import Agreement  # late: the first agent's start is waited for anyhow
-
-        agreement = Agreement()
-        agreed = agreement.with_(hello.public)
+        earlier = self._door.key_of(Identity(Role.AGENT, number=hello.agent))
+        if earlier is not None and not compare_digest(earlier, key):
+            raise RefusedError("the job has an agent of this number already")
         link = self._host.arrives(facts)
-        self._door.admit(hello.agent, agreed.again)
-        self._go_on(link, hello, public=agreement.public, secret=agreed.secret)
+        self._door.admit(hello.agent, key)
+        self._go_on(link, hello)
         self._host.settled(link)
 
     def _take_ticket(self, hello: Hello) -> Ticket | None:
@@ -185,7 +185,8 @@ class Greeting:
         Raises:
             RefusedError: it is a second use.
         """
-        taken = self._door.take(self._identity, User(hello.agent, hello.public, self.connection.ends[0], hello.pid))
+        digest = sha256(bytes.fromhex(hello.key)).digest()
+        taken = self._door.take(self._identity, User(hello.agent, digest, self.connection.ends[0], hello.pid))
         if not isinstance(taken, SecondUse):
             return taken
         host, twice = taken.host, f"{taken.first}, then by {taken.second}"
@@ -206,12 +207,11 @@ class Greeting:
     def _is_agent(self, agent: str) -> bool:
         return self._identity == Identity(Role.AGENT, number=agent)
 
-    def _go_on(self, link: AgentLink, hello: Hello, *, public: str, secret: bytes = b"") -> None:
+    def _go_on(self, link: AgentLink, hello: Hello) -> None:
         terms = self._terms
         self._say(
             Welcome(
                 seen=link.seen,
-                public=public,
                 host=link.facts.host,
                 job_id=terms.job_id,
                 poll_s=terms.poll_s,
@@ -227,9 +227,6 @@ class Greeting:
         )
         connection = self.connection
         connection.reader.most = MAX_FRAME
-        if secret:
-            connection.reader.rekey(self._session.frames(up=True, secret=secret))
-            connection.writer.rekey(self._session.frames(up=False, secret=secret))
         self._link = link
         self._over(self)
         link.attach(connection, hello.seen)

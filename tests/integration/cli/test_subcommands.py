@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.job_files import Posting
-from tests.support.fakes.rendezvous_service import KEY, serving
+from tests.support.fakes.rendezvous_service import serving
 from tests.support.processes.jobs import Job
 from tests.support.processes.subcommands import elasticrun
 
@@ -69,18 +70,19 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     words = shlex.split(written.stdout)
     assert words[:3] == ["elasticrun", "status", "--driver"]
     url = words[3]
-    assert url.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"https://127\.0\.0\.1:\d+#sha256:[0-9a-f]{64}", url)
+    place = url.partition("#")[0]
     assert written.stderr == "its driver listens on this machine only, as long as no other has to do with the job\n"
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
     assert elasticrun("jobs", **elsewhere).stdout == "no job of yours runs on this machine\n"
-    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {url}, running, ")
+    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {place}, running, ")
     drained = elasticrun("drain", *words[2:], "--undo", "localhost", **elsewhere)
-    assert drained.stdout == f"host localhost was not drained (job at {url})\n"
+    assert drained.stdout == f"host localhost was not drained (job at {place})\n"
 
     ended = elasticrun("end", *words[2:], **elsewhere)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == (
-        f"job at {url}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
+        f"job at {place}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
     )
     assert job.wait() == 128 + signal.SIGTERM
     assert "elasticrun end: stopping all workers" in job.said()
@@ -117,7 +119,7 @@ def test_a_watch_ends_with_the_job(job: Job) -> None:
 
 
 def posted(job_id: str, socket: Path = Path("/no/such/driver.sock")) -> Posting:
-    posting = Posting.post(job_id, socket, KEY, ["python", "train.py"])
+    posting = Posting.post(job_id, socket, ["python", "train.py"])
     assert posting is not None
     return posting
 
@@ -137,7 +139,7 @@ def test_over_tls_with_the_certificate_of_the_job_only(
         assert main(["jobs", "--write-token", str(token)]) == 0
         out = capsys.readouterr().out.splitlines()
         assert out == ["job 1f: it ends", f"elasticrun status --driver {elsewhere} --token-file {token}"]
-        own, other = (f"{service.url}#sha256:{one.fingerprint}" for one in (certificate, Certificate.new()))
+        own, other = service.url, f"{service.url.partition('#')[0]}#sha256:{Certificate.new().fingerprint}"
         assert main(["end", "--driver", own, "--token-file", str(token)]) == 0
         assert service.handler.ends == 2
         assert main(["end", "--driver", other, "--token-file", str(token)]) == 2
@@ -163,7 +165,7 @@ def test_the_join_token_is_written_for_jobs_that_accept_agents(
     runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving() as one, serving() as other:
-        other.handler.url, other.handler.join_token = "http://b:1", "0123456789abcdef"
+        other.handler.url, other.handler.join_token = "https://b:1", "0123456789abcdef"
         closed, open_ = posted("1f", one.socket()), posted("2f", other.socket())
         _check_join_token(tmp_path, capsys)
         closed.remove()
@@ -178,7 +180,7 @@ def _check_join_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert jobs(["--write-join-token", str(token), "2"]) == 0
     assert (token.read_text(), token.stat().st_mode & 0o777) == ("0123456789abcdef\n", 0o600)
     out = capsys.readouterr().out
-    assert out == f"elasticrun join --slots N --driver http://b:1 --join-token-file {token}\n"
+    assert out == f"elasticrun join --slots N --driver https://b:1 --join-token-file {token}\n"
     with pytest.raises(SettingsError, match=r"cannot write the new file .*: File exists"):
         jobs(["--write-join-token", str(token), "2f"])
     with pytest.raises(SettingsError, match=r"cannot write the new file /no/such/file: No such file"):

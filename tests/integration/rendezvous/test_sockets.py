@@ -122,11 +122,7 @@ def test_upgrade_is_answered_in_http_1_and_closed(peer: Peer) -> None:
 
 
 def test_expect_100_continue(peer: Peer) -> None:
-    peer.send(
-        peer.request(
-            "PUT", "/v1/rounds/1/kv/s/k", covered=b"value", headers=("Expect: 100-continue", "Content-Length: 5")
-        )
-    )
+    peer.send(peer.request("PUT", "/v1/rounds/1/kv/s/k", headers=("Expect: 100-continue", "Content-Length: 5")))
     assert peer.read().status == 100
     peer.send(b"value")
     assert peer.read().status == 204

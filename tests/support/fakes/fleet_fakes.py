@@ -33,7 +33,8 @@ from elastic_driver.launch.words import ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
-from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+from elastic_driver.rendezvous.frames import Frame, FrameReader, Message, pack_frame
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
 from elastic_driver.words import OnChange
@@ -55,7 +56,7 @@ def hello(**more: Any) -> Hello:
         "version": __version__,
         "resumes": False,
         "seen": 0,
-        "public": "",
+        "key": _KEY.hex(),
         "host": "",
         "slots": 0,
         "machine": "machine",
@@ -82,7 +83,7 @@ class FakeTransport(asyncio.Transport):
     def __init__(self, written: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._written = written
-        self.reader = FrameReader(_KEY)
+        self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.is_closed = False
 
@@ -140,10 +141,7 @@ class FakeAgent:
     def connect(self) -> None:
         """It dials in, for the first time or again."""
         self.transport = FakeTransport(self.written)
-        self._writer = FrameWriter(_KEY)
         self.connection = FakeConnection(
-            FrameReader(_KEY),
-            FrameWriter(_KEY),
             on_frame=self.link.received,
             on_lost=lambda why: self.link.broken(self.connection, why),
         )
@@ -171,13 +169,13 @@ class FakeAgent:
 
     def beat(self) -> None:
         """It says that it lives."""
-        self.connection.data_received(self._writer.frame(0, self._seen, []))
+        self.connection.data_received(pack_frame(0, self._seen, []))
 
     def say(self, *messages: Said | Message) -> None:
         """It says this, in one frame."""
         self.heard()
         packed = [(each.message() if isinstance(each, Said) else each).pack() for each in messages]
-        data = self._writer.frame(self._last + 1, self._seen, packed)
+        data = pack_frame(self._last + 1, self._seen, packed)
         self._last += len(messages)
         self.connection.data_received(data)
 
@@ -434,6 +432,9 @@ class FakeFleet:
         self.warmed: list[tuple[int, float]] = []
         self.door = Door(loop.time, join_key=b"join")
 
+        async def fingerprint() -> str:
+            return "f"
+
         async def urls(host: str) -> tuple[str, ...]:
             return (f"http://{host or 'loopback'}:1",)
 
@@ -445,7 +446,7 @@ class FakeFleet:
         self.fleet = Fleet(
             door=self.door,
             reach=Reach(
-                urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner", host=own_host
+                urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint=fingerprint, job="job", owner="owner", host=own_host
             ),
             local=self.local,
             remote=self.remote if dials else None,
@@ -500,9 +501,8 @@ class FakeFleet:
             _variables,
             self.sink,
             self.stdin,
-            Ways("127.0.0.1", addresses=tuple, ssl=None),
+            Ways("127.0.0.1", addresses=tuple, certificate=OwnCertificate()),
             self.tasks,
-            fingerprint="",
             join_token="",
         )
 

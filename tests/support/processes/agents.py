@@ -30,8 +30,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Started,
 )
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from tests.support.paths import PROGRAMS
 from tests.support.processes import forked
 
@@ -74,12 +74,13 @@ class FakeDriver:
         self.refuses = ""
         self.takes = 0  # connections on which an agent was welcomed
         self._news = asyncio.Event()
+        self._certificate = OwnCertificate()  # of the job, however often it listens
         self._server: RendezvousServer | None = None
         self.port = 0
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
-            [agent_route(self.reception.take_over)], key=JobKey.new(), agent_keys=self.door.key_of
+            (), key=JobKey.new(), agents=self.reception, certificate=self._certificate
         )
         self.port = await server.start("127.0.0.1", self.port)
 
@@ -213,7 +214,7 @@ class FakeDriver:
     def bootstrap(self, host: str = "a", **more: Any) -> Bootstrap:
         ticket = self.door.issue(host, PATIENCE_S)
         values = {
-            "urls": (f"http://127.0.0.1:{self.port}",),
+            "urls": (f"https://127.0.0.1:{self.port}",),
             "identity": str(ticket.identity),
             "key": ticket.key.hex(),
             "host": host,

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from ssl import SSLContext
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from elastic_driver.driver import agents
 from elastic_driver.driver.agents import Ways, url_of
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from tests.support.fakes.fleet_fakes import AtOnce
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -31,7 +31,7 @@ class Server:
         self.ports: list[tuple[int, ...]] = []  # that it was asked for
         self.unusable: set[str] = set()
 
-    async def open(self, host: str, ports: int | Sequence[int], *, ssl: SSLContext | None = None) -> int:
+    async def open(self, host: str, ports: int | Sequence[int]) -> int:
         await asyncio.sleep(0)
         if host in self.unusable:
             raise SettingsError(f"cannot listen on {host}")
@@ -40,7 +40,7 @@ class Server:
         self.ports.append(tuple(ports))
         return ports[0] or 7000
 
-    async def adopt(self, listener: socket.socket, *, ssl: SSLContext | None = None) -> int:
+    async def adopt(self, listener: socket.socket) -> int:
         self.listens.append("adopted")
         return 29400
 
@@ -49,7 +49,7 @@ def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], **options: Any
     async def main(loop: VirtualLoop) -> None:
         loop.set_default_executor(AtOnce())
         server = Server()
-        ways = Ways("127.0.0.1", addresses=lambda: (FOUR, SIX), ssl=None, **options)
+        ways = Ways("127.0.0.1", addresses=lambda: (FOUR, SIX), certificate=OwnCertificate(), **options)
         await ways.begin(server, Path("/a/driver.sock"))
         await test(ways, server)
 
@@ -105,7 +105,7 @@ def test_all_addresses_from_the_first_other_host_on_and_the_one_by_route_first(m
 
     async def test(ways: Ways, server: Server) -> None:
         urls = await asyncio.gather(*map(ways.to, "abc"))
-        four, six = f"http://{FOUR}:7000", f"http://[{SIX}]:7000"
+        four, six = f"https://{FOUR}:7000", f"https://[{SIX}]:7000"
         assert urls == [(four, six), (six, four), (four, six)]
         assert server.listens == [FOUR, SIX]
         assert ways.urls == (four, six)
@@ -136,7 +136,7 @@ def test_a_port_that_was_claimed_is_taken_over_and_the_others_have_the_same() ->
     async def test(ways: Ways, server: Server) -> None:
         assert server.listens == ["adopted", FOUR, SIX]
         assert ways.url == "http://127.0.0.1:29400"
-        assert ways.urls == (f"http://{FOUR}:29400", f"http://[{SIX}]:29400")
+        assert ways.urls == (f"https://{FOUR}:29400", f"https://[{SIX}]:29400")
 
     with socket.socket() as listener:
         on(test, listener=listener, opens=True, is_wide=True)
@@ -151,7 +151,7 @@ def test_an_address_that_can_not_be_had_is_left_out_and_none_at_all_is_tried_aga
             with pytest.raises(SettingsError, match="cannot listen on fd00::1"):
                 await ways.to("a")
         server.unusable = {SIX}
-        assert await ways.to("a") == (f"http://{FOUR}:7000",)
+        assert await ways.to("a") == (f"https://{FOUR}:7000",)
 
     on(test)
 
