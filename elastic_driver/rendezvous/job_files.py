@@ -14,7 +14,7 @@ import pwd
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -36,15 +36,13 @@ class JobFile(Body):
         socket: of its driver: a path.
         pid: of the driver, for who reads the file.
         command: what it trains.
-        join_token: what nodes join with that meet on this machine; "" where none do.
-        meets_at: the port on loopback that they were given as their endpoint's; 0 where there are none.
+        meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
     """
 
     job_id: str
     socket: OsText
     pid: int
     command: tuple[OsText, ...]
-    join_token: str = field(default="", repr=False)
     meets_at: int = 0
 
     @property
@@ -67,11 +65,10 @@ class Posting:
         socket: Path,
         command: Sequence[str],
         *,
-        join_token: str = "",
         meets_at: int = 0,
     ) -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
-        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), join_token, meets_at)
+        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at)
         for attempt in range(3):
             try:
                 posting = cls(*_write(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -76,13 +77,15 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
         job.wait_for_steps(2)
         driver = started(job)
         assert listens(driver) == set()
-        agents = [child for child in driver.children() if child.name() != "cat"]
-        assert [listens(agent) for agent in agents] == [set()] * len(agents)
+        for child in driver.children():  # its agent; and the discovery script, now and then
+            with contextlib.suppress(psutil.NoSuchProcess):
+                assert listens(child) == set()
         assert socket_of(job).parent.stat().st_mode & 0o777 == 0o700
         ours = inodes(socket_of(job)) & held(driver)
         assert ours
         for child in driver.children(recursive=True):
-            assert not ours & held(child), f"{child.cmdline()} could answer in the driver's place"
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                assert not ours & held(child), f"{child.cmdline()} could answer in the driver's place"
         for words in (("status",), ("stacks",), ("drain", "elsewhere"), ("jobs",)):
             assert elasticrun(*words).stdout, words
         assert listens(driver) == set()
