@@ -6,7 +6,8 @@ Each server runs in a process of its own, the load in this one; on different cor
 requests a second with 64 keep-alive connections (GET and PUT of 200 bytes), the time from a PUT to the last of 1,000
 answers to requests that were parked on its key, and the server's memory before and with those parked. All keep keys
 under their round. Ours listens at a socket of this machine, as agents do for their workers, and the kernel names the
-user once; the others listen on loopback, and check a token with each request. Figures are medians over the runs; the servers take turns, so that a busy moment of the machine falls on all of them.
+user once; the others listen on loopback, and check a token with each request. Figures are medians over the runs; the
+servers take turns, so that a busy moment of the machine falls on all of them.
 """
 
 from __future__ import annotations

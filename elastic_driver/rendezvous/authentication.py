@@ -142,9 +142,14 @@ def refusal(text: str) -> bytes:
     return bytes([_REFUSAL]) + len(encoded).to_bytes(2, "big") + encoded
 
 
+def is_refusal(answer: bytes | bytearray) -> bool:
+    """Whether what was received so far begins a :func:`refusal`."""
+    return answer[:1] == bytes([_REFUSAL])
+
+
 def read_refusal(answer: bytes | bytearray) -> str:
-    """The text of a :func:`refusal`, with ``?`` for what cannot be printed; "" where it is none."""
-    if answer[:1] != bytes([_REFUSAL]):
+    """The text of a :func:`refusal`, with ``?`` for what cannot be printed; "" where it is none. It may be cut off."""
+    if not is_refusal(answer):
         return ""
     text = bytes(answer[3 : 3 + _MOST_TEXT_BYTES]).decode(errors="replace")
     return "".join(each if each.isprintable() else "?" for each in text)

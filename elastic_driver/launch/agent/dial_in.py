@@ -8,6 +8,7 @@ proven that it is the driver; on one machine the kernel says whose process it is
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import ssl
@@ -18,7 +19,14 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from elastic_driver.errors import ElasticError, RendezvousProtocolError
-from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof, RefusedAuthenticationError, opening
+from elastic_driver.rendezvous.authentication import (
+    NONCE_BYTES,
+    Proof,
+    RefusedAuthenticationError,
+    is_refusal,
+    opening,
+    read_refusal,
+)
 from elastic_driver.rendezvous.certificate import check_fingerprint, client_context, fingerprint_of
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Credential
@@ -88,7 +96,7 @@ async def dial_in(
 
     def encrypted() -> TlsLayer:
         return TlsLayer(
-            client_context(),
+            _context(),
             dialler,
             Turns(),
             handshake_s=_HANDSHAKE_S,
@@ -112,6 +120,11 @@ async def dial_in(
         raise
 
 
+@functools.cache
+def _context() -> ssl.SSLContext:
+    return client_context()
+
+
 async def _connect(path: Path) -> socket.socket:
     while True:
         try:
@@ -129,6 +142,10 @@ def _place(url: str) -> tuple[str, int]:
     if not host or not port or parts.scheme not in ("http", "https"):
         raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected https://host:port")
     return host, port
+
+
+def _refused(why: str) -> str:
+    return f"what answers there does not take this agent in: {why}"
 
 
 class _Dialler(asyncio.Protocol):
@@ -150,6 +167,7 @@ class _Dialler(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._proof: Proof | None = None
         self._answer = b""
+        self._connection: FrameConnection | None = None  # on one machine, until the driver has said something
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -157,7 +175,7 @@ class _Dialler(asyncio.Protocol):
         name = str(self._credential.identity)
         if not isinstance(transport, TlsTransport):
             self._transport.write(opening(name))
-            self._hand_over("")
+            self._connection = self._begin("")
             return
         tls = transport.get_extra_info("ssl_object")
         try:
@@ -173,6 +191,11 @@ class _Dialler(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         proof, transport = self._proof, self._transport
+        if self._connection is not None:
+            self._answer += data
+            if not is_refusal(self._answer):
+                self._hand_over(self._connection, self._answer)
+            return
         if self._met.done() or proof is None or transport is None:
             return
         try:
@@ -184,12 +207,12 @@ class _Dialler(asyncio.Protocol):
                 raise RendezvousProtocolError("what answers there does not prove to be this job's driver")
             transport.write(proof.response(self._answer))
         except RefusedAuthenticationError as error:
-            self._fail(StrangerError(f"what answers there does not take this agent in: {error}"))
+            self._fail(StrangerError(_refused(str(error))))
         except RendezvousProtocolError as error:
             self._fail(StrangerError(str(error)))
         else:
             cast("TlsTransport", transport).trust()
-            self._hand_over(proof.certificate.hex())
+            self._hand_over(self._begin(proof.certificate.hex()))
 
     def eof_received(self) -> bool:
         """See asyncio.Protocol."""
@@ -197,16 +220,28 @@ class _Dialler(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        if not self._met.done():
+        if self._connection is not None:
+            self._connection.abort(
+                _refused(read_refusal(self._answer)) if self._answer else "the connection was closed"
+            )
+        elif not self._met.done():
             closed = ConnectionResetError("the connection was closed")
             self._met.set_exception(exc if isinstance(exc, OSError) else closed)
 
-    def _hand_over(self, fingerprint: str) -> None:
+    def _begin(self, fingerprint: str) -> FrameConnection:
+        """From now on frames may be sent."""
         assert self._transport is not None
         connection = FrameConnection(on_frame=self._on_frame, on_lost=self._on_lost)
-        self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
         self._met.set_result(Met(connection, fingerprint))
+        return connection
+
+    def _hand_over(self, connection: FrameConnection, data: bytes = b"") -> None:
+        """From now on what comes is frames."""
+        assert self._transport is not None
+        self._transport.set_protocol(connection)
+        if data:
+            connection.data_received(data)
 
     def _fail(self, error: Exception) -> None:
         if not self._met.done():

@@ -55,10 +55,12 @@ _REASONS = {
 _READER = Identity(Role.READER)
 _NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
 _NO_BODY = "readers send no body"
+# With which clients of older versions authenticated each request.
+_OLD = b"Elastic-"
 # A new client that meets an old driver is told by TLS; this is what an old client that meets a new driver is told.
 _USE_HTTPS = (
-    "use https: from other machines nothing is answered in plain text; agents and tools have to be of the driver's own "
-    f"version, which is {__version__}"
+    "use https: other machines are not answered in plain text; agents and tools have to be of the driver's version, "
+    f"which is {__version__}"
 )
 # Old workers look for exactly this spelling of Content-Length.
 _HEADS = {
@@ -521,7 +523,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._is_web = self._may_be_web and not self._url.startswith(_API)
-        if self._is_for_probes and self._url.partition(b"?")[0] != HEALTH_PATH.encode():
+        is_for_others = self._is_for_probes and self._url.partition(b"?")[0] != HEALTH_PATH.encode()
+        if is_for_others or self._authorization.startswith(_OLD):
             self._stop(426, _USE_HTTPS)
         elif self._is_web:
             self._limit_web(self._declared)

@@ -30,7 +30,6 @@ from elastic_driver.rendezvous.authentication import (
     MAGIC,
     NONCE_BYTES,
     Challenge,
-    Request,
     read_request,
     refusal,
 )
@@ -70,7 +69,6 @@ class Newcomer(asyncio.BufferedProtocol):
         self._received = b""
         self._is_local = self._is_plain_tcp = False
         self._shakes_hands = False
-        self._request: Request | None = None
         self._identity: Identity | None = None
         self._challenge: Challenge | None = None
         self._no_room = ""
@@ -143,7 +141,7 @@ class Newcomer(asyncio.BufferedProtocol):
             context,
             lambda: cast("asyncio.Protocol", self),
             self._turns,
-            handshake_s=self._service.limits.request_s,
+            handshake_s=max(0.0, self._since + self._service.limits.request_s - self._loop.time()),
             server_side=True,
             on_shaken=self._shaken,
         )
@@ -182,7 +180,7 @@ class Newcomer(asyncio.BufferedProtocol):
         if self._no_room or key is None:
             self._refuse(self._no_room or _NOBODY)
             return
-        self._request, self._identity = request, identity
+        self._identity = identity
         self._received = self._received[request.size :]
         if self._is_local:
             self._authenticated(identity)

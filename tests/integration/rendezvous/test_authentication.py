@@ -25,6 +25,7 @@ from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.version import __version__
 from tests.support.fakes.memory_service import MemoryPeer, MemoryService, serving_in_memory
 from tests.support.fakes.rendezvous_service import (
     IDENTITY,
@@ -356,6 +357,17 @@ def test_from_other_machines_plain_text_is_answered_to_probes_only(loop: str) ->
             reader.encrypt()
             reader.send(request("GET", "/v1/status", b"", READER))
             assert reader.read().status == 200
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_client_of_an_older_version_is_told_so(is_encrypted: bool) -> None:
+    with serving(web=Probed(None)) as service, Peer(service) as peer:
+        if is_encrypted:
+            peer.encrypt()
+        peer.send(request("GET", "/v1/hello", b"", "Elastic-Hello operator 0123456789abcdef0123456789abcdef"))
+        answer = peer.read()
+        assert answer.status == 426
+        assert f"have to be of the driver's version, which is {__version__}" in answer.error
 
 
 def _address_of_this_machine() -> str:

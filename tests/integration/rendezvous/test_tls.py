@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import socket
 import ssl
 import threading
@@ -16,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
-from elastic_driver.launch.agent.dial_in import StrangerError, dial_in
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.credentials import Credential, Identity, Role, join_key
+from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
 from elastic_driver.rendezvous.server.newcomer import Newcomer
@@ -249,41 +246,6 @@ def test_a_join_key_is_its_token_s_alone() -> None:
     assert join_key("0123456789abcdef") in keys
 
 
-def test_an_agent_says_nothing_to_another_certificate_and_gives_up_on_what_speaks_no_tls() -> None:
-    def dialled(port: int, *, limit_s: float = PATIENCE_S) -> object:
-        noise: list[object] = []
-
-        async def dial() -> object:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
-            try:
-                dialling = dial_in(
-                    f"https://127.0.0.1:{port}",
-                    Credential(Identity(Role.JOINER), bytes(32)),
-                    fingerprint=CERTIFICATE.fingerprint,
-                    on_frame=lambda frame: None,
-                    on_lost=lambda why: None,
-                )
-                return await asyncio.wait_for(dialling, limit_s)
-            except (OSError, StrangerError) as error:
-                return error
-
-        found = asyncio.run(dial())
-        gc.collect()
-        assert noise == []
-        return found
-
-    got: list[bytes] = []
-    with impostor(got) as port:
-        assert isinstance(dialled(port), StrangerError)
-    assert set(got) == {b""}
-    with plain_server() as port:
-        error = dialled(port)
-        assert isinstance(error, StrangerError)
-        assert "an elastic_driver of an older version" in str(error)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert isinstance(dialled(silent.getsockname()[1], limit_s=0.05), TimeoutError)
-
-
 def layers(service: Service) -> list[TlsLayer]:
     """Of those who have shaken hands. In the server's loop."""
     transports = (guest._transport for guest in service.guests if isinstance(guest, Connection | Newcomer))
@@ -294,23 +256,6 @@ def layers(service: Service) -> list[TlsLayer]:
 def connected(service: Service) -> ssl.SSLSocket:
     plain = socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)
     return client_context().wrap_socket(plain)
-
-
-@contextmanager
-def plain_server() -> Iterator[int]:
-    """Something that answers in plain text, as drivers once did."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            plain, _ = listener.accept()
-            with plain:
-                plain.recv(4096)
-                plain.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join(PATIENCE_S)
 
 
 @contextmanager
