@@ -7,6 +7,7 @@ nothing of workers but which of their variables go to other machines.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import socket
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
-from elastic_driver.rendezvous.credentials import join_key
+from elastic_driver.rendezvous.credentials import KEY_BYTES, join_key
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.chronicle import Chronicle
@@ -53,7 +54,7 @@ class Gathering:
 
     Attributes:
         listener: a socket that listens on loopback, on the port where the nodes meet.
-        token: with which they prove themselves.
+        token: with which they authenticate; "" where all are on this machine, whose kernel names their user.
         host: this node's name.
         node_rank: its place among them; -1 where that is found by itself.
         address: under which the others reach it; "" to find it.
@@ -100,7 +101,9 @@ def agents_of(
         token = gathering.token
     elif settings.accept_agents:
         token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
-    door = Door(clock, join_key=join_key(token) if token else None)
+    # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
+    key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
+    door = Door(clock, join_key=key if settings.accept_agents else None)
     certificate = OwnCertificate()
     tasks = Tasks()
     ways = Ways(

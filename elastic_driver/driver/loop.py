@@ -202,14 +202,13 @@ class ElasticDriver:
             # On a terminal only, and past the chronicle: no log is to have it.
             with contextlib.suppress(OSError):
                 os.write(sys.stderr.fileno(), f"elasticrun: page: {page}\n".encode())
-        token = self.agents.join_token
         posting = Posting.post(
             job.job_id,
             socket,
             self.settings.command,
             meets_at=self.agents.meets_at,
         )
-        if token:
+        if self.settings.accept_agents:
             self._tell_how_to_join()
         if posting is not None:
             way_out.callback(posting.remove)

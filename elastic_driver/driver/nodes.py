@@ -34,9 +34,8 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.words import PASSED_ON, Stream
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
-from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.routes import Routes
-from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.grace import grace_s
@@ -177,11 +176,9 @@ class _Node:
                 why = f"cannot be the driver: another program has port {self._place.port} of this machine"
                 wait.until = min(wait.until, began + _ENDING_S)
             else:
-                job = None if self._token else _posted_job(self._place.port)
-                if self._token or job is not None:
-                    # A name of this machine may mean an address of loopback where the driver does not listen.
-                    on_loopback = f"https://{LOOPBACK}:{self._place.port}" if ours else self._place.url
-                    end = self._join(on_loopback if job is None else job.url, wait, here=bool(ours))
+                url = self._url(here=bool(ours))
+                if url:
+                    end = self._join(url, wait, here=bool(ours))
                     code = self._code_of(end)
                     if code is not None:
                         return code
@@ -228,7 +225,7 @@ class _Node:
         others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self._place}"
         gathering = Gathering(
             listener=listener,
-            token=self._token or new_token(),
+            token=self._token,
             host=self._name,
             node_rank=-1 if nodes.node_rank is None else nodes.node_rank,
             address=self._address,
@@ -240,6 +237,13 @@ class _Node:
         return run_job(settings, routes=self._routes, early=EarlyAgent(), gathering=gathering)
 
     # --- as one of the others --------------------------------------------------------------------------------------
+
+    def _url(self, *, here: bool) -> str:
+        """Of the driver; "" where there is none yet. Without a token that is the socket of a job of this user's."""
+        if not self._token:
+            return next((job.url for job in running_jobs() if job.meets_at == self._place.port), "")
+        # A name of this machine may mean an address of loopback where the driver does not listen.
+        return f"https://{LOOPBACK}:{self._place.port}" if here else self._place.url
 
     def _join(self, url: str, wait: _Wait, *, here: bool) -> End:
         nodes, settings = self._nodes, self._settings
@@ -304,14 +308,6 @@ class _NodeScreen:
         shown = self._logs.take(worker, stream, data)
         if shown:
             self._console.write(stream, shown)
-
-
-def _posted_job(port: int) -> JobFile | None:
-    """The job of this user's whose nodes meet at this port of loopback; None for none.
-
-    Nodes on one machine need no secret: at the driver's socket the kernel names their user.
-    """
-    return next((job for job in running_jobs() if job.meets_at == port), None)
 
 
 def _is_host(nodes: Nodes) -> bool | None:

@@ -36,7 +36,7 @@ class JobFile(Body):
         socket: of its driver: a path.
         pid: of the driver, for who reads the file.
         command: what it trains.
-        meets_at: the port on loopback that its nodes were given as their endpoint's; 0 where none meet on this machine.
+        meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
     """
 
     job_id: str

@@ -227,7 +227,7 @@ class Dialling:
             key=ticket.key.hex(),
             host=host,
             agent_timeout_s=self._reach.agent_timeout_s,
-            fingerprint=await self._reach.fingerprint(),
+            fingerprint="" if local else await self._reach.fingerprint(),
             owner=self._reach.owner if local else "",
             job=self._reach.job,
             node_rank=self._reach.node_rank if local else -1,

@@ -25,7 +25,7 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     RoundAssignment,
 )
-from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__
 from elastic_driver.words import NoticeKind, ReadyCause
@@ -227,7 +227,7 @@ def test_what_a_peer_does_to_its_connection_ends_no_job(
     async def main() -> None:
         job = Job(tmp_path, A, B)
         await job.train(2)
-        monkeypatch.setattr(Connection, "data_received", fail)
+        monkeypatch.setattr(Newcomer, "data_received", fail)
         socket = job.logged("job_started")[0]["rendezvous"].removeprefix("unix:")
         reader, writer = await asyncio.open_unix_connection(socket)
         writer.write(b"x")
@@ -235,7 +235,7 @@ def test_what_a_peer_does_to_its_connection_ends_no_job(
             await reader.readexactly(1)
         writer.close()
         monkeypatch.undo()
-        assert any("data_received" in text or "transport" in text for text in job.console.said)
+        assert any("buffer_updated" in text or "transport" in text for text in job.console.said)
         for worker in job.living():
             job.exits(worker, 0)
         assert await job.end() == 0

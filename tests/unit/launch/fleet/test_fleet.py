@@ -46,7 +46,7 @@ def test_agents_here_and_elsewhere_are_given_what_they_need() -> None:
         await rest()
         (_, remote), (_, local) = fleet.remote.dials[0], fleet.local.dials[0]
         assert (remote.urls, remote.fingerprint, remote.owner) == (("http://a:1",), "f", "")
-        assert (local.urls, local.fingerprint, local.owner) == (("http://loopback:1",), "f", "owner")
+        assert (local.urls, local.fingerprint, local.owner) == (("http://loopback:1",), "", "owner")
         assert (remote.host, remote.job, remote.agent_timeout_s) == ("a", "job", AGENT_TIMEOUT_S)
 
     on_fleet(main)
