@@ -81,6 +81,7 @@ async def dial_in(
     """
     loop = asyncio.get_running_loop()
     met: asyncio.Future[Met] = loop.create_future()
+    layer: TlsLayer | None = None
 
     def dialler() -> _Dialler:
         return _Dialler(credential, fingerprint, met, on_frame=on_frame, on_lost=on_lost)
@@ -106,7 +107,6 @@ async def dial_in(
         )
         return layer
 
-    layer: TlsLayer | None = None
     transport: asyncio.BaseTransport | None = None
     try:
         if url.startswith(f"{_LOCAL}/"):

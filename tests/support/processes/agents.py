@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -83,6 +84,11 @@ class FakeDriver:
             (), key=JobKey.new(), agents=self.reception, certificate=self._certificate
         )
         self.port = await server.start("127.0.0.1", self.port)
+
+    async def listen_here(self, listening: socket.socket) -> None:
+        """Listens at a socket of this machine, too."""
+        assert self._server is not None
+        await self._server.start_local(listening)
 
     async def deafen(self) -> None:
         """Listens no more, and cuts what there is."""
