@@ -24,13 +24,13 @@ from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
-from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.credentials import KEY_BYTES, join_key
@@ -103,7 +103,7 @@ def agents_of(
         token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
     # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
-    door = Door(clock, join_key=key if settings.accept_agents else None)
+    tickets = Tickets(clock, join_key=key if settings.accept_agents else None)
     certificate = OwnCertificate()
     tasks = Tasks()
     ways = Ways(
@@ -116,7 +116,7 @@ def agents_of(
         is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
     )
     fleet = Fleet(
-        door=door,
+        tickets=tickets,
         reach=Reach(
             ways.to,
             agent_timeout_s=settings.agent_timeout_s,
@@ -143,7 +143,7 @@ def agents_of(
 
     mask = os.umask(0)
     os.umask(mask)
-    terms = Terms(
+    job_facts = JobFacts(
         job_id=job_id,
         poll_s=heard_s,
         cwd=os.getcwd(),
@@ -159,8 +159,8 @@ def agents_of(
         spot_notices=settings.spot_notices or "",
     )
     return AgentSide(
-        door,
-        Reception(door, terms, fleet),
+        tickets,
+        Admission(tickets, job_facts, fleet),
         fleet,
         Addresses(fleet, chronicle.warning),
         variables,

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.launch.fleet.addresses import Addresses
-from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.reception import Reception
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.fleet.worker import Variables
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
@@ -185,8 +185,8 @@ class AgentSide:
     """What a driver with agents has, beside the rest.
 
     Attributes:
-        door: gives agents' keys to the server.
-        reception: takes their connections over.
+        tickets: gives agents' keys to the server.
+        admission: takes their connections over.
         fleet: of the hosts.
         addresses: of them.
         variables: what of a worker's variables it is sent.
@@ -199,8 +199,8 @@ class AgentSide:
         invitation: how hosts join, in words; "" for the usual.
     """
 
-    door: Door
-    reception: Reception
+    tickets: Tickets
+    admission: Admission
     fleet: Fleet
     addresses: Addresses
     variables: Variables = field(repr=False)

@@ -208,7 +208,7 @@ def build(
         # Workers ask their agents.
         [route for route in table if route.roles != WORKER],
         key=key,
-        agents=agents.reception,
+        agents=agents.admission,
         on_error=crash,
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),

@@ -345,7 +345,7 @@ class ElasticDriver:
 
     async def _close_agents(self) -> None:
         await self._close(self.agents.fleet.close(), "of the job have ended; they are left to the guard")
-        self.agents.reception.close()
+        self.agents.admission.close()
 
     async def _close(self, closing: Awaitable[None], what: str) -> None:
         """Waits for it, but not for ever."""

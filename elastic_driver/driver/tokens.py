@@ -1,7 +1,7 @@
 """With what a job is reached from elsewhere: its tokens, for operators, readers and hosts that join.
 
 Owns the route by which an operator gets them. What they are good for is the business of
-:mod:`elastic_driver.rendezvous.credentials` and of :mod:`elastic_driver.launch.fleet.door`.
+:mod:`elastic_driver.rendezvous.credentials` and of :mod:`elastic_driver.launch.fleet.tickets`.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class DriverLink:
         self._is_welcomed = False  # has been once
         self._line: _Line | None = None  # the one that waits for its welcome, or has it
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
-        self._greeted: asyncio.Future[None] | None = None
+        self._answered: asyncio.Future[None] | None = None
         self._acknowledged_at = self._loop.time()
 
     @property
@@ -226,21 +226,21 @@ class DriverLink:
 
     async def _try(self, url: str) -> _Line:
         line, self._next = self._next, None
-        greeted = self._greeted = self._loop.create_future()
+        answered = self._answered = self._loop.create_future()
         try:
             line = self._line = line or await self._connect(url)
             if line.broken.done():
                 raise ConnectionResetError(line.broken.result())
             connection = line.met.connection
             connection.write(0, self.channel.seen, [self._hello(connection).message().pack()])
-            await greeted
+            await answered
         except BaseException:
             self._line = None
             if line is not None:
                 line.met.connection.abort("it is tried anew")
             raise
         finally:
-            self._greeted = None
+            self._answered = None
         return line
 
     async def _connect(self, url: str) -> _Line:
@@ -285,16 +285,16 @@ class DriverLink:
         if line is not self._line:
             return  # what has come on another since then would come twice
         self._hear(line)
-        if self._greeted is None or self._greeted.done():
+        if self._answered is None or self._answered.done():
             self.channel.received(frame)
             return
         answer = said(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
         match answer:
             case Welcome():
                 self._welcomed(line.met, answer)
-                self._greeted.set_result(None)
+                self._answered.set_result(None)
             case Refused(why):
-                self._greeted.set_exception(RefusedError(why))
+                self._answered.set_exception(RefusedError(why))
             case _:
                 raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
 
@@ -318,8 +318,8 @@ class DriverLink:
             return
         self.channel.detach()
         self._line = None
-        if self._greeted is not None and not self._greeted.done():
-            self._greeted.set_exception(ConnectionResetError(why))
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(ConnectionResetError(why))
 
     # --- while it is silent ----------------------------------------------------------------------------------------
 

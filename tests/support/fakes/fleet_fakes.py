@@ -18,14 +18,14 @@ from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
-from elastic_driver.launch.fleet.door import Door, Ticket, User
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Ticket, Tickets, User
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
@@ -430,7 +430,7 @@ class FakeFleet:
         self.resolved: dict[str, Sequence[str]] = {}  # what names resolve to
         self.warnings: list[str] = []
         self.warmed: list[tuple[int, float]] = []
-        self.door = Door(loop.time, join_key=b"join")
+        self.tickets = Tickets(loop.time, join_key=b"join")
 
         async def fingerprint() -> str:
             return "f"
@@ -444,7 +444,7 @@ class FakeFleet:
             return route
 
         self.fleet = Fleet(
-            door=self.door,
+            tickets=self.tickets,
             reach=Reach(
                 urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint=fingerprint, job="job", owner="owner", host=own_host
             ),
@@ -492,10 +492,12 @@ class FakeFleet:
 
     def side(self) -> AgentSide:
         """Of a driver."""
-        terms = Terms("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
+        job_facts = JobFacts(
+            "fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0
+        )
         return AgentSide(
-            self.door,
-            Reception(self.door, terms, self.fleet),
+            self.tickets,
+            Admission(self.tickets, facts, self.fleet),
             self.fleet,
             self.addresses,
             _variables,
@@ -524,10 +526,10 @@ class FakeFleet:
             dials = [each for name, each in (*self.local.dials, *self.remote.dials) if name == host]
             role, _, number = dials[-1].identity.partition(" ")
             user = User(secrets.token_hex(16), "", "10.0.0.1", 1)
-            taken = self.door.take(Identity(Role(role), number=number), user)
+            taken = self.tickets.take(Identity(Role(role), number=number), user)
             assert isinstance(taken, Ticket), "the ticket is good for nothing"
         link = self.fleet.arrives(facts(host, joined=not ticket, **more))
-        self.door.admit(link.agent, _KEY)
+        self.tickets.admit(link.agent, _KEY)
         agent = FakeAgent(link) if other_end is None else other_end(link)
         self.fleet.settled(link)
         return agent

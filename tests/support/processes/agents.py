@@ -18,9 +18,9 @@ import psutil
 import uvloop
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.admission import Admission, JobFacts, RefusedError
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
-from elastic_driver.launch.fleet.reception import Reception, RefusedError, Terms
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
     Bye,
@@ -50,13 +50,13 @@ class FakeDriver:
     Args:
         cwd: of the workers.
         agent_timeout_s: see Bootstrap.
-        terms: others than the usual.
+        job_facts: others than the usual.
     """
 
-    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **terms: Any) -> None:
+    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **job_facts: Any) -> None:
         loop = asyncio.get_running_loop()
         self.agent_timeout_s = agent_timeout_s
-        self.door = Door(loop.time, join_key=JOIN_KEY)
+        self.tickets = Tickets(loop.time, join_key=JOIN_KEY)
         values = {
             "job_id": os.urandom(8).hex(),
             "poll_s": 0.0,
@@ -66,9 +66,9 @@ class FakeDriver:
             "preload": None,
             "prefix_timestamp": False,
             "agent_timeout_s": agent_timeout_s,
-        } | terms
-        self.terms = Terms(**values)
-        self.reception = Reception(self.door, self.terms, self)
+        } | job_facts
+        self.job_facts = JobFacts(**values)
+        self.admission = Admission(self.tickets, self.job_facts, self)
         self.links: dict[str, AgentLink] = {}
         self.said: list[Said] = []
         self.lost: list[str] = []
@@ -81,7 +81,7 @@ class FakeDriver:
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
-            (), key=JobKey.new(), agents=self.reception, certificate=self._certificate
+            (), key=JobKey.new(), agents=self.admission, certificate=self._certificate
         )
         self.port = await server.start("127.0.0.1", self.port)
 
@@ -97,7 +97,7 @@ class FakeDriver:
             await server.close()
         for link in self.links.values():
             self.cut(link)
-        self.reception.close()
+        self.admission.close()
 
     def cut(self, link: AgentLink) -> None:
         if link._connection is not None:
@@ -218,7 +218,7 @@ class FakeDriver:
         await self.until(lambda: text.encode() in self.output(worker, stream), f"output {text!r}")
 
     def bootstrap(self, host: str = "a", **more: Any) -> Bootstrap:
-        ticket = self.door.issue(host, PATIENCE_S)
+        ticket = self.tickets.issue(host, PATIENCE_S)
         values = {
             "urls": (f"https://127.0.0.1:{self.port}",),
             "identity": str(ticket.identity),
@@ -318,7 +318,7 @@ async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
             link.close("the test is over")
         for agent in one.agents:
             agent.close()
-        await gone(marked(driver.terms.job_id))
+        await gone(marked(driver.job_facts.job_id))
 
 
 def marked(job_id: str) -> list[psutil.Process]:

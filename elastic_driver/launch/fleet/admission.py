@@ -1,4 +1,4 @@
-"""The reception: the first words on each connection of an agent, until its link goes on over it.
+"""How agents are admitted: the first words on each connection of an agent, until its link goes on over it.
 
 Owns what is asked of an agent before it belongs to the job: who it is, whether it speaks this protocol and has this
 version, and the key with which it comes back. What its host means to the job is the fleet's.
@@ -16,9 +16,9 @@ from typing import Protocol
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.hosts import is_host_name, parse_labels
-from elastic_driver.launch.fleet.door import Door, SecondUse, Ticket, User
 from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.tickets import SecondUse, Ticket, Tickets, User
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said, version_of
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobFacts:
     """What every agent of the job is told.
 
     Attributes:
@@ -86,51 +86,51 @@ class Host(Protocol):
         """A node of this job, which knows its secret, cannot be taken as it is."""
 
 
-class Reception:
+class Admission:
     """Makes what the server hands the connections of agents over to.
 
     Args:
-        door: who may come.
-        terms: for all agents.
+        tickets: who may come.
+        job_facts: for all agents.
         host: takes them in.
     """
 
-    def __init__(self, door: Door, terms: Terms, host: Host) -> None:
-        self._door = door
-        self._terms = terms
+    def __init__(self, tickets: Tickets, job_facts: JobFacts, host: Host) -> None:
+        self._tickets = tickets
+        self._job_facts = job_facts
         self._host = host
-        self._greeted: set[Greeting] = set()
+        self._arrivals: set[Arrival] = set()
 
     def key_of(self, identity: Identity) -> bytes | None:
         """What an agent authenticates with; None for nobody that there is."""
-        return self._door.key_of(identity)
+        return self._tickets.key_of(identity)
 
     def take_over(self, identity: Identity) -> asyncio.Protocol:
         """What a connection is handed over to, once this peer has authenticated on it."""
-        greeting = Greeting(identity, self._door, self._terms, self._host, self._greeted.discard)
-        self._greeted.add(greeting)
-        return greeting.connection
+        arrival = Arrival(identity, self._tickets, self._job_facts, self._host, self._arrivals.discard)
+        self._arrivals.add(arrival)
+        return arrival.connection
 
     def close(self) -> None:
         """Cuts those that have not said who they are."""
-        for greeting in tuple(self._greeted):
-            greeting.connection.abort("the job has ended")
+        for arrival in tuple(self._arrivals):
+            arrival.connection.abort("the job has ended")
 
 
-class Greeting:
+class Arrival:
     """One connection, from where it carries frames; they go to its link when there is one."""
 
     def __init__(
         self,
         identity: Identity,
-        door: Door,
-        terms: Terms,
+        tickets: Tickets,
+        job_facts: JobFacts,
         host: Host,
-        over: Callable[[Greeting], None],
+        over: Callable[[Arrival], None],
     ) -> None:
         self._identity = identity
-        self._door = door
-        self._terms = terms
+        self._tickets = tickets
+        self._job_facts = job_facts
         self._host = host
         self._over = over
         self._link: AgentLink | None = None
@@ -171,11 +171,11 @@ class Greeting:
             raise RefusedError(f"this ticket is good for nothing any more, or not from {self.connection.ends[0]}")
         facts = self._facts(hello, ticket)
         self._check(facts, ticket)
-        earlier = self._door.key_of(Identity(Role.AGENT, number=hello.agent))
+        earlier = self._tickets.key_of(Identity(Role.AGENT, number=hello.agent))
         if earlier is not None and not compare_digest(earlier, key):
             raise RefusedError("the job has an agent of this number already")
         link = self._host.arrives(facts)
-        self._door.admit(hello.agent, key)
+        self._tickets.admit(hello.agent, key)
         self._go_on(link, hello)
         self._host.settled(link)
 
@@ -186,7 +186,7 @@ class Greeting:
             RefusedError: it is a second use.
         """
         digest = sha256(bytes.fromhex(hello.key)).digest()
-        taken = self._door.take(self._identity, User(hello.agent, digest, self.connection.ends[0], hello.pid))
+        taken = self._tickets.take(self._identity, User(hello.agent, digest, self.connection.ends[0], hello.pid))
         if not isinstance(taken, SecondUse):
             return taken
         host, twice = taken.host, f"{taken.first}, then by {taken.second}"
@@ -208,21 +208,21 @@ class Greeting:
         return self._identity == Identity(Role.AGENT, number=agent)
 
     def _go_on(self, link: AgentLink, hello: Hello) -> None:
-        terms = self._terms
+        job_facts = self._job_facts
         self._say(
             Welcome(
                 seen=link.seen,
                 host=link.facts.host,
-                job_id=terms.job_id,
-                poll_s=terms.poll_s,
-                cwd=terms.cwd,
-                umask=terms.umask,
-                warm=terms.warm,
-                warm_first=terms.warm_first,
-                preload=None if terms.preload is None else list(terms.preload),
-                prefix_timestamp=terms.prefix_timestamp,
-                agent_timeout_s=terms.agent_timeout_s,
-                spot_notices=terms.spot_notices,
+                job_id=job_facts.job_id,
+                poll_s=job_facts.poll_s,
+                cwd=job_facts.cwd,
+                umask=job_facts.umask,
+                warm=job_facts.warm,
+                warm_first=job_facts.warm_first,
+                preload=None if job_facts.preload is None else list(job_facts.preload),
+                prefix_timestamp=job_facts.prefix_timestamp,
+                agent_timeout_s=job_facts.agent_timeout_s,
+                spot_notices=job_facts.spot_notices,
             )
         )
         connection = self.connection
@@ -257,7 +257,7 @@ class Greeting:
                 parse_labels(hello.labels.split())
             except SettingsError as error:
                 why = f"host {facts.host}: {error}"
-            why = why or _difference(hello.alike, self._terms.alike, facts.host)
+            why = why or _difference(hello.alike, self._job_facts.alike, facts.host)
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)

@@ -1,4 +1,4 @@
-"""The door: who may dial in as an agent, and with which key.
+"""Who may dial in as an agent, and with which key.
 
 Owns tickets, the join token's key, and the keys that agents have made. Knows nothing of hosts and connections.
 """
@@ -24,7 +24,7 @@ class Ticket:
     """Good for one agent's first connection.
 
     It may stand in a command line, where every user of the machine can read it. So a second use counts as well: see
-    :meth:`Door.take`.
+    :meth:`Tickets.take`.
 
     Attributes:
         identity: as whom the agent proves itself.
@@ -89,7 +89,7 @@ class _Used:
     reported: bool = False
 
 
-class Door:
+class Tickets:
     """Gives keys to the server, which has agents prove themselves.
 
     Args:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from elastic_driver.hosts import Host
-from elastic_driver.launch.fleet.door import Door, User
-from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.tickets import Tickets, User
 from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import Message, pack_frame
@@ -19,15 +19,15 @@ from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_
 
 pytestmark = pytest.mark.unit
 
-TERMS = Terms("job", 1.5, "/work", 18, warm=True, preload=("torch",), prefix_timestamp=True, agent_timeout_s=7.0)
+JOB_FACTS = JobFacts("job", 1.5, "/work", 18, warm=True, preload=("torch",), prefix_timestamp=True, agent_timeout_s=7.0)
 JOINER = Identity(Role.JOINER)
 
 
 class Dial:
     """An agent's end of one connection, on which both ends have proven themselves as the server has them do."""
 
-    def __init__(self, reception: Reception, identity: Identity) -> None:
-        self.connection: Any = reception.take_over(identity)
+    def __init__(self, admission: Admission, identity: Identity) -> None:
+        self.connection: Any = admission.take_over(identity)
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)
 
@@ -40,15 +40,15 @@ class Dial:
 
 
 class Place:
-    """A reception before a fleet."""
+    """The admission before a fleet."""
 
-    def __init__(self, fleet: FakeFleet, **terms: Any) -> None:
-        self.fleet, self.door = fleet, fleet.door
-        self.reception = Reception(self.door, replace(TERMS, **terms), fleet.fleet)
+    def __init__(self, fleet: FakeFleet, **job_facts: Any) -> None:
+        self.fleet, self.tickets = fleet, fleet.tickets
+        self.admission = Admission(self.tickets, replace(JOB_FACTS, **job_facts), fleet.fleet)
 
     def dial(self, identity: Identity = JOINER) -> Dial:
-        assert self.reception.key_of(identity) is not None, "a stranger"
-        return Dial(self.reception, identity)
+        assert self.admission.key_of(identity) is not None, "a stranger"
+        return Dial(self.admission, identity)
 
 
 def _hello(**more: Any) -> Hello:
@@ -73,7 +73,7 @@ def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() ->
         dial.says(Warning("one"), first=1)
         assert fleet.listener.warnings == ["host j: one"]
         identity = Identity(Role.AGENT, number=first.agent)
-        assert place.door.key_of(identity) == bytes.fromhex(first.key)
+        assert place.tickets.key_of(identity) == bytes.fromhex(first.key)
         again = place.dial(identity)
         back = again.says(hello(agent=first.agent, resumes=True))
         assert isinstance(back, Welcome)
@@ -172,7 +172,7 @@ def test_an_agent_that_has_not_heard_its_welcome_uses_its_ticket_again() -> None
         dial.connection.connection_lost(None)
         welcome = place.dial(identity).says(first)
         assert isinstance(welcome, Welcome)
-        assert place.door.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
+        assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
         await rest()
         assert fleet.fleet.is_up("a")
         assert fleet.listener.unready == []
@@ -274,7 +274,7 @@ def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -
             fleet.fleet.known(first.agent).lose("a test")  # type: ignore[union-attr]
         thief = place.dial()
         assert "an agent of this number already" in _refusal(thief.says(_hello(agent=first.agent, host="k")))
-        assert place.door.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
+        assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
         assert isinstance(place.dial().says(first), Welcome)
         assert fleet.fleet.joined() == (Host("j", 2),)
 
@@ -359,7 +359,7 @@ def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> N
 def test_the_limits_hold_for_a_host_that_was_dialled_too(more: dict[str, Any]) -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        assert "host a" in _refusal(place.dial(place.door.issue("a", 60).identity).says(_hello(**more)))
+        assert "host a" in _refusal(place.dial(place.tickets.issue("a", 60).identity).says(_hello(**more)))
         assert list(fleet.fleet.links()) == []
 
     on_fleet(main)
@@ -404,11 +404,11 @@ def test_who_says_nothing_is_cut_and_so_is_who_says_too_much() -> None:
 def test_those_that_have_not_said_hello_end_with_the_job() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        silent, greeted = place.dial(), place.dial()
-        greeted.says(_hello())
-        place.reception.close()
+        silent, admitted = place.dial(), place.dial()
+        admitted.says(_hello())
+        place.admission.close()
         assert silent.transport.is_closed
-        assert not greeted.transport.is_closed
+        assert not admitted.transport.is_closed
 
     on_fleet(main)
 
@@ -430,38 +430,38 @@ def test_a_resuming_agent_that_has_seen_what_was_never_said_is_cut_and_lost() ->
 def test_a_ticket_from_another_place_is_refused_and_stays_good() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        ticket = place.door.issue("a", 60, frozenset({"10.9.9.9"}))
+        ticket = place.tickets.issue("a", 60, frozenset({"10.9.9.9"}))
         assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()))
-        assert place.door.take(ticket.identity, User("1", "", "10.9.9.9", 1)) == ticket
+        assert place.tickets.take(ticket.identity, User("1", b"", "10.9.9.9", 1)) == ticket
 
     on_fleet(main)
 
 
 def test_tickets_run_out_and_are_forgotten() -> None:
     now = [0.0]
-    door = Door(lambda: now[0], join_key=None)
-    tickets = [door.issue("a", 10) for _ in range(3)]
-    assert door.key_of(tickets[0].identity) == tickets[0].key
-    assert tickets[0].key.hex() not in repr(tickets[0])
-    assert repr(tickets[0].key) not in repr(tickets[0])
-    door.withdraw(tickets[2])
+    tickets = Tickets(lambda: now[0], join_key=None)
+    issued = [tickets.issue("a", 10) for _ in range(3)]
+    assert tickets.key_of(issued[0].identity) == issued[0].key
+    assert issued[0].key.hex() not in repr(issued[0])
+    assert repr(issued[0].key) not in repr(issued[0])
+    tickets.withdraw(issued[2])
     now[0] = 11.0
-    assert [door.key_of(ticket.identity) for ticket in tickets] == [None] * 3
-    assert door.take(tickets[0].identity, User("1", "", "10.0.0.1", 1)) is None
-    door.issue("a", 10)
-    assert len(door._tickets) == 1
-    assert door.key_of(JOINER) is None
-    assert door.key_of(Identity(Role.OPERATOR)) is None
+    assert [tickets.key_of(ticket.identity) for ticket in issued] == [None] * 3
+    assert tickets.take(issued[0].identity, User("1", b"", "10.0.0.1", 1)) is None
+    tickets.issue("a", 10)
+    assert len(tickets._tickets) == 1
+    assert tickets.key_of(JOINER) is None
+    assert tickets.key_of(Identity(Role.OPERATOR)) is None
 
 
 def test_of_those_given_up_the_last_thousand_are_remembered() -> None:
-    door = Door(lambda: 0.0)
+    tickets = Tickets(lambda: 0.0)
     for number in range(1500):
-        door.admit(f"{number:x}", bytes([number % 250]) * 32)
-        door.give_up(f"{number:x}")
-    door.give_up("nobody")
-    assert door.key_of(Identity(Role.AGENT, number="0")) is None
-    assert door.key_of(Identity(Role.AGENT, number=f"{1499:x}")) is not None
+        tickets.admit(f"{number:x}", bytes([number % 250]) * 32)
+        tickets.give_up(f"{number:x}")
+    tickets.give_up("nobody")
+    assert tickets.key_of(Identity(Role.AGENT, number="0")) is None
+    assert tickets.key_of(Identity(Role.AGENT, number=f"{1499:x}")) is not None
 
 
 ALIKE = {"--rdzv-id": "one", "--nnodes": "2:3", "the command": "python train.py"}
