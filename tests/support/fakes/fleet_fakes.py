@@ -492,7 +492,7 @@ class FakeFleet:
 
     def side(self) -> AgentSide:
         """Of a driver."""
-        job_facts = JobFacts(
+        facts = JobFacts(
             "fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0
         )
         return AgentSide(
