@@ -168,7 +168,7 @@ def test_a_drained_worker_that_the_chief_keeps_is_stopped_in_the_end(tmp_path: P
         job.servers("both workers", lambda s: len(s["workers"]) == 2)
         assert "its workers end when the chief has taken them out" in elasticrun("drain", B)
         job.servers("it has left", lambda s: len(s["workers"]) == 1)
-        (stopped,) = job.events("worker_stopped")
+        (stopped,) = job.wait_for("its event", lambda: job.events("worker_stopped"))  # the chief hears sooner
         assert stopped["reason"] == f"host {B} is drained; the chief has not taken it out within 1 s (--drain-timeout)"
         said = elasticrun("status")
         assert "the chief runs with 1 worker and 1 parameter server" in said
