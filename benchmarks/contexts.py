@@ -35,6 +35,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.worker.engine import native_loader
 
 fork = multiprocessing.get_context("fork")
@@ -59,21 +60,23 @@ def serve(pipe: Connection) -> None:
     async def main() -> None:
         keys = KeyRoutes()
         server = RendezvousServer(keys.routes, key=KEY)
-        pipe.send(await server.start("127.0.0.1", 0))
+        folder = SocketFolder.new()
+        await server.start_local(folder.listen("workers.sock"), workers=4096)
+        pipe.send(f"unix:{folder.path}/workers.sock")
         loop = asyncio.get_running_loop()
         while (round_id := await loop.run_in_executor(None, pipe.recv)) is not None:
             keys.begin_round(round_id)
             pipe.send("begun")
         await server.close()
+        folder.close()
 
     uvloop.run(main())
 
 
-def native_rank(rank: int, size: int, port: int, pipe: Connection) -> None:
+def native_rank(rank: int, size: int, url: str, pipe: Connection) -> None:
     native: Any = native_loader.load()
     worker = WorkerId("localhost", rank, 0)
-    credential = Credential(Identity(Role.WORKER, worker), KEY.of_worker(worker))
-    client = RendezvousClient(f"http://127.0.0.1:{port}", credential)
+    client = RendezvousClient(url, Credential(Identity(Role.WORKER, worker)))
     with contextlib.suppress(StaleRoundError):
         client.get(0, "warm", "up")  # opens the connection; no worker opens one when it resets
     while (round_id := pipe.recv()) is not None:
@@ -103,11 +106,11 @@ def torch_rank(rank: int, size: int, port: int, pipe: Connection) -> None:
         pipe.send(time.monotonic())
 
 
-def measure(rank_main: Any, size: int, port: int, runs: int, begin: Any) -> tuple[list[float], list[float]]:
+def measure(rank_main: Any, size: int, where: str | int, runs: int, begin: Any) -> tuple[list[float], list[float]]:
     pipes, processes = [], []
     for rank in range(size):
         ours, theirs = fork.Pipe()
-        processes.append(fork.Process(target=rank_main, args=(rank, size, port, theirs), daemon=True))
+        processes.append(fork.Process(target=rank_main, args=(rank, size, where, theirs), daemon=True))
         processes[-1].start()
         pipes.append(ours)
     time.sleep(0.2 + size * 0.02)  # until all have loaded what they need; not part of what is measured
@@ -193,7 +196,7 @@ def main() -> None:
     ours, theirs = fork.Pipe()
     server = fork.Process(target=serve, args=(theirs,), daemon=True)
     server.start()
-    port = ours.recv()
+    url = ours.recv()
     rounds = [1]
     ours.send(1)
     ours.recv()
@@ -209,7 +212,7 @@ def main() -> None:
         flush=True,
     )
     for size in map(int, options.ranks.split(",")):
-        builds, closes = measure(native_rank, size, port, options.runs, begin)
+        builds, closes = measure(native_rank, size, url, options.runs, begin)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         peers, _ = measure(torch_rank, size, store.port, options.runs, begin)
         ratio = statistics.median(peers) / statistics.median(builds)

@@ -32,18 +32,18 @@ from elastic_driver.driver.agents import Ways
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import Addresses
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
-from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.meetings import Meetings
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
@@ -107,11 +107,17 @@ class _Dialect:
 
 async def of_workers(host: str, deaths: int) -> list[float]:
     """Milliseconds from each kill to the driver's knowledge."""
-    tasks, door = Tasks(), Door(JobClock())
-    ways = Ways("127.0.0.1", addresses=lambda: listening_addresses(host_addresses(), words=()), ssl=None, is_wide=False)
+    tasks, tickets = Tasks(), Tickets(JobClock())
+    certificate = OwnCertificate()
+    ways = Ways(
+        "127.0.0.1",
+        addresses=lambda: listening_addresses(host_addresses(), words=()),
+        certificate=certificate,
+        is_wide=False,
+    )
     fleet = Fleet(
-        door=door,
-        reach=Reach(ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint="", job="", owner=""),
+        tickets=tickets,
+        reach=Reach(ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint=certificate.make, job="", owner=""),
         local=SshDialler(),
         remote=SshDialler(),
         is_local=lambda name: False,
@@ -126,11 +132,11 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     warming = Warming(fleet, variables=send_all, on_warm=nobody.warmed, on_prepared=nobody.prepared)
     around = Surroundings(fleet, addresses, meetings, warming, send_all, nobody, StandardInput(None, None), tasks)
     job = JobAddress("", JobKey.new(), "deaths")
-    reception = Reception(door, Terms("deaths", 0.0, "/", 0o22, False, None, False, 15.0), fleet)
+    admission = Admission(tickets, JobFacts("deaths", 0.0, "/", 0o22, False, None, False, 15.0), fleet)
     watch = _Watch()
     workers = Workers(around, _Dialect(), command=["sleep", "600"], grace_s=1.0, drain_s=1.0, listener=watch)
     fleet.serve(nobody, workers, meetings, warming)
-    server = RendezvousServer([agent_route(reception.take_over)], key=JobKey.new(), agent_keys=door.key_of)
+    server = RendezvousServer((), key=JobKey.new(), agents=admission, certificate=certificate)
     await ways.begin(server.listeners, await server.start("127.0.0.1", 0))
     took: list[float] = []
     try:

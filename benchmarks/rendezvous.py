@@ -5,8 +5,9 @@
 Each server runs in a process of its own, the load in this one; on different cores where there are two. Measured:
 requests a second with 64 keep-alive connections (GET and PUT of 200 bytes), the time from a PUT to the last of 1,000
 answers to requests that were parked on its key, and the server's memory before and with those parked. All keep keys
-under their round. Ours is proven each request, and proves each answer; the others check a token that travels. Figures
-are medians over the runs; the servers take turns, so that a busy moment of the machine falls on all of them.
+under their round. Ours listens at a socket of this machine, as agents do for their workers, and the kernel names the
+user once; the others listen on loopback, and check a token with each request. Figures are medians over the runs; the
+servers take turns, so that a busy moment of the machine falls on all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import asyncio
 import hmac
 import importlib.util
-import json
 import os
 import resource
 import select
@@ -28,19 +28,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.authentication import opening
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
-from elastic_driver.rendezvous.proof import HELLO, PROOF, Session, digest_of
+from elastic_driver.system.local_socket import SocketFolder, connect
 
 TOKEN = "benchmark-token"
 EXPECTED = f"Bearer {TOKEN}"
 KEY = JobKey(TOKEN.encode())
 WORKER = Identity(Role.WORKER, WorkerId("localhost", 0, 0))
-NONCE = "0" * 32
 CONNECTIONS = 64
+CONNECT_S = 10.0
 PARKED = 1000
 VALUE = b"v" * 200
 
@@ -56,7 +58,10 @@ def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
         keys = KeyRoutes()
         server = RendezvousServer(keys.routes, key=KEY)
-        announce(await server.start("127.0.0.1", 0))
+        server.guests.make_local_room(PARKED)
+        folder = SocketFolder.new()
+        await server.start_local(folder.listen("rendezvous.sock"))
+        announce(folder.path / "rendezvous.sock")
         keys.begin_round(1)
         await asyncio.Event().wait()
 
@@ -171,9 +176,9 @@ def serve_aiohttp() -> None:
         runner.run(main())
 
 
-def announce(port: int) -> None:
+def announce(where: int | Path) -> None:
     """Tells the parent where to connect."""
-    print(port, flush=True)
+    print(where, flush=True)
 
 
 SERVERS: dict[str, tuple[str, Callable[[], None]]] = {
@@ -203,37 +208,18 @@ def request(method: str, path: str, body: bytes = b"", authorization: str = EXPE
     ).encode() + body
 
 
-class Requests:
-    """One request of a connection, again and again: the same bytes, or proven each time."""
-
-    def __init__(self, method: str, path: str, body: bytes, session: Session | None) -> None:
-        self._plain = request(method, path, body)
-        self._session = session
-        self._number = 0
-        self._what = (method.encode(), f"/v1/rounds/1/kv/{path}".encode(), digest_of(body))
-        before, _, behind = request(method, path, body, "*").partition(b"*")
-        self._before, self._behind = before + f"{PROOF} ".encode(), b" " * bool(body) + self._what[2] + behind
-
-    def next(self) -> bytes:
-        """The next one."""
-        if self._session is None:
-            return self._plain
-        self._number += 1
-        return self._before + self._session.of_request(self._number, *self._what) + self._behind
-
-
 class Measured:
     """One server process and the connections to it."""
 
     def __init__(self, name: str, cores: list[int]) -> None:
-        self._proves = name.startswith("ours")
         command = [sys.executable, __file__, "--serve", name, "--core", str(cores[0])]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"cannot start the server {name}: it ended with {self._process.wait()}")
-        self._address = ("127.0.0.1", int(line))
+        self._socket = Path(line.strip()) if line.startswith("/") else None
+        self._port = 0 if self._socket else int(line)
 
     def close(self) -> None:
         """Ends the process."""
@@ -255,18 +241,13 @@ class Measured:
 
     def connect(self) -> socket.socket:
         """A connection."""
-        connection = socket.create_connection(self._address)
+        if self._socket is not None:
+            connection = connect(self._socket, CONNECT_S)
+            connection.sendall(opening(str(WORKER)))
+            return connection
+        connection = socket.create_connection(("127.0.0.1", self._port))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
-
-    def requests(self, connection: socket.socket, method: str, path: str, body: bytes = b"") -> Requests:
-        """What a new connection asks."""
-        if not self._proves:
-            return Requests(method, path, body, None)
-        hello = f"GET /v1/hello HTTP/1.1\r\nHost: x\r\nAuthorization: {HELLO} {WORKER} {NONCE}\r\n\r\n"
-        connection.sendall(hello.encode())
-        greeting = json.loads(connection.recv(65536).partition(b"\r\n\r\n")[2])
-        return Requests(method, path, body, Session(KEY.of(WORKER), str(WORKER), NONCE, greeting["nonce"]))
 
     def ask(self, connection: socket.socket, data: bytes, status: int) -> int:
         """One request; the length of the answer in bytes. The answer comes whole before the pause that ends it."""
@@ -280,22 +261,20 @@ class Measured:
         poll = select.epoll()
         receive, send, missing = {}, {}, {}
         connections = [self.connect() for _ in range(CONNECTIONS)]
-        asked = [self.requests(connection, method, path, body) for connection in connections]
-        length = self.ask(connections[0], asked[0].next(), status)
-        following: dict[int, Callable[[], bytes]] = {}
-        for connection, requests in zip(connections, asked, strict=True):
+        asked = request(method, path, body)
+        length = self.ask(connections[0], asked, status)
+        for connection in connections:
             number = connection.fileno()
             receive[number], send[number], missing[number] = connection.recv, connection.send, length
-            following[number] = requests.next
             poll.register(number, select.EPOLLIN)
-            connection.send(requests.next())
+            connection.send(asked)
         done, now = 0, time.perf_counter()
         began, cpu, own, end = now, self.cpu_s(), time.process_time(), now + seconds
         while now < end:
             for number, _ in poll.poll():
                 got = len(receive[number](4096))
                 if got == missing[number]:
-                    send[number](following[number]())
+                    send[number](asked)
                     missing[number] = length
                     done += 1
                 else:  # an answer in pieces
@@ -314,15 +293,14 @@ class Measured:
         connections = {}
         for _ in range(PARKED):
             connection = self.connect()
-            connection.sendall(self.requests(connection, "GET", f"{key}?wait_s=60").next())
+            connection.sendall(request("GET", f"{key}?wait_s=60"))
             connections[connection.fileno()] = connection
             poll.register(connection.fileno(), select.EPOLLIN)
         other = self.connect()
-        put = self.requests(other, "PUT", key, VALUE)
         self._until_idle()
         memory = self.memory()
         began = time.perf_counter()
-        other.sendall(put.next())
+        other.sendall(request("PUT", key, VALUE))
         waiting = set(connections)
         while waiting:
             for number, _ in poll.poll():

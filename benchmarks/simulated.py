@@ -6,7 +6,7 @@ the native engine asks, and have no training. No process is started but the driv
 
     driver's process                                  this process, one asyncio loop
     ElasticDriver ── Fleet ── SimulatedDialler ──pipe──►  Simulation: a SimulatedAgent for each that is dialled,
-                       └── Reception ◄──── frames ──────┘  with a Worker for each that it is told to start
+                       └── Admission ◄──── frames ──────┘  with a Worker for each that it is told to start
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
-from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.words import Stream
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
@@ -65,7 +65,7 @@ from elastic_driver.rendezvous.agent_messages import (
     worker_named,
 )
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
-from elastic_driver.rendezvous.frames import Frame, FrameWriter
+from elastic_driver.rendezvous.frames import Frame, pack_frame
 from elastic_driver.rendezvous.messages import (
     NextRoundRequest,
     Notice,
@@ -73,6 +73,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
@@ -181,15 +182,21 @@ class ToldHosts:
 def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     """As a job has it (driver/job.py), but for how agents are started: none is of this machine."""
     clock, tasks = JobClock(), Tasks()
-    door = Door(clock)
-    ways = Ways("127.0.0.1", addresses=lambda: (), ssl=None, is_wide=False)
+    tickets = Tickets(clock)
+    certificate = OwnCertificate()
+    ways = Ways("127.0.0.1", addresses=lambda: (), certificate=certificate)
+
+    async def urls(host: str) -> tuple[str, ...]:
+        """Over TLS, as those of other machines come."""
+        return ((await ways.open_loopback()).replace("http:", "https:"),)
+
     fleet = Fleet(
-        door=door,
+        tickets=tickets,
         reach=Reach(
-            lambda host: ways.to(""),
+            urls,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
-            fingerprint="",
+            fingerprint=certificate.make,
             job="simulated",
             owner=name_of_this_process(),
         ),
@@ -204,7 +211,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     def warn(text: str) -> None:
         print(f"warning: {text}", file=sys.stderr)
 
-    terms = Terms(
+    job_facts = JobFacts(
         job_id="simulated",
         agent_timeout_s=settings.agent_timeout_s,
         poll_s=0.0,
@@ -215,8 +222,8 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         prefix_timestamp=False,
     )
     return AgentSide(
-        door,
-        Reception(door, terms, fleet),
+        tickets,
+        Admission(tickets, job_facts, fleet),
         fleet,
         Addresses(fleet, warn),
         lambda facts, env: remote_environment(env),
@@ -224,7 +231,6 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         StandardInput(None, None),
         ways,
         tasks,
-        fingerprint="",
         join_token="",
     )
 
@@ -581,7 +587,7 @@ def _counting(job: Simulation) -> Iterator[None]:
     But for frames without messages: how many of them there are is a matter of time.
     """
     received, taken = FrameConnection.data_received, Channel.received
-    beat_bytes = len(FrameWriter(bytes(32)).frame(0, 0, []))
+    beat_bytes = len(pack_frame(0, 0, []))
 
     def count(connection: FrameConnection, data: bytes) -> None:
         job.received_bytes += len(data)

@@ -27,8 +27,9 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.words import ExitStatus
-from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
+from elastic_driver.rendezvous.authentication import MAGIC
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.system.local_socket import SocketFolder
 
 _SCRIPT = """\
 import torch
@@ -77,13 +78,14 @@ class _Rendezvous:
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.folder = SocketFolder.new()
 
     async def serve(self) -> asyncio.Server:
-        return await asyncio.start_server(self._take, "127.0.0.1", 0)
+        return await asyncio.start_unix_server(self._take, sock=self.folder.listen("agent.sock"))
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
-        if b"/v1/hello" in line:
+        if line.startswith(MAGIC):
             self.asked.set()
         while await reader.read(4096):
             pass
@@ -94,14 +96,12 @@ async def measure(starts: int, preload: list[str] | None) -> None:
     """Prints one line for each way."""
     rendezvous = _Rendezvous()
     server = await rendezvous.serve()
-    port = server.sockets[0].getsockname()[1]
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-        ENV_RENDEZVOUS: f"http://127.0.0.1:{port}",
-        ENV_KEY: JobKey.new().of_ranks().hex(),
+        ENV_RENDEZVOUS: f"unix:{rendezvous.folder.path}/agent.sock",
         ENV_WORKER: "localhost[0]#0",
         ENV_ROUND: "0",
     }
@@ -148,6 +148,7 @@ async def measure(starts: int, preload: list[str] | None) -> None:
             )
     print(f"ratio: {medians[0] / medians[1]:.1f}")
     server.close()
+    rendezvous.folder.close()
 
 
 async def _warm_up(keeper: ProcessKeeper) -> None:

@@ -214,7 +214,11 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("durable_every", metavar="N", help="not each commit, but every N (default 1)")
     add("durable_interval_s", metavar="S", help="a commit when S seconds have passed since the last")
     add("durable_keep", metavar="K", help="keep the last K commits on disc (default 2)")
-    add("rendezvous_port", metavar="PORT", help="port of the driver's HTTP server (default {default}: any)")
+    add(
+        "rendezvous_port",
+        metavar="PORT",
+        help="the driver's TCP port, open from its start (default {default}: any, once something needs one)",
+    )
     add(
         "on_change",
         choices=ON_CHANGE,

@@ -14,7 +14,7 @@ from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, target_of_job
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.credentials import reader_key
+from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.report.metrics import PATH as METRICS
 from elastic_driver.report.printable import one_line
@@ -67,25 +67,18 @@ def jobs(words: Sequence[str]) -> int:
         return 0
     running = running_jobs()
     if arguments.write_token is not None:
-        job = choose_job(running, arguments.job)
-        url = _url_elsewhere(job)
-        _write(arguments.write_token, job.operator)
+        url = _write_token(choose_job(running, arguments.job), Role.OPERATOR, arguments.write_token)
         return _tell_use(url, arguments.write_token, "elasticrun status", "--token-file")
     if arguments.write_join_token is not None:
-        job = choose_job(running, arguments.job)
-        if not job.join_token:
-            raise SettingsError(f"job {job.job_id} lets no hosts join: it was started without --accept-agents")
-        url = _url_elsewhere(job)
-        _write(arguments.write_join_token, job.join_token)
+        url = _write_token(choose_job(running, arguments.job), Role.JOINER, arguments.write_join_token)
         return _tell_use(url, arguments.write_join_token, "elasticrun join --slots N", "--join-token-file")
     if arguments.write_reader_token is not None:
-        job = choose_job(running, arguments.job)
-        url = _url_elsewhere(job)
-        _write(arguments.write_reader_token, job.reader)
+        url = _write_token(choose_job(running, arguments.job), Role.READER, arguments.write_reader_token)
         print(one_line(f"{url.partition('#')[0]}{METRICS}"))
         return 0
     if arguments.job is not None:
         running = [choose_job(running, arguments.job)]
+    _tell_of_those_out_of_reach(running)
     if arguments.ids:
         print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
     elif arguments.json:
@@ -94,17 +87,32 @@ def jobs(words: Sequence[str]) -> int:
     elif not running:
         print("no job of yours runs on this machine")
     else:
-        rows = [(job.job_id, str(job.pid), job.url.partition("#")[0], shlex.join(job.command)) for job in running]
+        rows = [(job.job_id, str(job.pid), job.url, shlex.join(job.command)) for job in running]
         print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
     return 0
 
 
-def _url_elsewhere(job: JobFile) -> str:
-    """Where other machines reach the driver. As long as all hosts are this machine, they cannot."""
-    urls = ask(target_of_job(job), lambda client: client.status())["urls"]
-    if not urls:
+def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:
+    """Where the folder of the files is shared, and the one of the sockets is not."""
+    for job in running:
+        if not os.path.exists(job.socket):
+            text = (
+                f"job {job.job_id} cannot be asked from here: there is no {job.socket}; its driver has another "
+                f"{Path(job.socket).parent.parent} than this process (a container, a service with a private /tmp), or "
+                "somebody has removed it"
+            )
+            print(one_line(text), file=sys.stderr)
+
+
+def _write_token(job: JobFile, role: Role, path: Path) -> str:
+    """Writes a token of a job to a new file. Returns the URL at which its driver takes it."""
+    reply = ask(target_of_job(job), lambda client: client.token(role))
+    if not reply.token:
+        raise SettingsError(f"job {job.job_id} lets no hosts join: it was started without --accept-agents")
+    _write(path, reply.token)
+    if reply.only_here:
         print("its driver listens on this machine only, as long as no other has to do with the job", file=sys.stderr)
-    return str(urls[0]) if urls else job.url
+    return reply.url
 
 
 def _tell_use(url: str, path: Path, command: str, flag: str) -> int:

@@ -52,10 +52,10 @@ def rendezvous(words: Sequence[str]) -> int:
     def tell(text: str) -> None:
         print(one_line(f"elasticrun rendezvous: {text}"), file=sys.stderr, flush=True)
 
-    def listening(port: int) -> None:
+    def listening(port: int, fingerprint: str) -> None:
         shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
         asks = "a token is asked for" if token else "no token is asked for: all users of this machine may use it"
-        tell(f"listens at {shown}:{port}; {asks}")
+        tell(f"listens at {shown}:{port}; {asks}; its certificate: sha256:{fingerprint}")
 
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -32,13 +32,13 @@ class Target:
 
     Attributes:
         name: of its job, as far as it is known; for messages.
-        url: where it is.
+        url: where it is (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`).
         credential: which it is asked with.
         job: its file, where the driver is on this machine.
     """
 
     name: str
-    url: DriverUrl
+    url: str
     credential: Credential
     job: JobFile | None = None
 
@@ -74,19 +74,13 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
         url = DriverUrl.parse(arguments.driver)
     except RendezvousError as error:
         raise SettingsError(f"argument --driver: {error}") from error
-    return Target(f"at {url.url}", url, Credential(Identity(Role.OPERATOR), read_operator_key(arguments.token_file)))
+    credential = Credential(Identity(Role.OPERATOR), read_operator_key(arguments.token_file))
+    return Target(f"at {url.url}", str(url), credential)
 
 
 def target_of_job(job: JobFile) -> Target:
-    """The driver of a job on this machine.
-
-    Raises:
-        SettingsError: the job's file names none.
-    """
-    try:
-        return Target(job.job_id, DriverUrl.parse(job.url), job.credential, job)
-    except RendezvousError as error:
-        raise SettingsError(f"cannot use the file of job {job.job_id}: {error}") from error
+    """The driver of a job on this machine."""
+    return Target(job.job_id, job.url, Credential(Identity(Role.OPERATOR)), job)
 
 
 def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
@@ -114,9 +108,7 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
         SettingsError: it cannot be reached, or refuses.
     """
     try:
-        client = RendezvousClient(
-            target.url.url, target.credential, patience_s=_PATIENCE_S, fingerprint=target.url.fingerprint
-        )
+        client = RendezvousClient(target.url, target.credential, patience_s=_PATIENCE_S)
         try:
             return question(client)
         finally:

@@ -13,7 +13,7 @@ from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_PROTOCOL, OFF, place_variables
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
 from elastic_driver.dialects.torchrun import TorchrunJob, torchrun_environment
-from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
+from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_JOB,
     ENV_OWNER,
@@ -106,7 +106,6 @@ class OurDialect:
             "PYTHONUNBUFFERED": "1",
             ENV_PLACE: ",".join(map(str, astuple(planned))),
             ENV_RENDEZVOUS: job.url,
-            ENV_KEY: job.key.of_worker(worker).hex(),
             ENV_RANKS_KEY: job.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
             ENV_JOB: job.job_id,

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
-from elastic_driver.rendezvous.credentials import ENV_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_CHIEF,
     ENV_JOB,
@@ -69,7 +68,6 @@ class ServerDialect:
         return {
             **self._env,
             ENV_RENDEZVOUS: job.url,
-            ENV_KEY: job.key.of_worker(start.worker).hex(),
             ENV_WORKER: start.worker.key,
             ENV_JOB: job.job_id,
             ENV_OWNER: job.owner,
@@ -93,7 +91,6 @@ class ServerDialect:
             **self._env,
             ENV_TF_CONFIG: json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),
             ENV_RENDEZVOUS: job.url,
-            ENV_KEY: job.key.of_chief(number).hex(),
             ENV_CHIEF: str(number),
             ENV_JOB: job.job_id,
             ENV_OWNER: job.owner,

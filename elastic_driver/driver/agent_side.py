@@ -7,6 +7,7 @@ nothing of workers but which of their variables go to other machines.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import socket
 from collections.abc import Callable, Mapping
@@ -23,17 +24,17 @@ from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
-from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
-from elastic_driver.rendezvous.certificate import Certificate, server_context
-from elastic_driver.rendezvous.credentials import join_key
+from elastic_driver.rendezvous.credentials import KEY_BYTES, join_key
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.join_token import read_join_token
@@ -53,7 +54,7 @@ class Gathering:
 
     Attributes:
         listener: a socket that listens on loopback, on the port where the nodes meet.
-        token: with which they prove themselves.
+        token: with which they authenticate; "" where all are on this machine, whose kernel names their user.
         host: this node's name.
         node_rank: its place among them; -1 where that is found by itself.
         address: under which the others reach it; "" to find it.
@@ -100,24 +101,27 @@ def agents_of(
         token = gathering.token
     elif settings.accept_agents:
         token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
-    door = Door(clock, join_key=join_key(token) if token else None)
-    certificate = Certificate.new() if settings.tls else None
-    fingerprint = "" if certificate is None else certificate.fingerprint
+    # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
+    key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
+    tickets = Tickets(clock, join_key=key if settings.accept_agents else None)
+    certificate = OwnCertificate()
     tasks = Tasks()
     ways = Ways(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
-        ssl=None if certificate is None else server_context(certificate),
-        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
+        certificate=certificate,
         ports=settings.driver_ports,
+        listener=None if gathering is None else gathering.listener,
+        opens=gathering is not None or settings.opens_port,
+        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
     )
     fleet = Fleet(
-        door=door,
+        tickets=tickets,
         reach=Reach(
             ways.to,
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
-            fingerprint=fingerprint,
+            fingerprint=certificate.make,
             job=_name_of_job(settings),
             owner=name_of_this_process(),
             host="" if gathering is None else gathering.host,
@@ -139,7 +143,7 @@ def agents_of(
 
     mask = os.umask(0)
     os.umask(mask)
-    terms = Terms(
+    job_facts = JobFacts(
         job_id=job_id,
         poll_s=heard_s,
         cwd=os.getcwd(),
@@ -155,8 +159,8 @@ def agents_of(
         spot_notices=settings.spot_notices or "",
     )
     return AgentSide(
-        door,
-        Reception(door, terms, fleet),
+        tickets,
+        Admission(tickets, job_facts, fleet),
         fleet,
         Addresses(fleet, chronicle.warning),
         variables,
@@ -164,9 +168,8 @@ def agents_of(
         stdin,
         ways,
         tasks,
-        fingerprint,
         token,
-        listener=None if gathering is None else gathering.listener,
+        meets_at=gathering.listener.getsockname()[1] if gathering is not None and gathering.only_here else 0,
         invitation="" if gathering is None else gathering.invitation,
     )
 

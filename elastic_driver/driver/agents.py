@@ -1,7 +1,7 @@
 """What a driver with agents is made of, and on which ways they come to it.
 
-Owns where the driver listens for them: on loopback only for as long as all hosts are this machine, on the machine's
-other addresses from the first other host on. Decides nothing about hosts.
+Owns where the driver listens: at a socket of this machine from its start; on TCP from the first on who needs that, on
+loopback for readers and pages, on the machine's other addresses for other hosts. Decides nothing about hosts.
 """
 
 from __future__ import annotations
@@ -9,28 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from ssl import SSLContext
+from pathlib import Path
 from typing import Protocol
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.launch.fleet.addresses import Addresses
-from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.fleet import Fleet
-from elastic_driver.launch.fleet.reception import Reception
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.fleet.worker import Variables
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system.tasks import Tasks
 
 
 class Server(Protocol):
     """What is needed of the driver's server."""
 
-    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,), ssl: SSLContext | None = None) -> int:
-        """Listens on another address as well. Returns the port there."""
+    async def open(self, host: str, ports: int | Sequence[int]) -> int:
+        """Listens on an address, on the first of these ports that is free. Returns the port. Raises SettingsError."""
+
+    async def adopt(self, listener: socket.socket) -> int:
+        """Takes a socket that listens already. Returns its port."""
 
 
 def url_of(address: str, port: int, *, scheme: str = "http") -> str:
@@ -39,14 +43,18 @@ def url_of(address: str, port: int, *, scheme: str = "http") -> str:
 
 
 class Ways:
-    """The addresses by which agents reach the driver.
+    """The addresses by which the driver is reached.
+
+    All TCP addresses have the same port, where that is free.
 
     Args:
-        loopback: where it listens from its start.
+        loopback: the address for readers and pages on this machine.
         addresses: gives this machine's addresses that others may reach, best first. Raises SettingsError for none.
-        ssl: encrypts what comes from other machines; None for none.
+        certificate: of the driver's server. Whoever is told an address can know it by its fingerprint.
+        ports: of which it takes the first that is free; 0 for any.
+        listener: a socket that listens on loopback already; None to make one.
+        opens: whether it listens on loopback from the start.
         is_wide: whether it listens for other machines from the start.
-        ports: tried where the one on loopback is not free; 0 for any.
     """
 
     def __init__(
@@ -54,35 +62,52 @@ class Ways:
         loopback: str,
         *,
         addresses: Callable[[], Sequence[str]],
-        ssl: SSLContext | None,
-        is_wide: bool,
-        ports: Iterable[int] = (0,),
+        certificate: OwnCertificate,
+        ports: Sequence[int] = (0,),
+        listener: socket.socket | None = None,
+        opens: bool = False,
+        is_wide: bool = False,
     ) -> None:
         self._loopback = loopback
         self._addresses = addresses
-        self._ssl = ssl
-        self._is_wide = is_wide
+        self.certificate = certificate
         self._spare_ports = ports
+        self._listener = listener
+        self._opens, self._is_wide = opens, is_wide
         self._server: Server | None = None
-        self._port = 0
+        self._socket: Path | None = None
+        self._port = 0  # the first that it had
+        self._loopback_port = 0  # 0 until it listens there
         self._ports: dict[str, int] = {}
+        self._opening_loopback: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
 
-    async def begin(self, server: Server, port: int) -> None:
-        """The server listens on loopback.
+    async def begin(self, server: Server, socket: Path) -> None:
+        """The server listens at its socket.
 
         Raises:
-            SettingsError: it is to listen for other machines, and cannot.
+            SettingsError: it is to listen on TCP, and cannot.
         """
-        self._server, self._port = server, port
+        self._server, self._socket = server, socket
+        if self._opens:
+            await self.open_loopback()
         if self._is_wide:
             await self.open()
 
     @property
+    def here(self) -> str:
+        """The URL for processes of this machine: ``unix:/PATH``."""
+        return f"unix:{self._socket}"
+
+    @property
+    def url(self) -> str:
+        """The URL for whoever follows the job: on loopback, where it listens there by now; else :attr:`here`."""
+        return url_of(self._loopback, self._loopback_port) if self._loopback_port else self.here
+
+    @property
     def urls(self) -> tuple[str, ...]:
         """All addresses for agents of other machines, as URLs; none before it listens for them."""
-        scheme = "http" if self._ssl is None else "https"
-        return tuple(url_of(address, port, scheme=scheme) for address, port in self._ports.items())
+        return tuple(url_of(address, port, scheme="https") for address, port in self._ports.items())
 
     async def to(self, host: str) -> tuple[str, ...]:
         """The URLs that an agent of this host tries, in order; of this machine for "".
@@ -91,31 +116,58 @@ class Ways:
             SettingsError: the driver cannot listen on any address that others reach.
         """
         if not host:
-            return (url_of(self._loopback, self._port),)
+            return (self.here,)
         await self.open()
         by_route = await asyncio.get_running_loop().run_in_executor(None, _address_towards, host)
         first = [address for address in self._ports if address == by_route]
-        scheme = "http" if self._ssl is None else "https"
         ordered = first + [address for address in self._ports if address not in first]
-        return tuple(url_of(address, self._ports[address], scheme=scheme) for address in ordered)
+        return tuple(url_of(address, self._ports[address], scheme="https") for address in ordered)
+
+    async def open_loopback(self) -> str:
+        """Listens on loopback, if it does not do so yet. Returns the URL there.
+
+        Raises:
+            SettingsError: no port can be had.
+        """
+        if self._opening_loopback is None or (self._opening_loopback.done() and not self._loopback_port):
+            self._opening_loopback = asyncio.create_task(self._open_loopback())
+        await asyncio.shield(self._opening_loopback)
+        return self.url
 
     async def open(self) -> None:
-        """Listens for other machines, if it does not do so yet."""
+        """Listens for other machines, if it does not do so yet.
+
+        Raises:
+            SettingsError: there is no address that others reach.
+        """
         if self._opening is None or (self._opening.done() and not self._ports):
             self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
 
-    async def _open(self) -> None:
+    async def _open_loopback(self) -> None:
         assert self._server is not None
-        addresses = self._addresses()
+        if self._listener is not None:
+            self._loopback_port = self._port = await self._server.adopt(self._listener)
+        else:
+            self._loopback_port = await self._listen(self._loopback)
+
+    async def _open(self) -> None:
+        await self.certificate.make()
         failed: SettingsError | None = None
-        for address in addresses:
+        for address in self._addresses():
             try:
-                self._ports[address] = await self._server.listen_too(address, ports=self._spare_ports, ssl=self._ssl)
+                self._ports[address] = await self._listen(address)
             except SettingsError as error:  # it may have gone this moment
                 failed = error
         if not self._ports:
             raise failed or SettingsError("this machine has no address that other hosts could reach")
+
+    async def _listen(self, address: str) -> int:
+        assert self._server is not None
+        ports = (self._port, *self._spare_ports) if self._port else self._spare_ports
+        port = await self._server.open(address, ports)
+        self._port = self._port or port
+        return port
 
 
 def _address_towards(host: str) -> str:
@@ -133,8 +185,8 @@ class AgentSide:
     """What a driver with agents has, beside the rest.
 
     Attributes:
-        door: gives agents' keys to the server.
-        reception: takes their connections over.
+        tickets: gives agents' keys to the server.
+        admission: takes their connections over.
         fleet: of the hosts.
         addresses: of them.
         variables: what of a worker's variables it is sent.
@@ -142,14 +194,13 @@ class AgentSide:
         stdin: whose the driver's standard input is.
         ways: on which they come.
         tasks: of the fleet and the driver.
-        fingerprint: of the driver's certificate, in hexadecimal digits; "" for none.
         join_token: what hosts join with; "" when none may.
-        listener: a socket that listens on the driver's port already; None to have one made.
+        meets_at: the port on loopback where the nodes of a job on this machine alone meet; 0 where there are none.
         invitation: how hosts join, in words; "" for the usual.
     """
 
-    door: Door
-    reception: Reception
+    tickets: Tickets
+    admission: Admission
     fleet: Fleet
     addresses: Addresses
     variables: Variables = field(repr=False)
@@ -157,12 +208,11 @@ class AgentSide:
     stdin: StandardInput
     ways: Ways
     tasks: Tasks
-    fingerprint: str
     join_token: str = field(repr=False)
-    listener: socket.socket | None = None
+    meets_at: int = 0
     invitation: str = ""
 
     @property
     def urls(self) -> list[str]:
         """Where other machines reach the driver, as people hand it on; empty as long as it does not listen for them."""
-        return [str(DriverUrl(url, self.fingerprint)) for url in self.ways.urls]
+        return [str(DriverUrl(url, self.ways.certificate.fingerprint)) for url in self.ways.urls]

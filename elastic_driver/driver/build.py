@@ -33,6 +33,7 @@ from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
@@ -44,7 +45,6 @@ from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
@@ -193,21 +193,27 @@ def build(
             output=output,
             stacks=reports.text,
             more={PATH: metrics.answer},
+            open_loopback=agents.ways.open_loopback,
         )
-    table: list[Route] = [*routes, *rounds.routes, *status.routes, *reports.routes, _store_route(clock)]
+    tokens = Tokens(key, agents)
+    table: list[Route] = [
+        *(*routes, *rounds.routes, *status.routes, *reports.routes, *tokens.routes),
+        _store_route(clock),
+    ]
     if servers is not None:
         table += servers.routes
     if page is not None:
         table += page.routes
     server = RendezvousServer(
         # Workers ask their agents.
-        [*(route for route in table if route.roles != WORKER), agent_route(agents.reception.take_over)],
+        [route for route in table if route.roles != WORKER],
         key=key,
-        agent_keys=agents.door.key_of,
+        agents=agents.admission,
         on_error=crash,
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),
         reader=reader,
+        certificate=agents.ways.certificate,
     )
     requests = AgentRequests(
         rounds,

@@ -65,7 +65,7 @@ class Endpoint:
     @property
     def url(self) -> str:
         """Of the driver there."""
-        return f"http://{self}"
+        return f"https://{self}"
 
     @property
     def only_here(self) -> bool:

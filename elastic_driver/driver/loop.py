@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from elastic_driver.core.events import (
     Command,
@@ -36,7 +37,7 @@ from elastic_driver.core.events import (
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agent_requests import AgentRequests
-from elastic_driver.driver.agents import AgentSide, url_of
+from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.durable_folder import newest_commit
@@ -63,6 +64,7 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.words import Backend, ExitCode
 
 # Of a worker, at the driver: it speaks through its agent, and may be its host's only one.
@@ -70,6 +72,7 @@ _CONNECTIONS_EACH = 1
 # What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
 # kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
 _END_S = 30.0
+_SOCKET = "driver.sock"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -152,12 +155,14 @@ class ElasticDriver:
         # One step of the way out that fails does not keep the others from being done.
         async with contextlib.AsyncExitStack() as way_out:
             way_out.enter_context(self.interrupts.handled())
+            folder = SocketFolder.new()
+            way_out.callback(folder.close)
             way_out.push_async_callback(self.server.close)
             way_out.push_async_callback(self._close_agents)
             way_out.push_async_callback(self._close_chief)
             way_out.push_async_callback(self._end_tasks)
-            await self._listen(way_out)
-            self._post(way_out)
+            await self._listen(folder, way_out)
+            await self._post(folder.path / _SOCKET, way_out)
             tasks.start(self.clock.keep(self.standstills.stood_still))
             discovering = tasks.start(self.discovery_loop.run(self.job))
             tasks.start(self.status_line.run())
@@ -169,36 +174,41 @@ class ElasticDriver:
 
     # --- the start -------------------------------------------------------------------------------------------------
 
-    async def _listen(self, way_out: contextlib.AsyncExitStack) -> None:
-        """Listens for agents, operators and browsers."""
-        settings, agents = self.settings, self.agents
+    async def _listen(self, folder: SocketFolder, way_out: contextlib.AsyncExitStack) -> None:
+        """Listens for processes of this machine, and for whoever else is known to come."""
+        settings, ways = self.settings, self.agents.ways
         files = (settings.output_filename is not None) + settings.logs.keeps_files
-        port = await self.server.start(
-            settings.rendezvous_address,
-            settings.driver_ports,
-            workers=settings.num_proc,
-            at_most=settings.most_workers,
+        self.server.guests.make_room(
+            settings.num_proc,
+            settings.most_workers,
             connections_each=_CONNECTIONS_EACH,
             descriptors_each=output_files.DESCRIPTORS_EACH * files,
-            listener=agents.listener,
         )
-        self.job = replace(self.job, url=url_of(settings.rendezvous_address, port))
-        await agents.ways.begin(self.server.listeners, port)
+        await self.server.start_local(folder.listen(_SOCKET))
+        await ways.begin(self.server.listeners, folder.path / _SOCKET)
+        self.job = replace(self.job, url=ways.here)
         if self.page is not None:
             way_out.callback(self.page.close)
-            await self.page.listen(self.server.listeners, self.job.url, settings.page_address)
+            await self.page.listen(self.server.listeners, settings.page_address)
 
-    def _post(self, way_out: contextlib.AsyncExitStack) -> None:
+    async def _post(self, socket: Path, way_out: contextlib.AsyncExitStack) -> None:
         """Says where the job is: to the user, and in the job's file."""
         job = self.job
-        self.chronicle.started(job.url, job.job_id)
+        page = ""
         if self.page is not None and sys.stderr is not None and sys.stderr.isatty() and not self.settings.quiet:
+            page = await self.page.link()
+        self.chronicle.started(self.agents.ways.url, job.job_id)
+        if page:
             # On a terminal only, and past the chronicle: no log is to have it.
             with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), f"elasticrun: page: {self.page.link()}\n".encode())
-        token = self.agents.join_token
-        posting = Posting.post(job.job_id, job.url, job.key, self.settings.command, join_token=token)
-        if token:
+                os.write(sys.stderr.fileno(), f"elasticrun: page: {page}\n".encode())
+        posting = Posting.post(
+            job.job_id,
+            socket,
+            self.settings.command,
+            meets_at=self.agents.meets_at,
+        )
+        if self.settings.accept_agents:
             self._tell_how_to_join()
         if posting is not None:
             way_out.callback(posting.remove)
@@ -337,7 +347,7 @@ class ElasticDriver:
 
     async def _close_agents(self) -> None:
         await self._close(self.agents.fleet.close(), "of the job have ended; they are left to the guard")
-        self.agents.reception.close()
+        self.agents.admission.close()
 
     async def _close(self, closing: Awaitable[None], what: str) -> None:
         """Waits for it, but not for ever."""

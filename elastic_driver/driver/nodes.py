@@ -36,7 +36,6 @@ from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.routes import Routes
-from elastic_driver.rendezvous.token_file import new_token
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.grace import grace_s
@@ -93,8 +92,6 @@ def run_node(
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
     if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
-    if settings.tls:
-        raise SettingsError("--tls has no use with several nodes: what they say to each other is encrypted anyhow")
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
     return _Node(settings, nodes, _token(settings, token_text), routes).run()
@@ -179,9 +176,9 @@ class _Node:
                 why = f"cannot be the driver: another program has port {self._place.port} of this machine"
                 wait.until = min(wait.until, began + _ENDING_S)
             else:
-                token = self._token or _posted_token(self._place.port)
-                if token:
-                    end = self._join(token, wait, here=bool(ours))
+                url = self._url(here=bool(ours))
+                if url:
+                    end = self._join(url, wait, here=bool(ours))
                     code = self._code_of(end)
                     if code is not None:
                         return code
@@ -228,7 +225,7 @@ class _Node:
         others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self._place}"
         gathering = Gathering(
             listener=listener,
-            token=self._token or new_token(),
+            token=self._token,
             host=self._name,
             node_rank=-1 if nodes.node_rank is None else nodes.node_rank,
             address=self._address,
@@ -241,16 +238,21 @@ class _Node:
 
     # --- as one of the others --------------------------------------------------------------------------------------
 
-    def _join(self, token: str, wait: _Wait, *, here: bool) -> End:
+    def _url(self, *, here: bool) -> str:
+        """Of the driver; "" where there is none yet. Without a token that is the socket of a job of this user's."""
+        if not self._token:
+            return next((job.url for job in running_jobs() if job.meets_at == self._place.port), "")
+        # A name of this machine may mean an address of loopback where the driver does not listen.
+        return f"https://{LOOPBACK}:{self._place.port}" if here else self._place.url
+
+    def _join(self, url: str, wait: _Wait, *, here: bool) -> End:
         nodes, settings = self._nodes, self._settings
         self._warn_of_readers()
         own = inheritable(os.environ)
-        # A name of this machine may mean an address of loopback where the driver does not listen.
-        url = f"http://{LOOPBACK}:{self._place.port}" if here else self._place.url
         bootstrap = Bootstrap(
             (url,),
             identity=Role.JOINER,
-            key=join_key(token).hex(),
+            key=join_key(self._token).hex() if self._token else "",
             host=self._name,
             slots=nodes.nproc_per_node,
             agent_timeout_s=settings.agent_timeout_s,
@@ -284,7 +286,7 @@ class _Node:
             case How.LOST | How.TOO_LATE | How.NOT_MET:
                 return None
             case How.STRANGE if not self._token:
-                return None  # the driver whose token it was has gone
+                return None  # that driver has gone
             case How.OVER:
                 result = "failed" if end.code else "succeeded"
                 _say(f"the job has {result}: {end.why}")
@@ -306,15 +308,6 @@ class _NodeScreen:
         shown = self._logs.take(worker, stream, data)
         if shown:
             self._console.write(stream, shown)
-
-
-def _posted_token(port: int) -> str:
-    """The token of a job of this user's on this machine, by its driver's port; "" for none.
-
-    Nodes on one machine need no file with a secret: who may read the job's file is the same user.
-    """
-    end = f":{port}"
-    return next((job.join_token for job in running_jobs() if job.url.partition("#")[0].endswith(end)), "")
 
 
 def _is_host(nodes: Nodes) -> bool | None:

@@ -12,7 +12,6 @@ import math
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from ssl import SSLContext
 from typing import Any, Protocol
 
 from elastic_driver.driver.agents import url_of
@@ -20,7 +19,6 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
-from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, PageRequest
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.web import Web
@@ -33,7 +31,7 @@ from elastic_driver.report.page.site import Actions, Site, WebHandler
 class PageServer(Protocol):
     """What is needed of the driver's server."""
 
-    async def listen_at(self, host: str, port: int, *, ssl: SSLContext | None = None) -> int:
+    async def listen_at(self, host: str, port: int) -> int:
         """Listens on another address as well. Returns the port there."""
 
 
@@ -50,6 +48,7 @@ class Page:
         output: the last lines of a worker's output, by its key.
         stacks: the workers' stacks as text.
         more: other paths and who answers there; see Site.
+        open_loopback: has the driver's server listen on loopback, and gives the URL there. Raises SettingsError.
     """
 
     def __init__(
@@ -64,12 +63,14 @@ class Page:
         output: Callable[[str], Sequence[str] | None],
         stacks: Callable[[], Awaitable[str]],
         more: Mapping[str, WebHandler],
+        open_loopback: Callable[[], Awaitable[str]],
     ) -> None:
         self._stepper = stepper
         self._rounds = rounds
         self._status = status
         self._chronicle = chronicle
         self._clock = clock
+        self._open_loopback = open_loopback
         self._sessions = Sessions(clock)
         self._has_failed = False
         # Frames may be late, and the loop is there only once the job runs.
@@ -94,7 +95,7 @@ class Page:
             more=more,
             failed=self._fail,
         )
-        self._urls: list[str] = []
+        self._address_url = ""  # of --page-address
 
     @property
     def web(self) -> Web:
@@ -106,33 +107,34 @@ class Page:
         """How an operator gets a link."""
         return (Route("POST", "page", OPERATOR, self._give_link),)
 
-    async def listen(self, server: PageServer, url: str, address: str) -> None:
+    async def listen(self, server: PageServer, address: str) -> None:
         """The driver's server listens.
 
         Args:
             server: it.
-            url: where.
-            address: where else the page is to be found, HOST or HOST:PORT; "" for nowhere.
+            address: where else than on loopback the page is to be found, HOST or HOST:PORT; "" for nowhere.
 
         Raises:
             SettingsError: that address cannot be had.
         """
         if address:
             host, port = page_address(address)
-            # A login over a network is read by whoever listens to that.
-            ssl = None if _is_loopback(host) else server_context(Certificate.new())
-            actual = await server.listen_at(host, port, ssl=ssl)
+            actual = await server.listen_at(host, port)
             self.site.names.add(host.lower())
-            self._urls.append(url_of(host, actual, scheme="http" if ssl is None else "https"))
-        self._urls.append(url)
+            self._address_url = url_of(host, actual, scheme="http" if _is_loopback(host) else "https")
 
-    def link(self) -> str:
-        """A link for somebody who may look. It is a secret, good once."""
-        return self._links(may_act=False)[0]
+    async def link(self) -> str:
+        """A link for somebody who may look. It is a secret, good once.
 
-    def _links(self, *, may_act: bool) -> list[str]:
+        Raises:
+            SettingsError: there is no port for the page.
+        """
+        return (await self._links(may_act=False))[0]
+
+    async def _links(self, *, may_act: bool) -> list[str]:
+        urls = filter(None, (self._address_url, await self._open_loopback()))
         code = self._sessions.new_code(may_act=may_act)
-        return [f"{url}/login?code={code}" for url in self._urls]
+        return [f"{url}/login?code={code}" for url in urls]
 
     def close(self) -> None:
         """The driver ends: browsers are told so."""
@@ -150,11 +152,12 @@ class Page:
                 f"the page or the metrics cannot show the job, which goes on: {type(error).__name__}: {error}{at}"
             )
 
-    def _give_link(self, request: RouteRequest) -> tuple[int, bytes]:
+    async def _give_link(self, request: RouteRequest) -> PageReply:
         wanted = PageRequest.from_json(request.body)
-        if not self._urls:
-            raise RendezvousProtocolError("there is no page yet")
-        return 200, PageReply(self._links(may_act=wanted.may_act)).to_json()
+        try:
+            return PageReply(await self._links(may_act=wanted.may_act))
+        except SettingsError as error:
+            raise RendezvousProtocolError(str(error)) from error
 
     def _drain(self, host: str, *, undo: bool) -> tuple[bool, str]:
         reply = self._rounds.drain(DrainHostRequest(host, undo))

@@ -212,7 +212,7 @@ class ElasticJob:
     @property
     def driver_url(self) -> str:
         """Where the driver is asked for its status."""
-        return f"http://{self.host_of(self.launcher_name)}:{self.port}"
+        return f"https://{self.host_of(self.launcher_name)}:{self.port}"
 
 
 class _Reader:

@@ -28,7 +28,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -49,14 +49,14 @@ class Bootstrap(Body):
     """What a new agent is given, by whoever starts it: on its standard input, or in one word of its command line.
 
     Attributes:
-        urls: of the driver, to be tried in order; ``https`` where the connection is encrypted.
+        urls: of the driver, to be tried in order; ``unix:/PATH`` of its socket on its own machine.
         identity: as whom it proves itself at first: "ticket ID" or "joiner".
         key: with what, in hexadecimal digits; empty for a joiner, which makes it from its token.
         host: its host's name in the job; "" to have it made of the machine's name.
         slots: of a host that joins by itself; 0 for one that discovery names.
         labels: of a host that joins by itself.
         agent_timeout_s: how long it may go unacknowledged until it ends its workers, seconds.
-        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" without ``https``.
+        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" where that is not known.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
             own machine; "" for others.
         job: what tells this job from others on the host, for the agent that ends what an earlier driver has left.
@@ -174,7 +174,7 @@ class Hello(Said, name="hello"):
         protocol, version: of the protocol, and of this package.
         resumes: whether it has had a connection to this driver before; ``seen`` is what it has seen then.
         seen: number of the last message taken.
-        public: X25519 public key of the agent, in hexadecimal digits; "" when it resumes.
+        key: of 32 bytes that it has drawn, in hexadecimal digits, with which it comes back; "" when it resumes.
         host: its host's name in the job; "" for the driver to choose.
         slots: of a host that joins by itself; 0 for one that was dialled.
         machine: name of the machine.
@@ -195,7 +195,7 @@ class Hello(Said, name="hello"):
     version: str
     resumes: bool
     seen: int
-    public: str
+    key: str = field(repr=False)
     host: str
     slots: int
     machine: str
@@ -213,11 +213,10 @@ class Hello(Said, name="hello"):
 
 @dataclass(frozen=True)
 class Welcome(Said, name="welcome"):
-    """Driver to agent, the answer to a hello. From the next frame on both directions have new keys, if it is new.
+    """Driver to agent, the answer to a hello.
 
     Attributes:
         seen: number of the last message taken.
-        public: X25519 public key of the driver, in hexadecimal digits; "" when it resumes.
         host: its host's name in the job.
         job_id: marks the job's processes.
         poll_s: at least as often workers are to be heard; 0 for their long polls only.
@@ -231,7 +230,6 @@ class Welcome(Said, name="welcome"):
     """
 
     seen: int
-    public: str
     host: str
     job_id: str
     poll_s: float

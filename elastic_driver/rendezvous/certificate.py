@@ -1,8 +1,8 @@
-"""The driver's certificate under ``--tls``: made for one job, known by its fingerprint, signed by nobody.
+"""The driver's certificate: made for one job, known by its fingerprint, signed by nobody.
 
-Owns how it is made, and how each end has TLS use it. Nobody vouches for it: who connects has its fingerprint from
+Owns how it is made, and how each end has TLS use it. Nobody vouches for it. Who connects has its fingerprint from
 whoever gave it the driver's address (:mod:`~elastic_driver.rendezvous.driver_url`), and looks at that before it says
-anything.
+anything; or has a key whose proof covers the fingerprint (:mod:`~elastic_driver.rendezvous.authentication`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Certificate:
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
     """For the driver's server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _tls_1_3(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # nobody of ours resumes a session, and a stranger would have them written
     # OpenSSL reads files only. This one has no name, and no disc under it.
     descriptor = os.memfd_create("elasticrun-certificate", os.MFD_CLOEXEC)
@@ -78,12 +77,25 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """For whoever connects to the driver. It trusts anybody: :func:`check_fingerprint` has to follow the handshake."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    """For whoever connects to the driver. It trusts anybody: :func:`check_fingerprint`, or an exchange that covers
+    :func:`fingerprint_of`, has to follow the handshake.
+    """
+    context = _tls_1_3(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _tls_1_3(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED  # a site's openssl.cnf may stop at 1.2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def fingerprint_of(connection: ssl.SSLSocket | ssl.SSLObject) -> str:
+    """That of the certificate that was shown in the handshake, in hexadecimal digits."""
+    return sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
 
 
 def check_fingerprint(connection: ssl.SSLSocket | ssl.SSLObject, fingerprint: str) -> None:
@@ -92,6 +104,5 @@ def check_fingerprint(connection: ssl.SSLSocket | ssl.SSLObject, fingerprint: st
     Raises:
         RendezvousProtocolError: it is not, or there is none.
     """
-    presented = sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
-    if not compare_digest(presented.encode(), fingerprint.lower().encode()):
+    if not compare_digest(fingerprint_of(connection).encode(), fingerprint.lower().encode()):
         raise RendezvousProtocolError("what answers there has another certificate than this job's driver")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, Message, pack_frame
 
 # How often each end says what it has seen, and so that it lives.
 BEAT_S = 0.5
@@ -31,6 +31,7 @@ _JOIN_BYTES = 1 << 20
 # tcpi_sacked the 6th, tcpi_last_ack_recv the 13th, of 24; tcpi_bytes_acked is the third of the others.
 _IN_FLIGHT_AT, _LAST_ACK_AT, _BYTES_ACKED_AT = 8 + 4 * 4, 8 + 4 * 12, 8 + 4 * 24 + 8 * 2
 _INFO_BYTES = _BYTES_ACKED_AT + 8
+_LOOPBACK = "127.0.0.1"
 # As much counts at most for each time that is looked: who was stopped begins anew.
 _MOST_A_LOOK_S = 1.0
 
@@ -39,24 +40,19 @@ class FrameConnection(asyncio.Protocol):
     """One connection, once it carries frames.
 
     Args:
-        reader, writer: its two directions.
         on_frame: takes a frame. What it raises of RendezvousProtocolError ends the connection.
         on_lost: told once that the connection is gone, and why.
+        most: see FrameReader.
 
     Attributes:
-        reader, writer: as given; their keys may be replaced between two frames.
+        reader: of what comes.
         heard_at: when something came last, by the loop's clock.
     """
 
     def __init__(
-        self,
-        reader: FrameReader,
-        writer: FrameWriter,
-        *,
-        on_frame: Callable[[Frame], None],
-        on_lost: Callable[[str], None],
+        self, *, on_frame: Callable[[Frame], None], on_lost: Callable[[str], None], most: int = MAX_FRAME
     ) -> None:
-        self.reader, self.writer = reader, writer
+        self.reader = FrameReader(most=most)
         self.heard_at = asyncio.get_running_loop().time()
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -101,14 +97,17 @@ class FrameConnection(asyncio.Protocol):
     def write(self, first: int, seen: int, packed: list[bytes]) -> None:
         """Sends one frame. Never blocks."""
         if self._transport is not None and not self._lost:
-            self._transport.write(self.writer.frame(first, seen, packed))
+            self._transport.write(pack_frame(first, seen, packed))
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Addresses of the other end, and of this one; "" where it has none."""
+        """Addresses of the other end, and of this one; "" where it has none. A unix socket's ends are on loopback."""
         names = [
             None if self._transport is None else self._transport.get_extra_info(of) for of in ("peername", "sockname")
         ]
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is not None and sock.family == socket.AF_UNIX:
+            return _LOOPBACK, _LOOPBACK
         peer, ours = (str(name[0]) if isinstance(name, tuple) else "" for name in names)
         # An IPv4 peer of a socket that takes both looks like this.
         return peer.removeprefix("::ffff:"), ours.removeprefix("::ffff:")

@@ -1,23 +1,21 @@
 """What a worker says to the driver: a synchronous HTTP client for the paths of docs/design.md, "Wire".
 
 Owns connections (one for each call that is under way), retries over broken ones (every request of the protocol may be
-repeated), and the translation of answers into values and errors. An answer that does not prove to be the driver's is
-none: whoever gave it, the driver is asked again. Imports nothing heavy.
+repeated), and the translation of answers into values and errors. Whoever does not prove to be the driver when a
+connection is made (:mod:`~elastic_driver.rendezvous.connecting`) is not asked: another try follows. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
-import re
 import socket
-import ssl
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, Self
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
 
 from elastic_driver.errors import (
     RendezvousClosedError,
@@ -26,8 +24,10 @@ from elastic_driver.errors import (
     RendezvousTimeoutError,
     StaleRoundError,
 )
-from elastic_driver.rendezvous.certificate import check_fingerprint, client_context
-from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.authentication import read_refusal
+from elastic_driver.rendezvous.connecting import connect, shut_down
+from elastic_driver.rendezvous.credentials import Credential, Role
+from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import (
@@ -49,12 +49,11 @@ from elastic_driver.rendezvous.messages import (
     Servers,
     ServersRequest,
     ServingReport,
+    TokenReply,
     WatchRequest,
     parse_json,
     parse_next_round_reply,
 )
-from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
-from elastic_driver.system import local_socket
 
 # The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
@@ -64,154 +63,81 @@ _SLACK_S = 15.0
 _MOST_SLACK_S = 300.0
 # A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
 _GOODBYE_S = 1.0
-_CONNECT_S = 10.0
-# What the driver takes to hear of all workers where some do not tell.
-_STACKS_S = 5.0
 # A piece of some MB may have to go over a slow line.
 _PIECE_S = 120.0
 # The driver asks all agents for the stacks of their workers, and some do not answer.
 _STACKS_S = 30.0
 # Before a piece is sent again for which the driver had no room.
 _FULL_PAUSE_S = 0.2
-# The driver's answer to a hello is some 300 bytes. Of what is not proven no more than this is read.
-_UNPROVEN_BYTES = 4096
-_STRANGER = "what answers there does not prove to be this job's driver"
-_LENGTH = re.compile(rb"\r\nContent-Length: (\d{1,4})(?:\r\n|\Z)")
+# This process stood still in the middle of sending, or the driver has no room for it. Both pass.
+_TRY_AGAIN = (408, 503)
 # Between two tries: the first pause, and the longest.
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where somebody listens: a host and a port, or a socket of this machine."""
-
-    host: str
-    port: int
-    socket: Path | None = None
-    fingerprint: str = ""  # of the certificate of who listens there; "" where nothing is encrypted
-
-    @classmethod
-    def of(cls, url: str, fingerprint: str = "") -> Self:
-        """Raises RendezvousProtocolError for what is no such URL."""
-        if url.startswith("unix:/"):
-            return cls("localhost", 0, Path(url.removeprefix("unix:")))
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host = port = None
-        if not host or not port or parts.scheme != ("https" if fingerprint else "http"):
-            expected = (
-                "https://host:port, as there is a fingerprint" if fingerprint else "http://host:port or unix:/path"
-            )
-            raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected {expected}")
-        return cls(host, port, fingerprint=fingerprint)
-
-    def __str__(self) -> str:
-        return f"its local socket {self.socket}" if self.socket is not None else f"{self.host} port {self.port}"
-
-
 class _Connection(http.client.HTTPConnection):
-    """An HTTP connection on which both ends prove who they are.
+    """An HTTP connection to the driver.
 
-    Its socket can be reached by :meth:`RendezvousClient.close` while it is still connecting.
+    Its socket can be shut down by :meth:`RendezvousClient.close` while it is still connecting.
+
+    Args:
+        url: where.
+        credential: who asks.
+        closed: set when the client is closed.
     """
 
-    auto_open = 0  # it would go on without having met whom it is connected to
-    session: Session | None = None
-    _number = 0  # of the last request
+    auto_open = 0  # it connects by reach() only
+    sock: socket.socket | None
 
-    def __init__(self, place: _Place) -> None:
-        super().__init__(place.host, place.port)
-        self._place = place
+    def __init__(self, url: DriverUrl, credential: Credential, closed: threading.Event) -> None:
+        super().__init__(*(("localhost", 80) if url.socket else url.address))
+        self._url = url
+        self._credential = credential
+        self._closed = closed
 
-    def meet(self, credential: Credential, timeout_s: float) -> None:
-        """Says who we are, and has the other end prove that it is the driver, before it is told anything else.
+    def reach(self, timeout_s: float) -> None:
+        """Connects; see :func:`~elastic_driver.rendezvous.connecting.connect`."""
 
-        Blocks for ``timeout_s`` at most.
+        def hold(connection: socket.socket) -> None:
+            self.sock = connection
+            # From here close() finds the socket; if it came before, this sees it.
+            if self._closed.is_set():
+                raise http.client.NotConnected
 
-        Raises:
-            OSError: the connection broke, or it took too long.
-            http.client.HTTPException: that is not the driver, or it has no room for us.
-        """
-        name, nonce = str(credential.identity), os.urandom(NONCE_BYTES).hex()
-        head = f"GET {API}/hello HTTP/1.1\r\nHost: {self.host}\r\nAuthorization: {HELLO} {name} {nonce}\r\n\r\n"
-        self.sock.sendall(head.encode())
-        body = self._read_greeting(time.monotonic() + timeout_s)
-        self.session = Session.met(credential.key, name, nonce, body)
-        if self.session is None:
-            raise http.client.HTTPException(_STRANGER)
+        self.sock = connect(self._url, self._credential, timeout_s=timeout_s, on_socket=hold)
 
-    def _read_greeting(self, deadline: float) -> bytes:
-        """The body of the answer to a hello. Not by http.client, which lets who answers go on for ever."""
-        answer = b""
-        while True:
-            self.sock.settimeout(max(0.001, deadline - time.monotonic()))
-            piece = self.sock.recv(_UNPROVEN_BYTES)
-            answer += piece
-            head, end, body = answer.partition(b"\r\n\r\n")
-            length = _LENGTH.search(head)
-            if end and length is not None and len(body) >= int(length[1]):
-                break
-            if not piece or len(answer) > _UNPROVEN_BYTES:
-                raise http.client.HTTPException(_STRANGER)
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise _unproven(head.partition(b"\r\n")[0].decode(errors="replace"), body)
-        return body
+    def ask(
+        self, method: str, target: str, body: bytes | None, silence_s: float
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """One request and its answer.
 
-    def ask(self, method: str, target: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
-        """One request and its answer, both proven. Blocks as long as the socket's time limit lets it.
+        Args:
+            method: of HTTP.
+            target: path and query.
+            body: of the request.
+            silence_s: how long nothing may come.
 
         Raises:
             OSError: the connection broke, or it took too long.
-            http.client.HTTPException: likewise; or the answer is not the driver's.
+            http.client.HTTPException: likewise.
+            RendezvousProtocolError: this identity is refused.
         """
-        assert self.session is not None
-        self._number += 1
-        digest = digest_of(body or b"")
-        proof = self.session.of_request(self._number, method.encode(), target.encode(), digest)
-        authorization = f"{PROOF} {proof.decode()} {digest.decode()}".rstrip()
-        self.request(method, target, body=body, headers={"Authorization": authorization})
-        response = self.getresponse()
+        assert self.sock is not None
+        self.sock.settimeout(silence_s)
+        # On a socket of this machine a refusal may come before the request is sent, or while it is on its way.
+        with contextlib.suppress(BrokenPipeError):
+            self.request(method, target, body=body)
+        try:
+            response = self.getresponse()
+        except http.client.BadStatusLine as error:
+            text = read_refusal(str(error.args[0]).encode("latin-1", "replace"))
+            if not text:
+                raise
+            raise RendezvousProtocolError(f"{self._credential.identity} is refused: {text}") from error
         if response.length is None:  # our server always says it; http.client takes a head that is cut for whole
             raise http.client.HTTPException("the answer was cut off")
-        given = response.getheader(REPLY_HEADER)
-        if given is None:
-            raise _unproven(str(response.status), response.read(_UNPROVEN_BYTES))
-        answer = response.read()
-        if not is_same(given.encode(), self.session.of_reply(self._number, response.status, answer)):
-            raise http.client.HTTPException("the answer is not the driver's: its proof is wrong")
-        return response, answer
-
-    def connect(self) -> None:
-        if self._place.socket is not None:
-            self.sock = local_socket.connect(self._place.socket, _CONNECT_S)
-            return
-        error: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM):
-            self.sock = socket.socket(family, kind, protocol)
-            try:
-                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.sock.settimeout(_CONNECT_S)
-                self.sock.connect(address)
-            except OSError as failed:
-                error = failed
-                self.sock.close()
-                continue
-            if self._place.fingerprint:
-                self._encrypt(client_context())
-            return
-        raise error or OSError("the name has no address")
-
-    def _encrypt(self, tls: ssl.SSLContext) -> None:
-        """Raises OSError; http.client.HTTPException when whoever answers has another certificate."""
-        self.sock = encrypted = tls.wrap_socket(self.sock, do_handshake_on_connect=False)
-        encrypted.do_handshake()
-        try:
-            check_fingerprint(encrypted, self._place.fingerprint)
-        except RendezvousProtocolError as error:
-            raise http.client.HTTPException(str(error)) from error
+        return response, response.read()
 
 
 class Owner(Protocol):
@@ -234,15 +160,13 @@ class RendezvousClient:
     Each call takes an idle connection, or opens one. No proxy is honoured.
 
     Args:
-        url: ``http://host:port`` or ``https://host:port`` of the driver, or ``unix:/PATH`` of the socket of this
-            machine's agent.
-        credential: which both prove themselves with.
+        url: the driver's (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`), or that of this machine's agent.
+        credential: who asks, and the key that proves it; a socket of this machine needs no key.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
         owner: says whether it is to be waited for beyond that.
-        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; with ``https`` only.
 
     Raises:
-        RendezvousProtocolError: the URL is not of that form.
+        RendezvousProtocolError: the URL is not of that form, or needs a key.
     """
 
     def __init__(
@@ -252,12 +176,13 @@ class RendezvousClient:
         *,
         patience_s: float = PATIENCE_S,
         owner: Owner | None = None,
-        fingerprint: str = "",
     ) -> None:
-        self._place = _Place.of(url, fingerprint)
+        self._url = DriverUrl.parse(url)
+        if self._url.socket is None and not credential.key:
+            raise RendezvousProtocolError(f"cannot ask the driver at {url} as {credential.identity}: no key was given")
         self._credential = credential
         self._patience_s = patience_s
-        self._has_met = False  # whom this client asks
+        self._was_answered = False
         self._owner = owner
         self._is_closed = False
         self._idle: list[_Connection] = []
@@ -374,6 +299,11 @@ class RendezvousClient:
         """A link to the job's page."""
         _, body = self._request("POST", "page", request.to_json(), expected=(200,))
         return PageReply.from_json(body)
+
+    def token(self, role: Role) -> TokenReply:
+        """With what the job is reached from elsewhere: as operator, reader or joiner."""
+        _, body = self._request("POST", f"token/{role}", b"", expected=(200,))
+        return TokenReply.from_json(body)
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
@@ -546,62 +476,64 @@ class RendezvousClient:
             target = f"{API}/{path}?{urlencode(parameters)}" if parameters else f"{API}/{path}"
             try:
                 status, answer = self._once(method, target, body, left_s + slack_s)
-                if has_waited and owner is not None:
-                    owner.has_answered()
-                if status in expected:
-                    return status, answer
-                raise _error(status, answer)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, RendezvousProtocolError) as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if isinstance(error, TimeoutError):
                     # It stood still, so it has not waited for anybody: there is as much left for that as before.
                     deadline = now + pause_s + left_s
                 is_shut_out = self._is_shut_out(error)
-                if is_shut_out and not self._has_met:
-                    raise RendezvousError(f"cannot reach the driver at {self._place}: {error}") from error
+                if is_shut_out and not self._was_answered:
+                    raise RendezvousError(f"cannot reach the driver at {self._shown}: {error}") from error
                 if now + pause_s > failing_since + patience_s and not self._closed.is_set():
                     if owner is None or is_shut_out or not owner.is_waited_for(began):
                         raise RendezvousError(
-                            f"cannot reach the driver at {self._place} for {patience_s:g} s: "
+                            f"cannot reach the driver at {self._shown} for {patience_s:g} s: "
                             f"{str(error) or type(error).__name__}"
                         ) from error
                     has_waited = True
                     slack_s = min(2 * slack_s, _MOST_SLACK_S)
+            else:
+                if has_waited and owner is not None:
+                    owner.has_answered()
+                if status in expected:
+                    return status, answer
+                raise _error(status, answer)
             self._closed.wait(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
         raise RendezvousClosedError("cannot ask the driver: this client is closed")
 
     def _is_shut_out(self, error: Exception) -> bool:
         """Whether waiting is no use, though the owner is alive: its socket is another user's, or not seen here."""
-        return self._place.socket is not None and isinstance(error, PermissionError | FileNotFoundError)
+        return self._url.socket is not None and isinstance(error, PermissionError | FileNotFoundError)
+
+    @property
+    def _shown(self) -> str:
+        if self._url.socket is not None:
+            return f"its local socket {self._url.socket}"
+        host, port = self._url.address
+        return f"{host} port {port}"
 
     def _once(self, method: str, target: str, body: bytes | None, silence_s: float) -> tuple[int, bytes]:
         """One try.
 
         Raises:
             OSError: the connection broke, or was not made.
-            http.client.HTTPException: likewise.
+            http.client.HTTPException: likewise; or there is no room, or no time.
+            RendezvousProtocolError: who listens there is not the driver.
         """
         with self._lock:
-            connection = self._idle.pop() if self._idle else _Connection(self._place)
+            connection = self._idle.pop() if self._idle else _Connection(self._url, self._credential, self._closed)
             self._busy.add(connection)
         keep = False
         try:
             if connection.sock is None:
-                connection.connect()
-            # From here close() finds the socket; if it came before, this sees it.
-            if self._closed.is_set():
-                raise http.client.NotConnected
-            if connection.session is None:
-                connection.meet(self._credential, min(silence_s, _SLACK_S))
-                self._has_met = True
-            connection.sock.settimeout(silence_s)
-            response, answer = connection.ask(method, target, body)
+                connection.reach(min(silence_s, _SLACK_S))
+            response, answer = connection.ask(method, target, body, silence_s)
             keep = not response.will_close
-            if response.status == 408 and response.will_close:
-                # This process stood still in the middle of sending. That passes.
+            if response.will_close and response.status in _TRY_AGAIN:
                 raise http.client.HTTPException(_text(answer))
+            self._was_answered = True
             return response.status, answer
         finally:
             with self._lock:
@@ -616,18 +548,8 @@ class RendezvousClient:
 
 
 def _shut_down(connection: _Connection) -> None:
-    sock: socket.socket | None = connection.sock
-    if sock is not None:
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it was never connected, or the peer was quicker
-
-
-def _unproven(status: str, body: bytes) -> http.client.HTTPException:
-    """What may be the driver that has no room, or somebody else: a reason to try again, and no more than that."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in f"{status}: {_text(body)}"[:300])
-    return http.client.HTTPException(f"{_STRANGER} ({text})")
+    if connection.sock is not None:
+        shut_down(connection.sock)
 
 
 def _key_path(round_id: int, scope: str, key: str) -> str:
@@ -635,7 +557,6 @@ def _key_path(round_id: int, scope: str, key: str) -> str:
 
 
 def _text(body: bytes) -> str:
-    # Whose body it is may not be known: parse_json() bears whatever a stranger says.
     try:
         return str(parse_json(body)["error"])
     except (RendezvousProtocolError, KeyError):

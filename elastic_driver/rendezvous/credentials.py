@@ -1,7 +1,7 @@
 """The keys of a job: one that never leaves the driver, and those derived from it, one for each who may say something.
 
-Owns how keys are made, and the names of the variables that hand them to workers. How a key proves something is the
-business of :mod:`~elastic_driver.rendezvous.proof`; who may do what with which, of
+Owns how keys are made, and the name of the variable that hands one to workers. How both ends prove that they hold a
+key is the business of :mod:`~elastic_driver.rendezvous.authentication`; who may do what with which, of
 :mod:`~elastic_driver.rendezvous.routes`.
 """
 
@@ -24,9 +24,8 @@ KEY_BYTES = 32
 # Of scrypt: 16 MiB and 50 ms of a processor for each guess, where a plain HMAC lets a script try 27,000 a second.
 _COST, _BLOCK_BYTES, _PARALLEL = 1 << 14, 8, 1
 
-# In hexadecimal digits, in a worker's environment, which only its own user can read.
-ENV_KEY = "ELASTIC_DRIVER_KEY"  # this worker's own: proves it and the driver to each other
-ENV_RANKS_KEY = "ELASTIC_DRIVER_RANKS_KEY"  # shared by the workers of a job: proves them to each other
+# In hexadecimal digits, in a worker's environment, which only its own user can read: shared by the workers of a job.
+ENV_RANKS_KEY = "ELASTIC_DRIVER_RANKS_KEY"
 
 
 class Role(StrEnum):
@@ -81,30 +80,27 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What somebody proves himself with.
+    """What a client authenticates with.
 
     Attributes:
-        identity: who he is.
-        key: which only he and the driver know.
+        identity: who it is.
+        key: which only it and the driver know; empty where only the kernel is asked, on a socket of this machine.
     """
 
     identity: Identity
-    key: bytes = field(repr=False)
+    key: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of_worker(cls, environ: Mapping[str, str]) -> Self:
-        """This process's own, as the driver has given it.
+        """That of the worker that this process is. It asks the agent of its machine, so it has no key.
 
         Raises:
-            SettingsError: the variables are missing, or hold something else.
+            SettingsError: the variable is missing, or holds something else.
         """
         name = environ.get(ENV_WORKER)
         if name is None:
             raise SettingsError(f"cannot join the job: {ENV_WORKER} is not set, although elasticrun sets it")
-        key = _key_from(environ, ENV_KEY)
-        if not key:
-            raise SettingsError(f"cannot join the job: {ENV_KEY} is not set, although elasticrun sets it")
-        return cls(Identity(Role.WORKER, WorkerId.parse(name)), key)
+        return cls(Identity(Role.WORKER, WorkerId.parse(name)))
 
     @classmethod
     def of_chief(cls, environ: Mapping[str, str]) -> Self | None:
@@ -116,10 +112,9 @@ class Credential:
         number = environ.get(ENV_CHIEF)
         if not number:
             return None
-        key = _key_from(environ, ENV_KEY)
-        if not key or not number.isdecimal():
-            raise SettingsError(f"cannot ask the driver: {ENV_CHIEF} and {ENV_KEY} are not as elasticrun sets them")
-        return cls(Identity(Role.CHIEF, number=number), key)
+        if not number.isdecimal():
+            raise SettingsError(f"cannot ask the driver: {ENV_CHIEF}={number!r} is not as elasticrun sets it")
+        return cls(Identity(Role.CHIEF, number=number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +144,6 @@ class JobKey:
             # Whoever reads job after job with one operator's key is told of one token only.
             return reader_key(self.operator)
         return self._derive(str(identity))
-
-    def of_worker(self, worker: WorkerId) -> bytes:
-        """With which this worker and the driver prove themselves to each other."""
-        return self.of(Identity(Role.WORKER, worker))
-
-    def of_chief(self, number: int) -> bytes:
-        """With which this start of the chief and the driver prove themselves to each other."""
-        return self.of(Identity(Role.CHIEF, number=str(number)))
 
     def of_ranks(self) -> bytes:
         """With which workers prove themselves to each other, and what they send to each other."""
@@ -225,15 +212,11 @@ def ranks_key(environ: Mapping[str, str]) -> bytes:
     Raises:
         SettingsError: the variable holds something else than a key.
     """
-    return _key_from(environ, ENV_RANKS_KEY)
-
-
-def _key_from(environ: Mapping[str, str], name: str) -> bytes:
-    text = environ.get(name, "")
+    text = environ.get(ENV_RANKS_KEY, "")
     try:
         key = bytes.fromhex(text)
     except ValueError:
         key = b"?"
     if text and len(key) != KEY_BYTES:
-        raise SettingsError(f"cannot use {name}: it is not a key of {KEY_BYTES} bytes in hexadecimal digits")
+        raise SettingsError(f"cannot use {ENV_RANKS_KEY}: it is not a key of {KEY_BYTES} bytes in hexadecimal digits")
     return key

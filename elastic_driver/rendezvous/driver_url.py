@@ -1,27 +1,32 @@
-"""The driver's address as people hand it on: ``http://HOST:PORT``, or ``https://HOST:PORT#sha256:FINGERPRINT``.
+"""A driver's address as text: ``https://HOST:PORT#sha256:FINGERPRINT``, or ``unix:/PATH`` on its own machine.
 
-Owns the text form. What stands behind the ``#`` is never sent: it tells who connects which certificate to expect.
+Owns the text form. What stands behind the ``#`` is never sent: it tells the client which certificate to expect. Without
+it, the key that both ends hold has to do.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 from elastic_driver.errors import RendezvousProtocolError
 
 _FINGERPRINT = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+_log = logging.getLogger("elastic_driver")
 
 
 @dataclass(frozen=True, slots=True)
 class DriverUrl:
-    """Where the driver is, and how to know it.
+    """Where the driver, or an agent, is, and how to know it.
 
     Attributes:
-        url: ``http://HOST:PORT`` or ``https://HOST:PORT``.
-        fingerprint: of its certificate, in hexadecimal digits; "" for ``http``.
+        url: ``https://HOST:PORT`` or ``unix:/PATH``.
+        fingerprint: SHA-256 of its certificate, in hexadecimal digits; "" where that is not known, and for ``unix``.
     """
 
     url: str
@@ -29,12 +34,14 @@ class DriverUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads one.
+        """Reads one. ``http`` is read as ``https``, with a warning: links and notes of older versions say so.
 
         Raises:
-            RendezvousProtocolError: it is none, or its fingerprint is missing or stands where there is no use for it.
+            RendezvousProtocolError: it is none, or its fingerprint is.
         """
         url, has_fragment, fragment = text.strip().partition("#")
+        if url.startswith("unix:/") and not has_fragment:
+            return cls(url)
         try:
             parts = urlsplit(url)
             is_address = bool(parts.hostname and parts.port) and parts.scheme in ("http", "https")
@@ -43,21 +50,34 @@ class DriverUrl:
             is_address = False
         if not is_address:
             raise RendezvousProtocolError(
-                f"cannot read {text[:200]!r} as the driver's address: expected http://HOST:PORT or "
+                f"cannot read {text[:200]!r} as the driver's address: expected https://HOST:PORT or "
                 "https://HOST:PORT#sha256:FINGERPRINT"
             )
-        url = url.rstrip("/")
-        if parts.scheme == "http":
-            if has_fragment:
-                raise RendezvousProtocolError(f"cannot use {text[:200]!r}: a fingerprint goes with https only")
-            return cls(url)
         match = _FINGERPRINT.fullmatch(fragment)
-        if match is None:
+        if has_fragment and match is None:
             raise RendezvousProtocolError(
-                f"cannot use {text[:200]!r}: behind it has to stand #sha256: and the 64 digits of the certificate's "
+                f"cannot use {text[:200]!r}: behind its # has to stand sha256: and the 64 digits of the certificate's "
                 "fingerprint, as the driver prints them"
             )
-        return cls(url, match[1].lower())
+        if parts.scheme == "http":
+            _warn_of(url)
+        return cls(f"https://{parts.netloc}", match[1].lower() if match else "")
+
+    @property
+    def socket(self) -> Path | None:
+        """Of this machine; None for an address."""
+        return Path(self.url.removeprefix("unix:")) if self.url.startswith("unix:/") else None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, where it is not a socket of this machine."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 0
 
     def __str__(self) -> str:
         return f"{self.url}#sha256:{self.fingerprint}" if self.fingerprint else self.url
+
+
+@functools.cache
+def _warn_of(url: str) -> None:
+    _log.warning("%s is taken for https%s: drivers speak TLS only", url, url.removeprefix("http"))

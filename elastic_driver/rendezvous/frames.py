@@ -3,14 +3,12 @@
 Owns the bytes. Pure: knows no socket and no clock, and gives messages no meaning. A frame carries any number of
 messages, so what is said in one turn of the loop takes one frame:
 
-    frame    length (4 bytes, of the rest) | first (8) | seen (8) | messages, encrypted, and their tag (16)
+    frame    length (4 bytes, of the rest) | first (8) | seen (8) | messages
     message  length of head (4) | length of blob (4) | head: JSON [name, {field: value}] | blob
 
 All integers are unsigned, big-endian. ``first`` is the number of the first message, the others follow it; 0 for
 messages that have none, see :mod:`~elastic_driver.rendezvous.channel`. ``seen`` is the number of the last message that
-the sender has taken. AES-GCM keeps what is said secret (variables and output of workers), and covers the numbers too.
-Each direction of a connection has a key, and the nonce counts the frames, so none can be sent twice, left out, or sent
-back.
+the sender has taken. Nothing is encrypted or proven here: that is done by TLS, or by the kernel on one machine.
 """
 
 from __future__ import annotations
@@ -20,15 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from elastic_driver.codec import CodecError, from_text, to_text
 from elastic_driver.errors import RendezvousProtocolError
 
 # A worker's outcome or function may be large; more than this is sent in pieces by who sends it.
 MAX_FRAME = 64 << 20
-_TAG_BYTES, _NONCE_BYTES = 16, 12
 _HEAD = struct.Struct("!IQQ")
 _NUMBERS_BYTES = 16
 _LENGTH = struct.Struct("!I")
@@ -64,85 +58,43 @@ class Frame:
     messages: tuple[Message, ...]
 
 
-class _Cipher:
-    """Of one direction: a key, and how many frames it was used for."""
-
-    def __init__(self, key: bytes) -> None:
-        self._cipher = AESGCM(key)
-        self._count = 0
-
-    def encrypt(self, body: bytes, numbers: bytes) -> bytes:
-        return self._cipher.encrypt(self._nonce(), body, numbers)
-
-    def decrypt(self, sealed: bytes, numbers: bytes) -> bytes:
-        try:
-            return self._cipher.decrypt(self._nonce(), sealed, numbers)
-        except InvalidTag:
-            raise RendezvousProtocolError("cannot read frame: it is not this peer's, or not the next") from None
-
-    def _nonce(self) -> bytes:
-        self._count += 1
-        return self._count.to_bytes(_NONCE_BYTES, "big")
-
-
-class FrameWriter:
-    """Makes the frames of one direction of one connection.
-
-    Args:
-        key: 32 bytes, see :meth:`Session.frames`.
-    """
-
-    def __init__(self, key: bytes) -> None:
-        self._cipher = _Cipher(key)
-
-    def rekey(self, key: bytes) -> None:
-        """From the next frame on this is the key."""
-        self._cipher = _Cipher(key)
-
-    def frame(self, first: int, seen: int, packed: Sequence[bytes]) -> bytes:
-        """One frame of packed messages."""
-        body = b"".join(packed)
-        head = _HEAD.pack(_NUMBERS_BYTES + len(body) + _TAG_BYTES, first, seen)
-        return head + self._cipher.encrypt(body, head[_LENGTH.size :])
+def pack_frame(first: int, seen: int, packed: Sequence[bytes]) -> bytes:
+    """One frame of packed messages."""
+    length = _NUMBERS_BYTES + sum(map(len, packed))
+    return b"".join((_HEAD.pack(length, first, seen), *packed))
 
 
 class FrameReader:
     """Reads the frames of one direction of one connection.
 
     Args:
-        key: 32 bytes, see :meth:`Session.frames`.
-        most: bytes of one frame; may be raised when the peer has proven itself.
+        most: bytes of one frame; may be raised when the peer has said who it is.
     """
 
-    def __init__(self, key: bytes, *, most: int = MAX_FRAME) -> None:
+    def __init__(self, *, most: int = MAX_FRAME) -> None:
         self.most = most
-        self._cipher = _Cipher(key)
         self._rest = bytearray()
-
-    def rekey(self, key: bytes) -> None:
-        """From the next frame on this is the key; also while :meth:`feed` gives frames out."""
-        self._cipher = _Cipher(key)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that end in ``data``.
 
         Raises:
-            RendezvousProtocolError: what came is no frame of this peer's.
+            RendezvousProtocolError: what came is no frame.
         """
         rest = self._rest
         rest += data
         while len(rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(rest)
-            if not _NUMBERS_BYTES + _TAG_BYTES <= length <= self.most:
+            if not _NUMBERS_BYTES <= length <= self.most:
                 raise RendezvousProtocolError(f"cannot read frame: a length of {length} bytes")
             end = _LENGTH.size + length
             if len(rest) < end:
                 return
             _, first, seen = _HEAD.unpack_from(rest)
             with memoryview(rest) as view:
-                numbers, sealed = bytes(view[_LENGTH.size : _HEAD.size]), bytes(view[_HEAD.size : end])
+                body = bytes(view[_HEAD.size : end])
             del rest[:end]
-            yield Frame(first, seen, tuple(_messages(self._cipher.decrypt(sealed, numbers))))
+            yield Frame(first, seen, tuple(_messages(body)))
 
 
 def _messages(body: bytes) -> Iterator[Message]:

@@ -1,8 +1,7 @@
 """Where the running jobs of this user are found: a file for each, which only the user can read.
 
 Owns the folder ($XDG_RUNTIME_DIR/elasticrun, else /tmp/elasticrun-UID) and the files in it. A file names the driver's
-address, what ``elasticrun drain`` proves itself with there, and what a page or a scraper shows there. Its driver holds
-a lock on it for as long as it lives: a process id alone may be another's by now.
+socket. Its driver holds a lock on it for as long as it lives: a process id alone may be another's by now.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import pwd
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from elastic_driver.codec import OsText
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
-from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import Body
 from elastic_driver.system.safe_files import put_text
 
@@ -35,30 +33,22 @@ class JobFile(Body):
 
     Attributes:
         job_id: the job.
-        url: of its driver, with the fingerprint of its certificate behind ``#`` if it has one.
-        operator: the operator's key, in hexadecimal digits.
-        reader: what goes with ``GET /v1/status`` as ``Authorization: Bearer READER``.
+        socket: of its driver: a path.
         pid: of the driver, for who reads the file.
         command: what it trains.
-        join_token: what hosts join with; "" when none may.
+        meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
     """
 
     job_id: str
-    url: str
-    operator: str = field(repr=False)
-    reader: str = field(repr=False)
+    socket: OsText
     pid: int
     command: tuple[OsText, ...]
-    join_token: str = field(default="", repr=False)
+    meets_at: int = 0
 
     @property
-    def credential(self) -> Credential:
-        """The operator's.
-
-        Raises:
-            ValueError: the key is none.
-        """
-        return Credential(Identity(Role.OPERATOR), bytes.fromhex(self.operator))
+    def url(self) -> str:
+        """Of its driver."""
+        return f"unix:{self.socket}"
 
 
 class Posting:
@@ -69,10 +59,16 @@ class Posting:
         self._descriptor = descriptor
 
     @classmethod
-    def post(cls, job_id: str, url: str, key: JobKey, command: Sequence[str], *, join_token: str = "") -> Self | None:
+    def post(
+        cls,
+        job_id: str,
+        socket: Path,
+        command: Sequence[str],
+        *,
+        meets_at: int = 0,
+    ) -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
-        operator, reader = (key.of(Identity(role)).hex() for role in (Role.OPERATOR, Role.READER))
-        job = JobFile(job_id, url, operator, reader, os.getpid(), tuple(command), join_token)
+        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at)
         for attempt in range(3):
             try:
                 posting = cls(*_write(job))
@@ -216,7 +212,6 @@ def _read(path: Path) -> JobFile | None:
             return None
         try:
             job = JobFile.from_json(file.read())
-            _ = job.credential
         except (OSError, ValueError, RendezvousProtocolError):
             return None
         return job

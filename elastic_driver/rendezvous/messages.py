@@ -283,6 +283,21 @@ class PageReply(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenReply(Body):
+    """Answer to ``POST /v1/token/ROLE``: with what the job is reached from elsewhere, as operator, reader or joiner.
+
+    Attributes:
+        token: it; "" where no hosts may join.
+        url: of the driver, as people hand it on.
+        only_here: whether other machines cannot reach it there.
+    """
+
+    token: str = field(repr=False)
+    url: str
+    only_here: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Notice(Body):
     """What the members of a round are to know now. A level, not an edge: a later one replaces it whole."""
 

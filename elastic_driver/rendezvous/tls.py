@@ -404,6 +404,11 @@ class TlsLayer(asyncio.BufferedProtocol):
     # --- for the transport above -----------------------------------------------------------------------------------
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it has had a transport."""
+        return self._timer is not None or self.is_shaken
+
+    @property
     def is_closing(self) -> bool:
         """Whether it is closed, or about to be."""
         return self._is_closing or self.socket.is_closing()

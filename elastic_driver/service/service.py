@@ -54,13 +54,13 @@ class _Keys:
         return self._member.key if identity.role is Role.MEMBER else None
 
 
-async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Callable[[int], object]) -> int:
+async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Callable[[int, str], object]) -> int:
     """Serves until it is told to end by SIGINT or SIGTERM.
 
     Args:
         place: where.
         tell: told what happens, in lines for people.
-        on_listening: told the port.
+        on_listening: told the port, and the fingerprint of the service's certificate.
 
     Returns:
         The exit code: 0, or 70 after an error of its own.
@@ -109,10 +109,11 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         on_full=tell,
         web=Probed(None),
     )
+    fingerprint = await server.certificate.make()
     port = await server.start(place.host, place.port)
     keeper = asyncio.ensure_future(clock.keep(lambda lost_s: tell(f"this process stood still for {lost_s:.0f} s")))
     sweeper = asyncio.ensure_future(_sweep(clock, used, forget))
-    on_listening(port)
+    on_listening(port, fingerprint)
     try:
         return await ended
     finally:

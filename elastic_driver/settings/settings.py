@@ -40,6 +40,8 @@ DISCOVERIES = (KUBERNETES,)
 NO_STDIN = "none"
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
+_LOOPBACK = "127.0.0.1"
+
 # A slip of the finger must not fill the machine with processes.
 _MAX_NUM_PROC = 65536
 
@@ -96,8 +98,8 @@ class Settings:
         departure_taints: keys of nodes' taints that say, beside those known, that they are about to go.
         discovery_interval_s: between the end of one run of it and the next.
         discovery_timeout_s: how long one run may take.
-        rendezvous_port: of the driver's HTTP server; 0 for any.
-        rendezvous_address: where it listens.
+        rendezvous_port: of the driver on TCP; 0 for any, once something needs one.
+        rendezvous_address: where it listens then.
         output_filename: folder for the workers' output; None for none.
         prefix_timestamp: whether forwarded lines begin with the time.
         stdin: the rank that gets the driver's standard input, or NO_STDIN; None for the one worker that there is, or
@@ -200,7 +202,7 @@ class Settings:
     discovery_interval_s: float = field(default=1.0, metadata=_given_by("--discovery-interval"))
     discovery_timeout_s: float = field(default=10.0, metadata=_given_by("--discovery-timeout"))
     rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port"))
-    rendezvous_address: str = "127.0.0.1"
+    rendezvous_address: str = _LOOPBACK
     output_filename: Path | None = field(default=None, metadata=_given_by("--output-filename"))
     stdin: str | None = field(default=None, metadata=_given_by("--stdin"))
     prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
@@ -265,6 +267,12 @@ class Settings:
         self._check_chief()
         if not self.command:
             raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
+
+    @property
+    def opens_port(self) -> bool:
+        """Whether the driver listens on TCP from its start: who comes there was told where, or the port is named."""
+        is_named = self.rendezvous_port != 0 or self.rendezvous_address != _LOOPBACK
+        return is_named or self.accept_agents or self.operator_token_file is not None
 
     @property
     def driver_ports(self) -> Sequence[int]:

@@ -228,20 +228,33 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
         OSError: nobody listens there, or no connection was taken in that time.
     """
     until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _connect(path, timeout_s)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, f"{path} is too busy to take a connection") from None
+        time.sleep(_AGAIN_S)
+
+
+def connect_at_once(path: Path) -> socket.socket:
+    """The same for event loops, without blocking. Asked again after some time it may have a connection.
+
+    Raises:
+        BlockingIOError: the process has more connections than it can take at once.
+        StrangerError, OSError: as :func:`connect`.
+    """
+    return _connect(path, 0.0)
+
+
+def _connect(path: Path, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         folder = _open(path.parent)
         try:
             connection.settimeout(timeout_s)
-            while True:
-                try:
-                    # No name is looked up again, and it may be longer than the 107 bytes of an address.
-                    connection.connect(f"/proc/self/fd/{folder}/{path.name}")
-                    break
-                except BlockingIOError:  # it has more connections than it can take at once
-                    if time.monotonic() > until:
-                        raise TimeoutError(errno.ETIMEDOUT, f"{path} is too busy to take a connection") from None
-                time.sleep(_AGAIN_S)
+            # No name is looked up again, and it may be longer than the 107 bytes of an address.
+            connection.connect(f"/proc/self/fd/{folder}/{path.name}")
         finally:
             os.close(folder)
         _, user, _ = peer_of(connection)
@@ -251,6 +264,11 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def path_of(url: str) -> Path | None:
+    """The socket that ``unix:/PATH`` names; None where it is another URL."""
+    return Path(url.removeprefix("unix:")) if url.startswith("unix:/") else None
 
 
 def is_ours(connection: socket.socket) -> bool:

@@ -391,12 +391,14 @@ def _endpoint(text: str) -> str:
     """The service's URL. Raises SettingsError."""
     if not text:
         raise SettingsError("cannot join without the rendezvous' address: give --rdzv-endpoint HOST:PORT")
-    url = text if "://" in text else f"http://{text}"
+    url = text if "://" in text else f"https://{text}"
+    url, sign, fingerprint = url.partition("#")
     try:
-        parts = urlsplit(url.partition("#")[0])
+        parts = urlsplit(url)
         if parts.hostname and parts.port is None:
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             url = f"{parts.scheme}://{host}:{_PORT}"
+        url += sign + fingerprint
         DriverUrl.parse(url)
     except (ValueError, RendezvousError):
         raise SettingsError(f"cannot use --rdzv-endpoint {text[:200]!r}: HOST:PORT is expected") from None

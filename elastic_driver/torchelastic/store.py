@@ -19,7 +19,6 @@ import torch.distributed as dist
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, member
-from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, PATIENCE_S
 from elastic_driver.rendezvous.store_client import StoreClient
 from elastic_driver.rendezvous.store_messages import StoreOp, number_in
@@ -41,7 +40,7 @@ class HTTPStore(c10d.Store):
     ``elasticrun rendezvous``. May be used by several threads at once, and after a fork in the child too.
 
     Args:
-        url: ``http://HOST:PORT`` of ``elasticrun rendezvous``; ``HOST:PORT`` will do.
+        url: of ``elasticrun rendezvous``, as it prints it; ``HOST:PORT`` will do where its token is known.
         scope: Stores of one scope share their keys; others know nothing of them. Gloo hangs over the keys of an earlier
             group: give each its own.
         timeout: how long ``get``, ``wait``, ``queue_pop`` and ``barrier`` wait, unless they are told.
@@ -252,7 +251,7 @@ def service_client(
     """Asks ``elasticrun rendezvous``.
 
     Args:
-        address: ``HOST:PORT``, or its URL.
+        address: ``HOST:PORT``, or its URL, which may have its certificate's fingerprint.
         token_file: with its token; None for a service without one.
         patience_s: how long it is tried again.
 
@@ -260,9 +259,9 @@ def service_client(
         SettingsError: the token cannot be read.
         RendezvousError: that is no address.
     """
-    place = DriverUrl.parse(address if "://" in address else f"http://{address}")
+    url = address if "://" in address else f"https://{address}"
     token = read_token(Path(token_file)) if token_file else ""
-    return RendezvousClient(place.url, member(token), patience_s=patience_s, fingerprint=place.fingerprint)
+    return RendezvousClient(url, member(token), patience_s=patience_s)
 
 
 @contextmanager

@@ -22,9 +22,10 @@ import requests
 from elastic_driver.launch.agent.clouds import ENV_AZURE, ENV_GCP
 from elastic_driver.launch.agent.machine import addresses
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.messages import DrainHostRequest
-from elastic_driver.rendezvous.operator_auth import OperatorAuth
+from elastic_driver.rendezvous.operator_adapter import OperatorAdapter
 from tests.support.clusters.fake_clouds import Asked, FakeCloud, Says, fake_cloud
 from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 from tests.support.processes.subcommands import elasticrun
@@ -42,7 +43,7 @@ LONG_S = 400
 def drain(host: str, within_s: float) -> str:
     """What the driver of the one job answers."""
     [running] = running_jobs()
-    client = RendezvousClient(running.url, running.credential)
+    client = RendezvousClient(running.url, Credential(Identity(Role.OPERATOR)))
     try:
         return client.drain(DrainHostRequest(host, undo=False, within_s=within_s)).text
     finally:
@@ -66,9 +67,13 @@ def test_who_commits_in_time_loses_nothing(tmp_path: Path, runtime: Path) -> Non
         assert written.returncode == 0
         url = written.stdout.partition("--driver ")[2].split()[0]
         body = {"hostname": "127.0.0.1", "undo": False, "within_s": LONG_S}
-        assert requests.post(f"{url}/v1/drain", json=body, timeout=PATIENCE_S).status_code == 401
+        driver = OperatorAdapter.from_file(url, token)
+        plain = driver.url.replace("https", "http")
+        assert requests.post(f"{plain}/v1/drain", json=body, timeout=PATIENCE_S).status_code == 401
         at = time.time()
-        answer = requests.post(f"{url}/v1/drain", json=body, auth=OperatorAuth.from_file(token), timeout=PATIENCE_S)
+        with requests.Session() as session:
+            session.mount(driver.url, driver)
+            answer = session.post(f"{driver.url}/v1/drain", json=body, timeout=PATIENCE_S)
         told = answer.json()
         assert told["done"]
         said = "its workers leave at their next commit; those that have not by a second before it goes away"

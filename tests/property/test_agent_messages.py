@@ -337,7 +337,6 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
         tasks = Tasks()
         welcome = Welcome(
             0,
-            "",
             "a",
             "fake",
             0.0,

@@ -179,7 +179,7 @@ def test_the_commands_of_a_jobset(tmp_path: Path) -> None:
     [document] = documents(path)
     subdomain = document["spec"]["network"]["subdomain"]
     name = document["metadata"]["name"]
-    assert bootstrap.urls == (f"http://{name}-driver-0-0.{subdomain}:{settings.rendezvous_port}",)
+    assert bootstrap.urls == (f"https://{name}-driver-0-0.{subdomain}:{settings.rendezvous_port}",)
     assert (bootstrap.host, bootstrap.slots, bootstrap.leave_code) == ("elastic-worker-0-1-x7k2p", 1, 143)
     [port] = container_of(path, "driver")["ports"]
     assert port["containerPort"] == settings.rendezvous_port

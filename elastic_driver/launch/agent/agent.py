@@ -57,7 +57,7 @@ from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, path_of
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, network_id, place_of_processes
 from elastic_driver.system.tasks import Tasks
@@ -242,6 +242,10 @@ class Agent:
                 await end_orphans(self._bootstrap.job, network_id())
             way_out.push_async_callback(self._control.close)
             await self._control.open()
+            for url in self._bootstrap.urls:
+                if (socket := path_of(url)) is not None:
+                    with contextlib.suppress(OSError):  # the link says why the driver cannot be reached
+                        way_out.callback(SocketFolder.at(socket.parent).close)
             folder = SocketFolder.new()
             way_out.callback(folder.close)
             way_out.push_async_callback(self._server.close)

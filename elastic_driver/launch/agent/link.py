@@ -23,11 +23,10 @@ from typing import Protocol
 
 from elastic_driver.errors import ElasticError, RendezvousProtocolError
 from elastic_driver.launch.agent import machine
-from elastic_driver.launch.agent.dial_in import Met, Pass, StrangerError, TurnedAwayError, dial_in
+from elastic_driver.launch.agent.dial_in import Met, StrangerError, dial_in
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, Refused, Said, Welcome, said
-from elastic_driver.rendezvous.agreement import Agreement
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
-from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message
 from elastic_driver.system.process_name import boot_id, name_of_this_process
 from elastic_driver.version import __version__
@@ -110,12 +109,15 @@ class DriverLink:
         self._bootstrap = bootstrap
         self._agent_timeout_s = bootstrap.agent_timeout_s
         self._owner = owner
-        self._pass = self._first_pass = Pass(bootstrap.identity, bytes.fromhex(bootstrap.key), bootstrap.fingerprint)
+        self._first_credential = Credential(Identity.parse(bootstrap.identity), bytes.fromhex(bootstrap.key))
+        # With which it comes back. The driver is told at the first hello; who says it again is no thief of the ticket.
+        self._own_credential = Credential(Identity(Role.AGENT, number=self.agent), secrets.token_bytes(KEY_BYTES))
+        self._fingerprint = bootstrap.fingerprint
         self._urls = list(bootstrap.urls)
-        self._agreement: Agreement | None = Agreement()  # until it is welcomed
+        self._is_welcomed = False  # has been once
         self._line: _Line | None = None  # the one that waits for its welcome, or has it
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
-        self._greeted: asyncio.Future[None] | None = None
+        self._answered: asyncio.Future[None] | None = None
         self._acknowledged_at = self._loop.time()
 
     @property
@@ -169,7 +171,7 @@ class DriverLink:
             why: it is dialled, which is said if there is no time left to try.
         """
         pause_s, strange_since = _FIRST_PAUSE_S, None
-        first, has_failed = self._agreement is not None, False
+        first, has_failed = not self._is_welcomed, False
         while (left_s := until - self._loop.time()) > 0:
             only_strangers = True
             for url in tuple(self._urls):
@@ -178,8 +180,6 @@ class DriverLink:
                         line = await self._try(url)
                 except StrangerError as error:
                     why = f"{url}: {error}"
-                except TurnedAwayError as error:
-                    raise RefusedError(str(error)) from None
                 except (OSError, RendezvousProtocolError) as error:  # TimeoutError is one
                     only_strangers = False
                     why = f"{url}: {getattr(error, 'strerror', None) or str(error) or 'it does not answer'}"
@@ -214,7 +214,7 @@ class DriverLink:
         for url in self._urls:
             with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
                 async with asyncio.timeout(_TRY_BESIDE_S):
-                    met = await dial_in(url, self._first_pass, on_frame=lambda _: None, on_lost=lambda _: None)
+                    met = await dial_in(url, self._first_credential, on_frame=lambda _: None, on_lost=lambda _: None)
                 met.connection.abort("it was only asked who it is")
                 return True
         return False
@@ -226,21 +226,21 @@ class DriverLink:
 
     async def _try(self, url: str) -> _Line:
         line, self._next = self._next, None
-        greeted = self._greeted = self._loop.create_future()
+        answered = self._answered = self._loop.create_future()
         try:
             line = self._line = line or await self._connect(url)
             if line.broken.done():
                 raise ConnectionResetError(line.broken.result())
             connection = line.met.connection
             connection.write(0, self.channel.seen, [self._hello(connection).message().pack()])
-            await greeted
+            await answered
         except BaseException:
             self._line = None
             if line is not None:
                 line.met.connection.abort("it is tried anew")
             raise
         finally:
-            self._greeted = None
+            self._answered = None
         return line
 
     async def _connect(self, url: str) -> _Line:
@@ -248,7 +248,8 @@ class DriverLink:
         line = _Line()
         line.met = await dial_in(
             url,
-            self._pass,
+            self._own_credential if self._is_welcomed else self._first_credential,
+            fingerprint=self._fingerprint,
             on_frame=lambda frame: self._received(line, frame),
             on_lost=lambda why: self._lost(line, why),
         )
@@ -260,9 +261,9 @@ class DriverLink:
             agent=self.agent,
             protocol=PROTOCOL,
             version=__version__,
-            resumes=self._agreement is None,
+            resumes=self._is_welcomed,
             seen=self.channel.seen,
-            public="" if self._agreement is None else self._agreement.public,
+            key="" if self._is_welcomed else self._own_credential.key.hex(),
             host=bootstrap.host,
             slots=bootstrap.slots,
             machine=machine.machine_name(),
@@ -284,27 +285,24 @@ class DriverLink:
         if line is not self._line:
             return  # what has come on another since then would come twice
         self._hear(line)
-        if self._greeted is None or self._greeted.done():
+        if self._answered is None or self._answered.done():
             self.channel.received(frame)
             return
         answer = said(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
         match answer:
             case Welcome():
                 self._welcomed(line.met, answer)
-                self._greeted.set_result(None)
+                self._answered.set_result(None)
             case Refused(why):
-                self._greeted.set_exception(RefusedError(why))
+                self._answered.set_exception(RefusedError(why))
             case _:
                 raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
 
     def _welcomed(self, met: Met, welcome: Welcome) -> None:
-        agreement = self._agreement
-        if agreement is not None:
-            agreed = agreement.with_(welcome.public)
-            met.connection.reader.rekey(met.session.frames(up=False, secret=agreed.secret))
-            met.connection.writer.rekey(met.session.frames(up=True, secret=agreed.secret))
-            self._pass = Pass(str(Identity(Role.AGENT, number=self.agent)), agreed.again, self._bootstrap.fingerprint)
-            self._agreement = None
+        # Whom it has authenticated once it knows from now on: a token's thief cannot play the driver any more.
+        self._fingerprint = self._fingerprint or met.fingerprint
+        if not self._is_welcomed:
+            self._is_welcomed = True
             self._agent_timeout_s = welcome.agent_timeout_s
             self._owner.welcomed(welcome)
         self.channel.attach(met.connection, welcome.seen)
@@ -320,8 +318,8 @@ class DriverLink:
             return
         self.channel.detach()
         self._line = None
-        if self._greeted is not None and not self._greeted.done():
-            self._greeted.set_exception(ConnectionResetError(why))
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(ConnectionResetError(why))
 
     # --- while it is silent ----------------------------------------------------------------------------------------
 

@@ -4,16 +4,18 @@ Owns the listener, which lives for one check only, and the connections of probes
 driver's (:mod:`elastic_driver.launch.fleet.network_check`). Used on the event loop only.
 
     prober                                              listener
-    MAGIC, nonce (16)                      ──────────►
-                                           ◄──────────  nonce (16), proof that it is the agent of this host
-    what is wanted (17), proof             ──────────►
-    ECHO: 16 bytes, again and again        ◄─────────►  the same
-    TAKE: bytes                            ──────────►
+    who it looks for, what it wants        ──────────►
+                                           ◄──────────  proof that it is this host's agent
+    proof that it is another agent         ──────────►
+    echo: 16 bytes, again and again        ◄─────────►  the same
+    take: bytes                            ──────────►
                                            ◄──────────  how many have come, and in what time; then the connection ends
-    GIVE:                                  ◄──────────  bytes, until there are enough or the connection ends
+    give:                                  ◄──────────  bytes, until there are enough or the connection ends
 
-Both ends of a probe have the check's secret from the driver. A stranger is cut off before anything is done for him, and
-what answers without the secret is no agent of the job.
+Both ends of a probe have the check's secret from the driver, and prove it by the exchange of
+:mod:`~elastic_driver.rendezvous.authentication`; without TLS, which would measure AES and not the network. The name in
+it is ``probe HOST KIND NUMBER SECONDS``: of whom what is wanted, how much of it, and in what time. A stranger is cut
+off before anything is done for him, and what answers without the secret is no agent of the job.
 """
 
 from __future__ import annotations
@@ -28,21 +30,28 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from hmac import compare_digest
 
+from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from elastic_driver.rendezvous.authentication import (
+    MAC_BYTES,
+    NO_CERTIFICATE,
+    NONCE_BYTES,
+    Challenge,
+    Proof,
+    read_request,
+    refusal,
+)
+from elastic_driver.rendezvous.credentials import KEY_BYTES
 from elastic_driver.system.tasks import Tasks
 
-MAGIC = b"elastic probe 1\n"
-_NONCE_BYTES = _MAC_BYTES = _PING_BYTES = 16
-ECHO, TAKE, GIVE = b"e", b"t", b"g"
-# What is wanted, how much of it, and in what time, seconds.
-_WANTED = struct.Struct("!cQd")
+_ECHO, _TAKE, _GIVE = "echo", "take", "give"
 _TAKEN = struct.Struct("!Qd")
+_PING_BYTES = 16
 # Round trips: those of a probe that finds out how fast a link is, and of all others.
 _PINGS, _FEW_PINGS = 8, 3
 _CHUNK = bytes(1 << 17)
+_PIECE = 1 << 10  # of a stranger's words, which have about half of that at most
 # No driver asks for more.
 _MOST_BYTES, _MOST_PINGS, _MOST_S = 1 << 26, 64, 10.0
 _LONGEST_S = 60.0  # of a check
@@ -56,10 +65,6 @@ _PROVE_S, _MOST_UNPROVEN = 3.0, 1024
 _SIDE_BY_SIDE = 256
 # A connection that ends in its first words is tried again: the listener may have had too many of them.
 _AGAIN_S = 0.1
-
-
-class _NotAnAgentError(Exception):
-    """What answers has not the check's secret, or is another host's agent."""
 
 
 @dataclass(slots=True)
@@ -130,7 +135,7 @@ class Probes:
     def _listen(self, order: Listen) -> None:
         self.close()
         try:
-            check = self._check = _Check(order, bytes.fromhex(order.secret))
+            check = self._check = _Check(order, _key_from(order.secret))
             sock = _bound(order.address, order.ports, self._is_held)
         except (OSError, ValueError, OverflowError) as error:  # OverflowError: that is no port
             self._send(Listening(order.check, 0, _words(error)))
@@ -168,7 +173,7 @@ class Probes:
         check.serving.add(task)
         try:
             if self._check is check and check.unproven < _MOST_UNPROVEN:
-                with contextlib.suppress(OSError, EOFError, _NotAnAgentError):  # TimeoutError is an OSError
+                with contextlib.suppress(OSError, EOFError, RendezvousProtocolError):  # TimeoutError is an OSError
                     await _answer(check, reader, writer)
         except asyncio.CancelledError:
             pass  # the check is over; nobody awaits this task
@@ -196,10 +201,10 @@ class Probes:
                         await one.run()
                 except TimeoutError:
                     one.failure = one.failure or f"no answer within {order.limit_s:g} s"
+                except RendezvousProtocolError:
+                    one.failure = "what answers there is not that host's agent"
                 except (OSError, EOFError, ValueError, OverflowError) as error:
                     one.failure = _words(error)
-                except _NotAnAgentError:
-                    one.failure = "what answers there is not that host's agent"
                 if one.rtt_s is None:
                     failures[host] = one.failure
                 else:
@@ -240,7 +245,7 @@ class _Prober:
             self.back = await self._take(number)
 
     async def _echo(self, pings: int) -> None:
-        async with self._open(ECHO, pings, 0.0) as (reader, writer):
+        async with self._open(_ECHO, pings, 0.0) as (reader, writer):
             for _ in range(pings):
                 began = time.perf_counter()
                 writer.write(bytes(_PING_BYTES))
@@ -249,7 +254,7 @@ class _Prober:
                 self.rtt_s = took_s if self.rtt_s is None else min(self.rtt_s, took_s)
 
     async def _give(self, number: int) -> float | None:
-        async with self._open(TAKE, number, self._order.burst_s) as (reader, writer):
+        async with self._open(_TAKE, number, self._order.burst_s) as (reader, writer):
             sending = asyncio.ensure_future(_send(writer, number))
             try:
                 # Whoever takes them knows when they have come; here they may be in a queue.
@@ -262,15 +267,16 @@ class _Prober:
         return count / took_s if took_s > 0 else None
 
     async def _take(self, number: int) -> float | None:
-        async with self._open(GIVE, number, self._order.burst_s) as (reader, _):
+        async with self._open(_GIVE, number, self._order.burst_s) as (reader, _):
             count, took_s = await _receive(reader, number, self._order.burst_s)
         return count / took_s if took_s > 0 else None
 
     @contextlib.asynccontextmanager
     async def _open(
-        self, kind: bytes, number: int, seconds: float
+        self, kind: str, number: int, seconds: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """A connection on which both ends have proven themselves. Afterwards it is cut."""
+        name = f"probe {self._host} {kind} {number} {seconds!r}"
         writer = None
         try:
             while True:
@@ -278,7 +284,7 @@ class _Prober:
                     address, port = self._order.addresses[self._host], self._order.ports[self._host]
                     ipaddress.ip_address(address)  # no name is looked up
                     reader, writer = await asyncio.open_connection(address, port)
-                    await self._prove(reader, writer, kind, number, seconds)
+                    await self._prove(reader, writer, name)
                     break
                 except (EOFError, ConnectionResetError):
                     self.failure = "the connection is closed at once"
@@ -290,49 +296,58 @@ class _Prober:
             if writer is not None:
                 writer.transport.abort()
 
-    async def _prove(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: bytes, number: int, seconds: float
-    ) -> None:
-        nonce = os.urandom(_NONCE_BYTES)
-        writer.write(MAGIC + nonce)
-        answer = await reader.readexactly(_NONCE_BYTES + _MAC_BYTES)
-        nonces = nonce + answer[:_NONCE_BYTES]
-        if not compare_digest(answer[_NONCE_BYTES:], _mac(self._secret, b"listener", nonces, self._host.encode())):
-            raise _NotAnAgentError
-        wanted = _WANTED.pack(kind, number, seconds)
-        writer.write(wanted + _mac(self._secret, b"prober", nonces, wanted))
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+        proof = Proof(name, self._secret, NO_CERTIFICATE, os.urandom(NONCE_BYTES))
+        writer.write(proof.request)
+        answer = b""
+        while missing := proof.missing(answer):
+            answer += await reader.readexactly(missing)
+        writer.write(proof.response(answer))
 
 
 async def _answer(check: _Check, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The listener's end of one connection. Raises OSError, EOFError or _NotAnAgentError."""
+    """The listener's end of one connection. Raises OSError, EOFError or RendezvousProtocolError."""
     check.unproven += 1
     try:
         async with asyncio.timeout(_PROVE_S):
-            hello = await reader.readexactly(len(MAGIC) + _NONCE_BYTES)
-            if not hello.startswith(MAGIC):
-                raise _NotAnAgentError
-            own = os.urandom(_NONCE_BYTES)
-            nonces = hello[len(MAGIC) :] + own
-            writer.write(own + _mac(check.secret, b"listener", nonces, check.order.host.encode()))
-            wanted = await reader.readexactly(_WANTED.size)
-            proof = await reader.readexactly(_MAC_BYTES)
+            name = await _proven(check, reader, writer)
     finally:
         check.unproven -= 1
-    if not compare_digest(proof, _mac(check.secret, b"prober", nonces, wanted)):
-        raise _NotAnAgentError
-    kind, number, seconds = _WANTED.unpack(wanted)
+    kind, number, seconds = _read_wanted(name)
     async with asyncio.timeout(_MOST_S):
-        if kind == ECHO:
+        if kind == _ECHO:
             for _ in range(min(number, _MOST_PINGS)):
                 writer.write(await reader.readexactly(_PING_BYTES))
             await _to_the_end(reader)
-        elif kind == TAKE:
+        elif kind == _TAKE:
             writer.write(_TAKEN.pack(*await _receive(reader, min(number, _MOST_BYTES), seconds)))
             await writer.drain()
             await _to_the_end(reader)
-        elif kind == GIVE:
+        elif kind == _GIVE:
             await _send(writer, min(number, _MOST_BYTES))
             await _to_the_end(reader)
+
+
+async def _proven(check: _Check, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """As who or what the other end has proven itself. Raises OSError, EOFError or RendezvousProtocolError."""
+    received = b""
+    while (request := read_request(received)) is None:
+        data = await reader.read(_PIECE)
+        if not data:
+            raise EOFError
+        received += data
+    if len(received) > request.size:  # a prober waits for the challenge
+        raise RendezvousProtocolError("cannot read request: there is something behind it")
+    if not request.name.startswith(f"probe {check.order.host} "):
+        writer.write(refusal("this is not that host's agent"))
+        writer.close()
+        await writer.wait_closed()
+        raise EOFError
+    challenge = Challenge(request, check.secret, NO_CERTIFICATE, os.urandom(NONCE_BYTES))
+    writer.write(challenge.message)
+    if not challenge.accepts(await reader.readexactly(MAC_BYTES)):
+        raise RendezvousProtocolError("cannot answer a probe: it does not prove to be of this job")
+    return request.name
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> None:
@@ -398,11 +413,21 @@ def _in_turn(ports: list[int]) -> Iterator[int]:
     return iter(range(ports[-1], ports[0] - 1, -1)) if ports else iter((0,))
 
 
-def _mac(secret: bytes, *parts: bytes) -> bytes:
-    keyed = blake2b(key=secret[:64], digest_size=_MAC_BYTES)
-    for part in parts:
-        keyed.update(len(part).to_bytes(4, "big") + part)
-    return keyed.digest()
+def _key_from(secret: str) -> bytes:
+    """The key of a check. Raises ValueError."""
+    key = bytes.fromhex(secret)
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"the secret of a check has {KEY_BYTES} bytes")
+    return key
+
+
+def _read_wanted(name: str) -> tuple[str, int, float]:
+    """What a prober wants, how much of it, and in what time. Raises RendezvousProtocolError."""
+    try:
+        _, _, kind, number, seconds = name.split(" ")
+        return kind, int(number), float(seconds)
+    except ValueError:
+        raise RendezvousProtocolError(f"cannot read {name!r} as what a probe wants") from None
 
 
 def _words(error: Exception) -> str:

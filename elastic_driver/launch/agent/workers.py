@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Welcome,
     worker_named,
 )
-from elastic_driver.rendezvous.credentials import ENV_KEY, KEY_BYTES, Identity
+from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
@@ -69,7 +68,6 @@ class _Worker:
 
     Attributes:
         order: to start it, with what has changed since.
-        key: that it proves itself with.
         started: whether the driver was told that it runs.
         replaced: whether its process is ended to be replaced by another.
         death: of that process, which the driver was not told.
@@ -79,7 +77,6 @@ class _Worker:
     """
 
     order: Start
-    key: bytes
     started: bool = False
     replaced: bool = False
     death: Exited | None = None
@@ -105,7 +102,7 @@ class NodeScreen(Protocol):
 
 
 class HostWorkers:
-    """See above. Its keeper's OutputSink and ProcessListener; gives its server the keys. Used on the event loop only.
+    """See above. Its keeper's OutputSink and ProcessListener, and its server's Keys. Used on the event loop only.
 
     Args:
         welcome: what the driver has told this agent.
@@ -167,9 +164,8 @@ class HostWorkers:
     # --- for the server and its handler ----------------------------------------------------------------------------
 
     def of(self, identity: Identity) -> bytes | None:
-        """The key of a worker of this host; None for all others."""
-        one = None if identity.worker is None else self._workers.get(identity.worker)
-        return None if one is None else one.key
+        """No key for a worker of this host, whose user the kernel names; None for all others."""
+        return b"" if identity.worker in self._workers else None
 
     def runs(self, worker: WorkerId) -> bool:
         """Whether the worker's process is there, or about to be."""
@@ -311,7 +307,7 @@ class HostWorkers:
 
     def _begin(self, worker: WorkerId, order: Start) -> None:
         if worker not in self._workers:
-            self._workers[worker] = _Worker(order, secrets.token_bytes(KEY_BYTES))
+            self._workers[worker] = _Worker(order)
             self._start(worker)
 
     def _start(self, worker: WorkerId) -> None:
@@ -325,7 +321,7 @@ class HostWorkers:
         """
         one = self._workers[worker]
         one.error_file = self._error_files.new()
-        env = {**self._environ(one.order.env), **self._own, ENV_KEY: one.key.hex()}
+        env = {**self._environ(one.order.env), **self._own}
         env[ENV_ERROR_FILE] = one.error_file
         env[ENV_VITALS] = self._new_page(one)
         if self._bad_folder:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.launch.dial.dialler import DialFailure, Dialled, Dialler
 from elastic_driver.launch.fleet.changes import Changes
-from elastic_driver.launch.fleet.door import Door, Ticket
 from elastic_driver.launch.fleet.names import HostNames
+from elastic_driver.launch.fleet.tickets import Ticket, Tickets
 from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.system.tasks import Tasks
@@ -37,7 +37,8 @@ class Reach:
 
     Attributes:
         urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
-        agent_timeout_s, fingerprint, job: see Bootstrap.
+        agent_timeout_s, job: see Bootstrap.
+        fingerprint: gives that of the driver's certificate.
         host_timeout_s: see AgentLink.
         owner: the driver's process, as Bootstrap has it.
         host, node_rank: of the driver's own machine in a job of nodes: its name, and see Bootstrap.
@@ -46,7 +47,7 @@ class Reach:
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
     agent_timeout_s: float
     host_timeout_s: float
-    fingerprint: str
+    fingerprint: Callable[[], Awaitable[str]]
     job: str
     owner: str
     host: str = ""
@@ -73,7 +74,7 @@ class Dialling:
     """Keeps an agent on each host that is wanted. Its hosts have their canonical names.
 
     Args:
-        door: issues tickets.
+        tickets: issues tickets.
         reach: what agents are told of the driver.
         names: says which host is this machine.
         local, remote: start agents on this machine, and on others; None where those come by themselves.
@@ -88,7 +89,7 @@ class Dialling:
     def __init__(
         self,
         *,
-        door: Door,
+        tickets: Tickets,
         reach: Reach,
         names: HostNames,
         local: Dialler,
@@ -97,7 +98,7 @@ class Dialling:
         tasks: Tasks,
         listener: DiallingListener,
     ) -> None:
-        self.door = door
+        self.tickets = tickets
         self._reach = reach
         self._names = names
         self._local, self._remote = local, remote
@@ -226,7 +227,7 @@ class Dialling:
             key=ticket.key.hex(),
             host=host,
             agent_timeout_s=self._reach.agent_timeout_s,
-            fingerprint="" if local else self._reach.fingerprint,
+            fingerprint="" if local else await self._reach.fingerprint(),
             owner=self._reach.owner if local else "",
             job=self._reach.job,
             node_rank=self._reach.node_rank if local else -1,
@@ -330,11 +331,11 @@ class _DialledHost:
         self._turned_away = ""
         self._soon.clear()
         shown = dialler.shows_bootstrap(self._host)
-        ticket = self._dialling.door.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
+        ticket = self._dialling.tickets.issue(self._host, _DIAL_IN_S, await self._addresses() if shown else frozenset())
         try:
             failure = await self._dial_with(dialler, ticket)
         finally:
-            self._dialling.door.withdraw(ticket)
+            self._dialling.tickets.withdraw(ticket)
         if failure is not None and not shown and dialler.shows_bootstrap(self._host):
             self._dialling.shows_ticket(self._host)
             return await self._dial(dialler)

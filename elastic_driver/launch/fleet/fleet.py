@@ -20,15 +20,15 @@ from typing import Protocol
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, in_natural_order
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
+from elastic_driver.launch.fleet.admission import RefusedError
 from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.dialling import Dialling, Reach
-from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.leavers import Leavers
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
-from elastic_driver.launch.fleet.reception import RefusedError
 from elastic_driver.launch.fleet.roster import Roster
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import JOB_IS_OVER, Bye, Close, Leaves, Said, Warning
 from elastic_driver.system.interfaces import address_in
 from elastic_driver.system.tasks import Tasks
@@ -111,7 +111,7 @@ class Fleet:
     """See above.
 
     Args:
-        door: who may dial in.
+        tickets: who may dial in.
         reach: how they come.
         local, remote: start agents on this machine, and on others; None where those come by themselves.
         is_local: whether a name means this machine. May block.
@@ -127,7 +127,7 @@ class Fleet:
     def __init__(
         self,
         *,
-        door: Door,
+        tickets: Tickets,
         reach: Reach,
         local: Dialler,
         remote: Dialler | None,
@@ -137,7 +137,7 @@ class Fleet:
         tasks: Tasks,
         check: NetworkCheck | None = None,
     ) -> None:
-        self._door = door
+        self._tickets = tickets
         self._reach = reach
         self._address = address
         self._check = check
@@ -150,7 +150,7 @@ class Fleet:
         self._names = HostNames(is_local)
         self._roster = Roster(self._names, reach.host)
         self._dialling = Dialling(
-            door=door,
+            tickets=tickets,
             reach=reach,
             names=self._names,
             local=local,
@@ -343,7 +343,7 @@ class Fleet:
         self._listener.host_unready(host, DialFailure(reason))
         self.changes.report()
 
-    # --- for the reception (Host) ----------------------------------------------------------------------------------
+    # --- for the admission (Host) ----------------------------------------------------------------------------------
 
     def known(self, agent: str) -> AgentLink | None:
         """See Host."""
@@ -531,7 +531,7 @@ class Fleet:
         host = self._names.canonical(link.facts.host)
         was_hosts_agent = self._roster.is_hosts_agent(link)
         self._roster.remove(link)
-        self._door.give_up(link.agent)
+        self._tickets.give_up(link.agent)
         for part in self._parts:
             try:
                 part.lost(link, why)

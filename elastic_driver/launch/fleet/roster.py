@@ -10,9 +10,9 @@ import itertools
 import math
 
 from elastic_driver.hosts import Host
+from elastic_driver.launch.fleet.admission import RefusedError
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
-from elastic_driver.launch.fleet.reception import RefusedError
 
 
 class Roster:

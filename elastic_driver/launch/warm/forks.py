@@ -37,7 +37,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Given, Spawned, output_ends
 from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.launch.words import ExitStatus
-from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
+from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_LOCAL_RANK,
     ENV_PLACE,
@@ -61,7 +61,6 @@ _OWN = frozenset(
         ENV_ROUND,
         ENV_VITALS,
         ENV_RENDEZVOUS,
-        ENV_KEY,
         ENV_RANKS_KEY,
         ENV_ADDRESS,
         ENV_PORT,

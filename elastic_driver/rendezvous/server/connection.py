@@ -1,6 +1,7 @@
-"""One HTTP/1.1 connection of the driver's server: parsing, limits, who it is, the order of answers.
+"""One HTTP/1.1 connection of the driver's server: parsing, limits, the order of answers.
 
-Owns what a peer may cost and what it sees; what a request means is the server's. asyncio.Protocol under httptools,
+Owns what a peer may cost and what it sees; what a request means is the server's, and who the peer is was found out
+before (:mod:`~elastic_driver.rendezvous.server.newcomer`). asyncio.Protocol under httptools,
 because that serves several times what a framework does, and a request that need not wait is answered inside
 ``data_received`` without a task.
 """
@@ -10,32 +11,23 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import os
 import socket
 import termios
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hmac import compare_digest
 from typing import NoReturn, Protocol, cast
 
 import httptools
 
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import API
-from elastic_driver.rendezvous.proof import (
-    HELLO,
-    NONCE_BYTES,
-    PROOF,
-    REPLY_HEADER,
-    UPGRADE,
-    Session,
-    digest_of,
-    is_same,
-)
 from elastic_driver.rendezvous.routes import error_body
-from elastic_driver.rendezvous.server.web import BODY_BYTES, Web, WebAnswer, WebStreaming
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
+from elastic_driver.rendezvous.server.web import BODY_BYTES, HEALTH_PATH, Web, WebAnswer, WebStreaming
 from elastic_driver.rendezvous.tls import TlsTransport
-from elastic_driver.system.local_socket import is_ours
+from elastic_driver.version import __version__
 
 _REASONS = {
     101: "Switching Protocols",
@@ -53,15 +45,23 @@ _REASONS = {
     410: "Gone",
     413: "Content Too Large",
     421: "Misdirected Request",
+    426: "Upgrade Required",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
 }
-_HELLO, _PROOF = HELLO.encode(), PROOF.encode()
 _READER = Identity(Role.READER)
-_NOBODY = 'this is only for those who prove that they belong to the job; see docs/design.md, "Wire"'
+_NOBODY = 'this is only for those who authenticate; see docs/design.md, "Wire"'
+_NO_BODY = "readers send no body"
+# With which clients of older versions authenticated each request.
+_OLD = b"Elastic-"
+# A new client that meets an old driver is told by TLS; this is what an old client that meets a new driver is told.
+_USE_HTTPS = (
+    "use https: other machines are not answered in plain text; agents and tools have to be of the driver's version, "
+    f"which is {__version__}"
+)
 # Old workers look for exactly this spelling of Content-Length.
 _HEADS = {
     (status, is_json): f"HTTP/1.1 {status} {reason}\r\n"
@@ -71,7 +71,7 @@ _HEADS = {
 }
 # After a refusal the peer may still be sending. Closing at once would reset the connection, and the peer would see
 # the reset instead of the answer; so what it sends is read and dropped for this long.
-_LINGER_S = 2.0
+LINGER_S = 2.0
 # The largest piece in which an event loop hands data over (uvloop's and asyncio's is 256 KiB).
 _PIECE = 256 << 10
 # Below this a body is copied behind its head (one buffer to send); above it the bytes are shared among answers.
@@ -94,11 +94,11 @@ class ServerLimits:
         body_bytes: of one request; the addresses of a worker among 4,096 are some 25 KB.
         header_bytes: of one request, together with its first line; a worker's are below 1 KB.
         request_s: from the first byte of a request to its last; a worker sends it in one piece.
-        idle_s: how long a connection that has proven nothing may wait for its next request.
-        strangers: connections that have proven nothing for stranger_s, and readers; the oldest goes when there are
+        idle_s: how long a connection that is not authenticated may wait for its next request.
+        strangers: connections that are not authenticated for stranger_s, and readers; the oldest goes when there are
             more, so that rubbish cannot shut workers out.
-        stranger_s: how long a connection counts for no stranger, and once more from its hello on. Workers prove
-            themselves within two round trips, but thousands may connect before the first of them is read.
+        stranger_s: how long a connection counts for no stranger, and once more from its handshake and its request on.
+            Workers authenticate within two round trips, but thousands may connect before the first of them is read.
         connections: all of them; 503 for more. None: what the limit of open files leaves.
         poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
         unread_bytes: answers a peer may leave unread before its connection is cut.
@@ -155,10 +155,10 @@ class Register(Protocol):
         """A peer connected."""
 
     def met(self, guest: Guest) -> None:
-        """The peer has said who it is, and is about to prove it."""
+        """The peer is on its way to be authenticated, and is given time anew."""
 
     def trusted(self, connection: Connection) -> None:
-        """The peer has proven who it is."""
+        """It is known who the peer is."""
 
     def left(self, guest: Guest) -> None:
         """The connection is closing or gone. May be called more than once."""
@@ -171,6 +171,7 @@ class Service(Protocol):
     """What a connection needs of the server."""
 
     limits: ServerLimits
+    certificate: OwnCertificate
     reader_header: bytes
     web: Web | None
 
@@ -179,7 +180,10 @@ class Service(Protocol):
         """All who are connected."""
 
     def key_of(self, identity: Identity) -> bytes | None:
-        """What this peer is to prove itself with; None for nobody that there is."""
+        """What this peer authenticates with; None for nobody that there is."""
+
+    def agent(self, identity: Identity) -> asyncio.Protocol:
+        """What an agent's connection is handed over to. It has authenticated as somebody with a key."""
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""
@@ -212,6 +216,11 @@ def has_unread(transport: asyncio.BaseTransport | None) -> bool:
     count = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, count)
     return count[0] > 0
+
+
+def waits_for_its_turn(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether it is not the peer that is slow."""
+    return isinstance(transport, TlsTransport) and transport.is_new and transport.waits
 
 
 def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -264,20 +273,23 @@ class _Refusal(Exception):
 class Connection(asyncio.Protocol):
     """One peer. Requests are answered in their order: those behind a parked one wait in a queue.
 
+    Args:
+        service: of the server.
+        identity: as whom the peer has authenticated; None for a browser, a scraper or a reader.
+        is_for_probes: whether nothing but probes is answered.
+
     Attributes:
         identity: who has made the present request, and all that wait.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, identity: Identity | None = None, *, is_for_probes: bool = False) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self.identity = _READER
-        self._session: Session | None = None  # from the peer's hello on
-        self._greeting: bytes | None = None  # the answer to a hello that is being received
-        self._proven = 0  # requests whose heads were proven to be the peer's ...
-        self._answered = 0  # ... and how many of them are answered
+        self.identity = identity or _READER
+        self._is_authenticated = identity is not None
+        self._is_for_probes = is_for_probes
         self._deaf = False  # what comes in is dropped: the last answer is written
         self._since = self._loop.time()  # when the present wait (for a request, for the rest of one, to close) began
         self._unsent = 0
@@ -289,8 +301,6 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._body: bytes | bytearray = b""
         self._authorization = b""
-        self._digest = b""  # that its body has to have
-        self._counted = False  # whether it is one of the proven
         self._declared = 0
         self._expects = False
         self._refusal: _Refusal | None = None
@@ -317,11 +327,6 @@ class Connection(asyncio.Protocol):
         head = f"{_HEADS[status, is_json or status >= 400]}{len(body)}\r\n"
         if status == 204:
             head = "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n"
-        if self._answered < self._proven and self._session is not None:
-            # What is refused before its head is read cannot be proven: nobody knows who asks.
-            self._answered += 1
-            proof = self._session.of_reply(self._answered, status, b"" if self._headless else body)
-            head += f"{REPLY_HEADER}: {proof.decode()}\r\n"
         head += "\r\n" if self._keep_alive else "Connection: close\r\n\r\n"
         if self._headless or not body:
             transport.write(head.encode())
@@ -379,26 +384,6 @@ class Connection(asyncio.Protocol):
             # Not from here: a queued PUT releases others, whose queued PUTs release others, and so on.
             self._loop.call_soon(self._serve_queue)
 
-    def upgrade(self, protocol: Callable[[Session], asyncio.Protocol]) -> None:
-        """Answers 101: from now on the connection is of another protocol, and none of the server's any more.
-
-        Args:
-            protocol: makes it, of the session in which the peer has proven itself.
-        """
-        transport = self._transport
-        if transport is None or transport.is_closing() or self._session is None:
-            return
-        self._answered += 1
-        proof = self._session.of_reply(self._answered, 101, b"").decode()
-        head = f"HTTP/1.1 101 {_REASONS[101]}\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
-        transport.write(f"{head}{REPLY_HEADER}: {proof}\r\n\r\n".encode())
-        self._deaf = True
-        self._transport = None
-        self._service.guests.lost(self)
-        following = protocol(self._session)
-        transport.set_protocol(following)
-        following.connection_made(transport)
-
     def refuse(self, status: int, text: str) -> None:
         """Answers an error and takes nothing more from this peer."""
         self._keep_alive = False
@@ -443,17 +428,15 @@ class Connection(asyncio.Protocol):
             unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._since = now  # slow, but it reads
-            elif waited_s > _LINGER_S:
+            elif waited_s > LINGER_S:
                 self.abort()
             self._unsent = unsent
-        elif self._parked is not None or self._queue or self._stream is not None:
+        elif self._parked is not None or self._queue or self._stream is not None or waits_for_its_turn(self._transport):
             return
-        elif isinstance(self._transport, TlsTransport) and self._transport.is_new and self._transport.waits:
-            return  # it is not the peer that is slow
         elif self._in_request:
             if waited_s > limits.request_s:
                 self.refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")
-        elif not self._proven and waited_s > limits.idle_s:
+        elif not self._is_authenticated and waited_s > limits.idle_s:
             self.finish()
 
     # --- asyncio.Protocol ------------------------------------------------------------------------------------------
@@ -466,11 +449,9 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        if sock is not None and sock.family == socket.AF_UNIX and not is_ours(sock):
-            self._deaf = True
-            transport.abort()
-            return
         self._service.guests.arrived(self)
+        if self._is_authenticated:
+            self._service.guests.trusted(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
@@ -517,9 +498,8 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._in_request = self._in_headers = True
         self._received = self._header_bytes = self._declared = 0
-        self._url = self._body = self._authorization = self._digest = b""
-        self._expects = self._counted = self._is_web = False
-        self._greeting = None
+        self._url = self._body = self._authorization = b""
+        self._expects = self._is_web = False
         self._headers = {}
 
     def on_url(self, url: bytes) -> None:
@@ -529,7 +509,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
         lower = name.lower()
-        if self._service.web is not None and self._session is None:
+        if self._may_be_web:
             self._keep_header(lower.decode("latin-1"), value.decode("latin-1"))
         if lower == b"authorization":
             if self._authorization:
@@ -542,18 +522,26 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        # Who has proven himself asks for what is under /v1; of all others nothing else is asked.
-        self._is_web = self._service.web is not None and self._session is None and not self._url.startswith(_API)
-        if self._is_web:
+        self._is_web = self._may_be_web and not self._url.startswith(_API)
+        is_for_others = self._is_for_probes and self._url.partition(b"?")[0] != HEALTH_PATH.encode()
+        if is_for_others or self._authorization.startswith(_OLD):
+            self._stop(426, _USE_HTTPS)
+        elif self._is_web:
             self._limit_web(self._declared)
-        else:
-            self._authorize()
-            if self._declared and not self._digest:
-                self._refuse_body()
+        elif not self._is_authenticated:
+            if not compare_digest(self._authorization, self._service.reader_header):
+                self._stop(401, _NOBODY)
+            if self._declared:
+                self._stop(401, _NO_BODY)
         if self._declared > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if self._expects and self._transport is not None and self._parked is None and not self._queue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    @property
+    def _may_be_web(self) -> bool:
+        """Whether more than what is under /v1 can be asked: by whoever has not authenticated."""
+        return self._service.web is not None and not self._is_authenticated
 
     def _keep_header(self, name: str, value: str) -> None:
         before = self._headers.get(name)
@@ -564,55 +552,11 @@ class Connection(asyncio.Protocol):
         if size > BODY_BYTES:
             self._stop(413, f"the body is above {BODY_BYTES} bytes")
 
-    def _authorize(self) -> None:
-        """Finds out who makes the request whose head has come. Its body is looked at, and kept, only then."""
-        scheme, _, words = self._authorization.partition(b" ")
-        session = self._session
-        if session is not None:
-            given, _, self._digest = words.partition(b" ")
-            expected = session.of_request(self._proven + 1, self._parser.get_method(), self._url, self._digest)
-            if scheme != _PROOF or not is_same(given, expected):
-                self._stop(401, "the proof is missing or wrong")
-            self._proven += 1
-            self._counted = True
-            if self._proven == 1:
-                self._service.guests.trusted(self)
-                if isinstance(self._transport, TlsTransport):
-                    self._transport.trust()
-        elif scheme == _HELLO:
-            self._meet(words)
-        elif is_same(self._authorization, self._service.reader_header):
-            self.identity = _READER  # and a stranger still: whoever has it may only look
-        else:
-            self._stop(401, _NOBODY)
-
-    def _meet(self, words: bytes) -> None:
-        """Answers a hello with a proof that this is the driver."""
-        name, _, nonce = words.decode("ascii", "replace").rpartition(" ")
-        try:
-            self.identity = Identity.parse(name)
-        except ValueError:
-            self._stop(401, _NOBODY)
-        if len(nonce) != 2 * NONCE_BYTES:
-            self._stop(400, f"a nonce has {2 * NONCE_BYTES} digits")
-        key = self._service.key_of(self.identity)
-        if key is None:
-            self._stop(401, _NOBODY)
-        self._service.guests.met(self)
-        server_nonce = os.urandom(NONCE_BYTES).hex()
-        self._session = Session(key, name, nonce, server_nonce)
-        self._greeting = self._session.hello_reply()
-
-    def _refuse_body(self) -> None:
-        """The body is not what the head said: whoever it is from, the request is not proven after all."""
-        self._proven -= self._counted
-        self._stop(401, "the body is not the one that the proof is for")
-
     def on_body(self, body: bytes) -> None:
         if self._is_web:
             self._limit_web(len(self._body) + len(body))
-        elif not self._digest:
-            self._refuse_body()
+        elif not self._is_authenticated:
+            self._stop(401, _NO_BODY)
         if len(self._body) + len(body) > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if not self._body:
@@ -630,12 +574,6 @@ class Connection(asyncio.Protocol):
         self._body = b""
         if self._is_web:
             self._serve_web(body)
-            return
-        if (body or self._digest) and not is_same(digest_of(body), self._digest):
-            self._refuse_body()
-        if self._greeting is not None:
-            self._keep_alive, self._headless = parser.should_keep_alive(), False
-            self.reply(200, self._greeting, is_json=True)
             return
         request = (parser.get_method(), self._url, body, parser.should_keep_alive())
         if self._parked is None and not self._queue:

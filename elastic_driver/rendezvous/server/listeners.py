@@ -9,13 +9,12 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from ssl import SSLContext
+from collections.abc import Sequence
 from typing import Any
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.server.connection import Connection, Service
-from elastic_driver.rendezvous.server.handshake import Handshake
+from elastic_driver.rendezvous.server.connection import Service
+from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.rendezvous.tls import Turns
 
 # Of one connection. What agents send a process that is stopped has to fit in (CREDIT_BYTES, in small pieces, of which
@@ -41,13 +40,12 @@ class Listeners:
         self._servers: list[asyncio.Server] = []
         self._turns: Turns | None = None
 
-    async def open(self, host: str, ports: int | Sequence[int], *, ssl: SSLContext | None = None) -> int:
+    async def open(self, host: str, ports: int | Sequence[int]) -> int:
         """Listens on an address.
 
         Args:
             host: local address.
             ports: one, or several that are tried in order; 0 for any that is free.
-            ssl: encrypts all connections; see :mod:`elastic_driver.rendezvous.certificate`. None for none.
 
         Returns:
             The port.
@@ -55,10 +53,10 @@ class Listeners:
         Raises:
             SettingsError: the address or port cannot be had.
         """
-        tried = [ports] if isinstance(ports, int) else ports
+        tried = [ports] if isinstance(ports, int) else [*dict.fromkeys(ports)]
         for port in tried:
             try:
-                return await self._listen(host, port, ssl)
+                return await self._listen(host, port)
             except (OSError, OverflowError) as error:
                 in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
                 if in_use and len(tried) > 1:
@@ -68,41 +66,18 @@ class Listeners:
         range_ = f"ports {min(tried)} to {max(tried)}"
         raise SettingsError(f"cannot listen on {host} for the rendezvous: {range_} are all in use (--port-range)")
 
-    async def adopt(self, listener: socket.socket, *, ssl: SSLContext | None = None) -> int:
+    async def adopt(self, listener: socket.socket) -> int:
         """Takes a socket that listens already; it is closed with the others. Returns its port."""
-        return await self._listen("", 0, ssl, listener)
+        return await self._listen("", 0, listener)
 
-    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,), ssl: SSLContext | None = None) -> int:
-        """Listens on another address as well, on the first one's port where that is free there.
-
-        Args:
-            host: local address.
-            ports: tried otherwise, in order; 0 for any.
-            ssl: see :meth:`open`.
-
-        Returns:
-            The port.
-
-        Raises:
-            SettingsError: the address cannot be had.
-        """
-        assert self._servers
-        why = ""
-        for port in (_port_of(self._servers[0]), *ports):
-            try:
-                return await self._listen(host, port, ssl)
-            except OSError as error:
-                why = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} for agents: {why}")
-
-    async def listen_at(self, host: str, port: int, *, ssl: SSLContext | None = None) -> int:
+    async def listen_at(self, host: str, port: int) -> int:
         """Listens on another address as well, on this port and no other; 0 for any.
 
         Raises:
             SettingsError: it cannot be had.
         """
         try:
-            return await self._listen(host, port, ssl)
+            return await self._listen(host, port)
         except (OSError, UnicodeError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -115,24 +90,18 @@ class Listeners:
         It is closed with the others.
         """
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: Connection(self._service), sock=listening, backlog=_BACKLOG)
+        server = await loop.create_unix_server(self._newcomer, sock=listening, backlog=_BACKLOG)
         self._servers.append(server)
 
-    async def _listen(self, host: str, port: int, ssl: SSLContext | None, listener: socket.socket | None = None) -> int:
-        def connection() -> asyncio.BaseProtocol:
-            return Connection(self._service)
+    def _newcomer(self) -> Newcomer:
+        self._turns = self._turns or Turns()
+        return Newcomer(self._service, self._turns)
 
-        def encrypted() -> asyncio.BaseProtocol:
-            assert ssl is not None
-            self._turns = self._turns or Turns()
-            return Handshake(self._service, ssl, self._turns)
-
+    async def _listen(self, host: str, port: int, listener: socket.socket | None = None) -> int:
         where: dict[str, Any] = {"sock": listener}
         if listener is None:
             where = {"host": host, "port": port, "reuse_address": True}
-        server = await asyncio.get_running_loop().create_server(
-            connection if ssl is None else encrypted, backlog=_AT_ONCE, **where
-        )
+        server = await asyncio.get_running_loop().create_server(self._newcomer, backlog=_AT_ONCE, **where)
         for sock in server.sockets:  # whose connections have it as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
             with socket.socket(fileno=os.dup(sock.fileno())) as same:

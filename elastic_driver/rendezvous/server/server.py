@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from ssl import SSLContext
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
@@ -36,6 +35,7 @@ from elastic_driver.rendezvous.routes import (
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
 from elastic_driver.rendezvous.server.guests import CONNECTIONS_EACH, Guests
 from elastic_driver.rendezvous.server.listeners import Listeners
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.parked import PendingAnswer
 from elastic_driver.rendezvous.server.web import Web, WebAnswer, WebRequest, WebStreaming
 
@@ -51,20 +51,32 @@ class Keys(Protocol):
         """Somebody's; None for nobody."""
 
 
+class Agents(Protocol):
+    """Takes agents in."""
+
+    def key_of(self, identity: Identity) -> bytes | None:
+        """What an agent authenticates with; None for nobody."""
+
+    def take_over(self, identity: Identity) -> asyncio.Protocol:
+        """What the connection of an agent gets that has authenticated."""
+
+
 class RendezvousServer:
     """Serves one job. Runs in one event loop; its methods are called there.
 
     Args:
         routes: all that can be asked here.
-        key: what whoever asks proves himself with, but for agents.
-        agent_keys: what agents prove themselves with, by who they are; None where none come.
+        key: what whoever asks authenticates with, but for agents.
+        agents: takes those in; None where none come.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that a route should not have raised. Its request is answered with 500.
         on_full, on_worker_gone: see :class:`Guests`.
         web: answers what is not under /v1, to browsers and scrapers; None for nobody.
         reader: the ``Authorization`` of readers; empty where there are none.
+        certificate: that there is already; None to make one when it is needed.
 
     Attributes:
+        certificate: with which it is known over TLS.
         guests: who is connected.
         listeners: where it listens.
         reader_header: that of readers; where there are none, what nobody can guess.
@@ -75,20 +87,22 @@ class RendezvousServer:
         routes: Routes,
         *,
         key: Keys,
-        agent_keys: Callable[[Identity], bytes | None] | None = None,
+        agents: Agents | None = None,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         on_full: Callable[[str], None] | None = None,
         on_worker_gone: Callable[[WorkerId], None] | None = None,
         web: Web | None = None,
         reader: bytes = b"",
+        certificate: OwnCertificate | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.web = web
         self.reader_header = reader or secrets.token_bytes()
         self.guests = Guests(self.limits, on_full=on_full, on_worker_gone=on_worker_gone)
         self.listeners = Listeners(self)
-        self._key, self._agent_keys = key, agent_keys
+        self.certificate = certificate or OwnCertificate()
+        self._key, self._agents = key, agents
         self._table = RouteTable(routes)
         self._on_error = on_error
         self._pending: set[PendingAnswer] = set()
@@ -104,15 +118,12 @@ class RendezvousServer:
         at_most: int = 0,
         connections_each: int = CONNECTIONS_EACH,
         descriptors_each: int = 0,
-        ssl: SSLContext | None = None,
-        listener: socket.socket | None = None,
     ) -> int:
         """Listens.
 
         Args:
-            host, ports, ssl: see :meth:`Listeners.open`.
+            host, ports: see :meth:`Listeners.open`.
             workers, at_most, connections_each, descriptors_each: see :meth:`Guests.make_room`.
-            listener: a socket that listens there already, and is closed with the server; None to make one.
 
         Returns:
             The port.
@@ -121,21 +132,19 @@ class RendezvousServer:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
         self.guests.make_room(workers, at_most, connections_each=connections_each, descriptors_each=descriptors_each)
-        if listener is not None:
-            port = await self.listeners.adopt(listener, ssl=ssl)
-        else:
-            port = await self.listeners.open(host, ports, ssl=ssl)
+        port = await self.listeners.open(host, ports)
         self.guests.begin()
         return port
 
-    async def start_local(self, listening: socket.socket, *, workers: int) -> None:
+    async def start_local(self, listening: socket.socket, *, workers: int = 0) -> None:
         """Serves processes of this machine.
 
         Args:
             listening: see :meth:`Listeners.open_local`.
-            workers: for how many there is room.
+            workers: for how many room is made; 0 where there is room already.
         """
-        self.guests.make_local_room(workers)
+        if workers:
+            self.guests.make_local_room(workers)
         await self.listeners.open_local(listening)
         self.guests.begin()
 
@@ -157,8 +166,13 @@ class RendezvousServer:
     def key_of(self, identity: Identity) -> bytes | None:
         """See Service."""
         if identity.role in AGENT:
-            return None if self._agent_keys is None else self._agent_keys(identity)
+            return None if self._agents is None else self._agents.key_of(identity)
         return self._key.of(identity)
+
+    def agent(self, identity: Identity) -> asyncio.Protocol:
+        """See Service."""
+        assert self._agents is not None, "they have a key"
+        return self._agents.take_over(identity)
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """See Service."""

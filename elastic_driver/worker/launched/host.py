@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder
@@ -103,8 +104,10 @@ class JobHost:
         """
         wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
         port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
+        fingerprint = self._call(self._server.certificate.make())
         shown = f"[{address}]" if ":" in address else address
-        return meeting.Welcome(f"http://{shown}:{port}", self._key.secret.hex(), len(self._slots), "", address)
+        url = str(DriverUrl(f"https://{shown}:{port}", fingerprint))
+        return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), "", address)
 
     def close(self, *, wait_for_others: bool) -> None:
         """Ends it. Blocks for some seconds at most.

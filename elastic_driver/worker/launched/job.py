@@ -61,12 +61,12 @@ class LaunchedJob:
 
     def adapt(self, settings: WorkerSettings) -> WorkerSettings:
         """The worker's settings, with what a driver would have put into its environment."""
-        key = JobKey(bytes.fromhex(self.welcome.secret))
+        key, identity = JobKey(bytes.fromhex(self.welcome.secret)), Identity(Role.WORKER, self.worker)
         patience_s = _PATIENCE_S if settings.patience_s == DEFAULTS.patience_s else settings.patience_s
         return replace(
             settings,
             rendezvous=self.welcome.url,
-            credential=Credential(Identity(Role.WORKER, self.worker), key.of_worker(self.worker)),
+            credential=Credential(identity, key.of(identity)),
             ranks_key=key.of_ranks(),
             owner=self.welcome.owner,
             hostname=settings.hostname or self.worker.hostname,

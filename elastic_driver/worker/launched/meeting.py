@@ -34,7 +34,7 @@ class Welcome:
     """What a rank needs to reach rank 0.
 
     Attributes:
-        url: of rank 0's server.
+        url: of rank 0's server, with its certificate's fingerprint where that is reached over a network.
         secret: the job's, of which all keys are made, in hexadecimal digits.
         size: ranks of the job.
         owner: rank 0's process, as :mod:`elastic_driver.system.process_name` names it; "" on other machines.

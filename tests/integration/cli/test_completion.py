@@ -20,7 +20,6 @@ import pytest
 from elastic_driver.cli.completion import SUBCOMMANDS
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.cli.main import _subcommand, main
-from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
 from tests.support.paths import ROOT
 
@@ -70,7 +69,7 @@ def test_bash(tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str])
     assert complete("--hostfile", f"{tmp_path}/ho") == [f"{tmp_path}/hosts"]
     assert complete("completion", "b") == ["bash"]
     assert complete("status", "") == [], "no job runs, and nothing is said of it"
-    posting = Posting.post("3f2a", "http://127.0.0.1:1", JobKey.new(), ["true"])
+    posting = Posting.post("3f2a", Path("/no/such/driver.sock"), ["true"])
     assert posting is not None
     assert complete("status", "") == ["3f2a"]
     assert complete("drain", "--job", "3") == ["3f2a"]
@@ -147,7 +146,7 @@ def test_zsh_on_a_terminal(tmp_path: Path, runtime: Path, capsys: pytest.Capture
         zsh.completes("elasticrun report the_o", "the_only_hosts")
         zsh.completes("elasticrun -np 2 python the_o", "the_only_hosts")
         # Those that run when the key is pressed, not when the script was read.
-        posting = Posting.post("3f2a", "http://127.0.0.1:1", JobKey.new(), ["true"])
+        posting = Posting.post("3f2a", Path("/no/such/driver.sock"), ["true"])
         assert posting is not None
         zsh.completes("elasticrun status 3", "3f2a")
         posting.remove()

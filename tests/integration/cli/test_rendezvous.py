@@ -51,26 +51,25 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f" {TOKEN}\n")
     with a_rendezvous("--host", "0.0.0.0", "--token-file", str(file)) as rendezvous:
-        url = f"http://{rendezvous.endpoint}"
-        friend = RendezvousClient(url, member(TOKEN), patience_s=PATIENCE_S)
+        friend = RendezvousClient(rendezvous.url, member(TOKEN), patience_s=PATIENCE_S)
         assert friend.jobs() == {}
         operator = Credential(Identity(Role.OPERATOR), JobKey(TOKEN.encode()).of(Identity(Role.OPERATOR)))
         for stranger in (member(""), member(f"{TOKEN}."), operator):
-            client = RendezvousClient(url, stranger, patience_s=0.5)
+            client = RendezvousClient(rendezvous.url, stranger, patience_s=0.5)
             with pytest.raises(RendezvousError, match="cannot reach"):
                 client.say_node(JOIN.to_json())
             client.close()
         assert friend.jobs() == {}, "no stranger was heard"
-        assert requests.get(f"{url}/healthz", timeout=PATIENCE_S).text == "ok\n", "probes have no token"
+        assert requests.get(f"http://{rendezvous.endpoint}/healthz", timeout=PATIENCE_S).text == "ok\n", (
+            "probes have no token"
+        )
         friend.close()
 
 
 def test_rubbish_does_nothing_to_it() -> None:
     with (
         a_rendezvous() as rendezvous,
-        contextlib.closing(
-            RendezvousClient(f"http://{rendezvous.endpoint}", member(""), patience_s=PATIENCE_S)
-        ) as client,
+        contextlib.closing(RendezvousClient(rendezvous.url, member(""), patience_s=PATIENCE_S)) as client,
     ):
         for body in (b"", b"\0" * 100, b"[]", b"{}", b'{"saying": []}', b"[" * 100_000, JOIN.to_json()[:-1]):
             with pytest.raises(RendezvousProtocolError, match="cannot read"):

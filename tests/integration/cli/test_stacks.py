@@ -13,7 +13,7 @@ from elastic_driver.cli import target as target_module
 from elastic_driver.cli.main import main
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest
-from tests.support.fakes.rendezvous_service import KEY, serving
+from tests.support.fakes.rendezvous_service import serving
 
 pytestmark = [pytest.mark.integration]
 
@@ -36,7 +36,7 @@ def asked(runtime: Path) -> Iterator[list[RouteRequest]]:
         return 200, json.dumps(ANSWER).encode()
 
     with serving(routes=[Route("GET", "stacks", OPERATOR, answer)]) as service:
-        posting = Posting.post("1f", service.url, KEY, ["python", "train.py"])
+        posting = Posting.post("1f", service.socket(), ["python", "train.py"])
         assert posting is not None
         yield requests
         posting.remove()
@@ -75,7 +75,7 @@ def test_a_driver_that_cannot_be_asked_is_one_line(
 ) -> None:
     monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
     with serving() as service:
-        posting = Posting.post("1f", service.url, KEY, ["true"])
+        posting = Posting.post("1f", service.socket(), ["true"])
         assert posting is not None
         assert main(["stacks"]) == 2  # an elasticrun without this route
         posting.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.job_files import Posting
-from tests.support.fakes.rendezvous_service import KEY, serving
+from tests.support.fakes.rendezvous_service import serving
 from tests.support.processes.jobs import Job
 from tests.support.processes.subcommands import elasticrun
 
@@ -37,12 +38,13 @@ def job(tmp_path: Path, runtime: Path) -> Iterator[Job]:
 
 def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: Path) -> None:
     started = job.events("job_started")[0]
-    job_id, url = started["job_id"], started["rendezvous"]
+    job_id, here = started["job_id"], started["rendezvous"]
+    assert here.startswith("unix:/")
     listed = elasticrun("jobs")
     assert (listed.returncode, listed.stderr) == (0, "")
     head, row = listed.stdout.splitlines()
     assert head.split() == ["JOB", "PID", "DRIVER", "COMMAND"]
-    assert row.split()[:3] == [job_id, str(job.process.pid), url]
+    assert row.split()[:3] == [job_id, str(job.process.pid), here]
     [as_json] = json.loads(elasticrun("jobs", "--json").stdout)
     assert as_json.keys() == {"job", "pid", "driver", "command"}, "and no secret"
 
@@ -66,18 +68,21 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     assert token.stat().st_mode & 0o777 == 0o600
     assert token.read_text().strip() not in written.stdout
     words = shlex.split(written.stdout)
-    assert words[:2] == ["elasticrun", "status"]
+    assert words[:3] == ["elasticrun", "status", "--driver"]
+    url = words[3]
+    assert re.fullmatch(r"https://127\.0\.0\.1:\d+#sha256:[0-9a-f]{64}", url)
+    place = url.partition("#")[0]
     assert written.stderr == "its driver listens on this machine only, as long as no other has to do with the job\n"
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
     assert elasticrun("jobs", **elsewhere).stdout == "no job of yours runs on this machine\n"
-    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {url}, running, ")
+    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {place}, running, ")
     drained = elasticrun("drain", *words[2:], "--undo", "localhost", **elsewhere)
-    assert drained.stdout == f"host localhost was not drained (job at {url})\n"
+    assert drained.stdout == f"host localhost was not drained (job at {place})\n"
 
     ended = elasticrun("end", *words[2:], **elsewhere)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == (
-        f"job at {url}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
+        f"job at {place}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
     )
     assert job.wait() == 128 + signal.SIGTERM
     assert "elasticrun end: stopping all workers" in job.said()
@@ -113,8 +118,8 @@ def test_a_watch_ends_with_the_job(job: Job) -> None:
 # --- against a server of the test's -----------------------------------------------------------------------------------
 
 
-def posted(job_id: str, url: str, **more: str) -> Posting:
-    posting = Posting.post(job_id, url, KEY, ["python", "train.py"], **more)
+def posted(job_id: str, socket: Path = Path("/no/such/driver.sock")) -> Posting:
+    posting = Posting.post(job_id, socket, ["python", "train.py"])
     assert posting is not None
     return posting
 
@@ -126,41 +131,42 @@ def test_over_tls_with_the_certificate_of_the_job_only(
     certificate = Certificate.new()
     with serving(certificate=certificate) as service:
         elsewhere = f"https://10.0.0.1:1#sha256:{certificate.fingerprint}"
-        service.handler.urls = [elsewhere]
-        posting = posted("1f", f"{service.url}#sha256:{certificate.fingerprint}")
+        service.handler.url = elsewhere
+        posting = posted("1f", service.socket())
         assert main(["end", "1f"]) == 0
         assert service.handler.ends == 1
         token = tmp_path / "token"
         assert main(["jobs", "--write-token", str(token)]) == 0
         out = capsys.readouterr().out.splitlines()
         assert out == ["job 1f: it ends", f"elasticrun status --driver {elsewhere} --token-file {token}"]
-        other = f"{service.url}#sha256:{Certificate.new().fingerprint}"
+        own, other = service.url, f"{service.url.partition('#')[0]}#sha256:{Certificate.new().fingerprint}"
+        assert main(["end", "--driver", own, "--token-file", str(token)]) == 0
+        assert service.handler.ends == 2
         assert main(["end", "--driver", other, "--token-file", str(token)]) == 2
         assert "another certificate than this job's driver" in capsys.readouterr().err
-        assert service.handler.ends == 1
+        assert service.handler.ends == 2
         posting.remove()
 
 
 def test_a_stolen_port_is_told(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+    token = tmp_path / "token"
+    token.write_text(JobKey.new().of(Identity(Role.OPERATOR)).hex())
     with serving() as service:
-        posting = Posting.post("1f", service.url, JobKey.new(), ["true"])
-        assert posting is not None
-        for words in (["status"], ["end", "1f"], ["drain", "a"], ["status", "--watch"]):
-            assert main(words) == 2
+        for words in (["status"], ["end"], ["drain", "a"], ["status", "--watch"]):
+            assert main([*words, "--driver", service.url, "--token-file", str(token)]) == 2
             assert "does not prove to be this job's driver" in capsys.readouterr().err
         assert (service.handler.ends, service.handler.drained) == (0, [])
-        posting.remove()
 
 
 def test_the_join_token_is_written_for_jobs_that_accept_agents(
     runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving() as service:
-        service.handler.urls = ["http://b:1"]
-        closed, open_ = posted("1f", service.url), posted("2f", service.url, join_token="0123456789abcdef")
+    with serving() as one, serving() as other:
+        other.handler.url, other.handler.join_token = "https://b:1", "0123456789abcdef"
+        closed, open_ = posted("1f", one.socket()), posted("2f", other.socket())
         _check_join_token(tmp_path, capsys)
         closed.remove()
         open_.remove()
@@ -174,7 +180,7 @@ def _check_join_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert jobs(["--write-join-token", str(token), "2"]) == 0
     assert (token.read_text(), token.stat().st_mode & 0o777) == ("0123456789abcdef\n", 0o600)
     out = capsys.readouterr().out
-    assert out == f"elasticrun join --slots N --driver http://b:1 --join-token-file {token}\n"
+    assert out == f"elasticrun join --slots N --driver https://b:1 --join-token-file {token}\n"
     with pytest.raises(SettingsError, match=r"cannot write the new file .*: File exists"):
         jobs(["--write-join-token", str(token), "2f"])
     with pytest.raises(SettingsError, match=r"cannot write the new file /no/such/file: No such file"):
@@ -186,9 +192,30 @@ def _check_join_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its driver has another /tmp, and the same folder of job files."""
+    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+    posting = posted("1f", Path("/tmp/elasticrun-no-such/driver.sock"))
+    assert main(["jobs"]) == 0
+    out, err = capsys.readouterr()
+    assert "unix:/tmp/elasticrun-no-such/driver.sock" in out
+    assert err == (
+        "job 1f cannot be asked from here: there is no /tmp/elasticrun-no-such/driver.sock; its driver has another "
+        "/tmp than this process (a container, a service with a private /tmp), or somebody has removed it\n"
+    )
+    for words in (["status"], ["jobs", "--write-token", "/no/such"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "there is no /tmp/elasticrun-no-such: the process that made it has ended, or this is a container" in err
+        assert err.count("\n") == 1
+    posting.remove()
+
+
 @pytest.fixture
 def two_jobs(runtime: Path) -> Iterator[None]:
-    postings = posted("1f", "http://127.0.0.1:1"), posted("1fe", "http://127.0.0.1:1")
+    postings = posted("1f"), posted("1fe")
     yield
     for posting in postings:
         posting.remove()
@@ -243,14 +270,6 @@ def test_each_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         main([name, "--help"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: elasticrun {name} ")
-
-
-def test_the_token_is_the_operator_s_and_no_more(runtime: Path, tmp_path: Path) -> None:
-    with serving() as service:
-        posting = posted("1f", service.url)
-        assert jobs(["--write-token", str(tmp_path / "token")]) == 0
-        posting.remove()
-    assert (tmp_path / "token").read_text().strip() == KEY.of(Identity(Role.OPERATOR)).hex()
 
 
 @pytest.mark.parametrize(

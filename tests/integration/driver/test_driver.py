@@ -25,7 +25,7 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     RoundAssignment,
 )
-from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.version import __version__
 from elastic_driver.words import NoticeKind, ReadyCause
@@ -227,15 +227,15 @@ def test_what_a_peer_does_to_its_connection_ends_no_job(
     async def main() -> None:
         job = Job(tmp_path, A, B)
         await job.train(2)
-        monkeypatch.setattr(Connection, "data_received", fail)
-        port = int(job.logged("job_started")[0]["rendezvous"].rsplit(":", 1)[1])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        monkeypatch.setattr(Newcomer, "data_received", fail)
+        socket = job.logged("job_started")[0]["rendezvous"].removeprefix("unix:")
+        reader, writer = await asyncio.open_unix_connection(socket)
         writer.write(b"x")
         with pytest.raises((EOFError, ConnectionError)):
             await reader.readexactly(1)
         writer.close()
         monkeypatch.undo()
-        assert any("data_received" in text or "transport" in text for text in job.console.said)
+        assert any("buffer_updated" in text or "transport" in text for text in job.console.said)
         for worker in job.living():
             job.exits(worker, 0)
         assert await job.end() == 0
@@ -266,9 +266,8 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
         assert await job.end() == 143, "it was over before"
         missed = "missed something of the job"
         assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
-        port = int(job.logged("job_started")[0]["rendezvous"].rsplit(":", 1)[1])
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
+        socket = job.logged("job_started")[0]["rendezvous"].removeprefix("unix:")
+        assert not Path(socket).parent.exists()
         assert list(tmp_path.glob("elasticrun/*")) == []
 
     run(main())

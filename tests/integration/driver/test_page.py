@@ -85,7 +85,10 @@ def test_a_browser_is_given_a_file_and_no_link(tmp_path: Path) -> None:
 
 
 def test_without_a_page_there_is_none(tmp_path: Path) -> None:
-    with Job(tmp_path, "localhost:1\n", "-np", "1", "--no-page", elasticrun=FORKING) as job:
+    key = tmp_path / "operator"
+    key.write_text("0123456789abcdef" * 4)
+    flags = ("-np", "1", "--no-page", "--operator-token-file", str(key))
+    with Job(tmp_path, "localhost:1\n", *flags, elasticrun=FORKING) as job:
         refused = elasticrun_page(job)
         assert refused.returncode == 2
         assert "no page" in refused.stderr

@@ -168,7 +168,7 @@ def test_a_drained_worker_that_the_chief_keeps_is_stopped_in_the_end(tmp_path: P
         job.servers("both workers", lambda s: len(s["workers"]) == 2)
         assert "its workers end when the chief has taken them out" in elasticrun("drain", B)
         job.servers("it has left", lambda s: len(s["workers"]) == 1)
-        (stopped,) = job.events("worker_stopped")
+        (stopped,) = job.wait_for("its event", lambda: job.events("worker_stopped"))  # the chief hears sooner
         assert stopped["reason"] == f"host {B} is drained; the chief has not taken it out within 1 s (--drain-timeout)"
         said = elasticrun("status")
         assert "the chief runs with 1 worker and 1 parameter server" in said
@@ -267,13 +267,9 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         assert own is not None
         worker = Identity(Role.WORKER, WorkerId.parse(job.environ(job.pid(f"{A}[1]"))["ELASTIC_DRIVER_WORKER"]))
         left = ServersRequest(0, tuple(cluster["cluster"]["worker"]))
-        for stranger in (
-            Credential(own.identity, b"x" * 32),
-            Credential(Identity(Role.CHIEF, number="2"), own.key),
-            Credential(worker, bytes.fromhex(job.environ(job.pid(f"{A}[1]"))["ELASTIC_DRIVER_KEY"])),
-        ):
+        for stranger in (Identity(Role.CHIEF, number="2"), worker, Identity(Role.OPERATOR)):
             with pytest.raises(RendezvousError):
-                ask(url, stranger, left, patience_s=2)
+                ask(url, Credential(stranger), left, patience_s=2)
         # Nor may the chief do what is an operator's; and what it says of others is not believed.
         client = RendezvousClient(url, own, patience_s=150)
         try:

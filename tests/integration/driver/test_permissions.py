@@ -26,13 +26,13 @@ pytestmark = pytest.mark.integration
 
 A = Host("a", 1)
 ASKED_AT_THE_DRIVER = {
-    ("GET", "agent"): "an agent or a joiner or a ticket may",
     ("GET", "stacks"): "an operator may",
     ("GET", "status"): "an operator or a reader or a worker may",
     ("POST", "drain"): "an operator may",
     ("POST", "end"): "an operator may",
     ("POST", "page"): "an operator may",
     ("POST", "servers"): "a chief may",
+    ("POST", "token/operator"): "an operator may",
 }
 WORKERS_ASK = {"call", "leave", "publish", "serving", "status", "store"}
 
@@ -89,7 +89,7 @@ def test_workers_are_answered_what_is_theirs_through_their_agents(tmp_path: Path
         job = Job(tmp_path, A)
         (worker,) = await job.train(1)
         host = job.world.hosts["a"]
-        paths = ("drain", "end", "stacks", "page", "servers", "agent", "next-round", "status")
+        paths = ("drain", "end", "stacks", "page", "servers", "token", "next-round", "status")
         for number, path in enumerate(paths):
             host.say(words.Ask(number, worker.key, path, [], b"{}"))
         await job.until(lambda: len(host.of(words.Answer)) == len(paths), "answers")

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.worker.engine import native_loader
 from tests.support.paths import PROGRAMS
@@ -35,7 +36,7 @@ def asks() -> Iterator[Callable[[Job], RendezvousClient]]:
         (file,) = job.wait_for(
             "its file", lambda: [each for each in running_jobs() if each.job_id == started["job_id"]]
         )
-        clients.append(RendezvousClient(file.url, file.credential, patience_s=PATIENCE_S))
+        clients.append(RendezvousClient(file.url, Credential(Identity(Role.OPERATOR)), patience_s=PATIENCE_S))
         return clients[-1]
 
     yield client

@@ -45,7 +45,7 @@ class Driver:
         self.keys: set[bytes] = set()
 
     def ask_status(self, url: str, key: bytes) -> DriverSays | None:
-        assert url == f"http://{NAME}-launcher.{NAME}.{NAMESPACE}.svc:29400"
+        assert url == f"https://{NAME}-launcher.{NAME}.{NAMESPACE}.svc:29400"
         self.keys.add(key)
         return self.says
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import signal
@@ -37,6 +39,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Warmed,
     WarmUp,
 )
+from elastic_driver.system.local_socket import SocketFolder
 from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 pytestmark = pytest.mark.integration
@@ -91,6 +94,23 @@ def test_the_workers_socket_is_this_users_alone_and_goes_with_its_agent(tmp_path
         async with scene(tmp_path) as one:
             await one.ends_well(await one.ready())
             assert not folders[0].exists()
+
+    act(main)
+
+
+def test_an_agent_of_its_machine_keeps_its_drivers_folder_from_being_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = SocketFolder.new()
+        with contextlib.closing(folder):
+            async with scene(tmp_path) as one:
+                await one.driver.listen_here(folder.listen("driver.sock"))
+                agent = await one.ready(one.driver.bootstrap(urls=(f"unix:{folder.path / 'driver.sock'}",)))
+                assert one.driver.link.facts.peer == "127.0.0.1"
+                fcntl.flock(folder.fileno(), fcntl.LOCK_UN)  # as if the driver was dead
+                with pytest.raises(BlockingIOError):
+                    SocketFolder.at(folder.path, fcntl.LOCK_EX)
+                await one.ends_well(agent)
+                SocketFolder.at(folder.path, fcntl.LOCK_EX).close()
 
     act(main)
 

@@ -72,7 +72,6 @@ class Host:
         self._news = asyncio.Event()
         welcome = Welcome(
             0,
-            "",
             "a",
             "job",
             0.0,

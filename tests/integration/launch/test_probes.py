@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_driver.launch.agent.probes import MAGIC
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import Close, Listen, Listening, Probe, Probed, Unlisten
+from elastic_driver.rendezvous.authentication import MAC_BYTES, NO_CERTIFICATE, NONCE_BYTES, Proof, refusal
 from tests.support.processes.agents import PATIENCE_S, Scene, act, scene
 
 pytestmark = pytest.mark.integration
 
 SECRET = "5e" * 32
+CHALLENGE_BYTES = 1 + NONCE_BYTES + MAC_BYTES
+STRANGER = Proof("probe b take 8 1.0", bytes(32), NO_CERTIFICATE, b"n" * 32)
 ADDRESS = "127.0.0.1"
 
 
@@ -118,6 +122,9 @@ def test_ports_are_taken_from_the_range(tmp_path: Path) -> None:
             answer = await listens(one, a, listen("a", ports=[70000, 70001]))
             assert answer.port == 0
             assert answer.error
+            # And without a key it answers nobody.
+            for secret in ("", "5e" * 31, "no key"):
+                assert (await listens(one, a, listen("a", secret=secret))).port == 0
 
     act(main)
 
@@ -128,20 +135,26 @@ def test_strangers_are_neither_served_nor_counted(tmp_path: Path) -> None:
             a, b = await two(one)
             await listens(one, a, listen("a"))
             port = (await listens(one, b, listen("b"))).port
-            silent = await asyncio.to_thread(connect, port)
-            for said in (b"GET / HTTP/1.1\r\n\r\n" + bytes(64), MAGIC + bytes(16) + b"t" + bytes(32)):
+            silent, slow = await asyncio.to_thread(connect, port), await asyncio.to_thread(connect, port)
+            slow.sendall(STRANGER.request[:-1])
+            for said in (b"GET / HTTP/1.1\r\n\r\n" + bytes(64), STRANGER.request + bytes(MAC_BYTES), bytes(600)):
+                assert await asyncio.to_thread(answers, port, said) == b""
+            # Of another host it says so; of its own it gives a nonce and a proof, which anybody may have.
+            other = replace(STRANGER, name="probe bb echo 3 0.0").request
+            assert await asyncio.to_thread(answers, port, other) == refusal("this is not that host's agent")
+            for sent_back in (bytes(MAC_BYTES), b""):
                 with await asyncio.to_thread(connect, port) as stranger:
-                    stranger.sendall(said)
-                    heard = b""
-                    while data := await asyncio.to_thread(_receive, stranger):
-                        heard += data
-                    # A nonce and a proof at most, which anybody may have.
-                    assert len(heard) == (32 if said.startswith(MAGIC) else 0)
+                    stranger.sendall(STRANGER.request)
+                    said = await asyncio.to_thread(receive, stranger, CHALLENGE_BYTES)
+                    assert STRANGER.missing(said) == 0
+                    stranger.sendall((sent_back or said[-MAC_BYTES:]) + bytes(16))
+                    assert await asyncio.to_thread(receive, stranger) == b"", "who proves nothing is not answered"
             answer = await probes(one, a, probe({"b": port}, burst_bytes=1 << 20))
             assert answer.failures == {}
             assert answer.speeds.keys() == {"b"}
-            assert await asyncio.to_thread(_receive, silent) == b"", "who says nothing is cut off"
-            silent.close()
+            for sock in (silent, slow):
+                assert await asyncio.to_thread(receive, sock) == b"", "who says nothing more is cut off"
+                sock.close()
 
             # And what answers is no agent of that host: another agent, another check's, or somebody else's server.
             answer = await probes(one, a, probe({"c": port}))
@@ -156,11 +169,45 @@ def test_strangers_are_neither_served_nor_counted(tmp_path: Path) -> None:
     act(main)
 
 
-def _receive(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(4096)
-    except ConnectionResetError:
-        return b""
+def receive(sock: socket.socket, size: int = 4096) -> bytes:
+    """So much, or what comes until the end."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while len(data) < size and (more := sock.recv(size - len(data))):
+            data += more
+    return data
+
+
+def answers(port: int, said: bytes) -> bytes:
+    with connect(port) as stranger:
+        stranger.sendall(said)
+        return receive(stranger)
+
+
+def test_words_in_pieces_are_put_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            await one.ready()
+            port = (await listens(one, one.driver.link, listen("b"))).port
+            proof = replace(STRANGER, key=bytes.fromhex(SECRET), name="probe b echo 1 0.0")
+            with await asyncio.to_thread(connect, port) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for byte in proof.request:
+                    sock.sendall(bytes([byte]))
+                answer = b""
+                while missing := proof.missing(answer):
+                    answer += await asyncio.to_thread(receive, sock, missing)
+                ping = os.urandom(16)
+                sock.sendall(proof.response(answer) + ping)  # in one piece
+                assert await asyncio.to_thread(receive, sock, 16) == ping
+            # The same once more is of no use: each connection has a nonce of the listener's.
+            with await asyncio.to_thread(connect, port) as sock:
+                sock.sendall(proof.request)
+                assert await asyncio.to_thread(receive, sock, CHALLENGE_BYTES) != answer
+                sock.sendall(proof.response(answer) + ping)
+                assert await asyncio.to_thread(receive, sock) == b""
+
+    act(main)
 
 
 def test_a_check_is_over_by_itself_and_a_new_one_takes_its_place(tmp_path: Path) -> None:

@@ -317,9 +317,9 @@ def test_a_process_alone_has_no_other_ranks(tmp_path: Path) -> None:
 
 def test_under_a_driver_there_is_no_choice_of_ranks(tmp_path: Path) -> None:
     """Nobody listens there: it is refused before anything is asked."""
-    driver = {"ELASTIC_DRIVER_RENDEZVOUS": "http://127.0.0.1:1", "ELASTIC_DRIVER_WORKER": "a[0]#0"}
-    keys = dict.fromkeys(("ELASTIC_DRIVER_KEY", "ELASTIC_DRIVER_RANKS_KEY"), "00" * 32)
-    env = environment(tmp_path, COMM="[0, 1]", **(driver | keys | place_in("job", 0, 2)))
+    driver = {"ELASTIC_DRIVER_RENDEZVOUS": "unix:/nowhere/agent.sock", "ELASTIC_DRIVER_WORKER": "a[0]#0"}
+    driver["ELASTIC_DRIVER_RANKS_KEY"] = "00" * 32
+    env = environment(tmp_path, COMM="[0, 1]", **(driver | place_in("job", 0, 2)))
     done = subprocess.run([sys.executable, str(PROGRAM), "refused"], env=env, timeout=60)
     assert done.returncode == 0
     assert "the job is all processes that elasticrun started" in (tmp_path / "0.jsonl").read_text()

@@ -205,7 +205,7 @@ def test_prefixes(prefixed: Any) -> None:
 
 
 def test_scopes(http: HTTPStore, rendezvous: RendezvousProcess) -> None:
-    other = HTTPStore(f"http://{rendezvous.endpoint}", scope="another", timeout=LONG)
+    other = HTTPStore(rendezvous.url, scope="another", timeout=LONG)
     http.set("k", "v")
     assert not other.check(["k"])
     http.drop()

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.cli import target as target_module
 from elastic_driver.cli.drain import drain
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.job_files import JobFile, Posting, running_jobs
-from tests.support.fakes.rendezvous_service import KEY, OPERATOR, READER, credential, serving
+from elastic_driver.rendezvous.job_files import Posting, running_jobs
+from tests.support.fakes.rendezvous_service import serving
 
 pytestmark = pytest.mark.integration
 
@@ -30,8 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "elasticrun"
 
 
-def post(job_id: str = "1f", url: str = "http://127.0.0.1:1", key: JobKey = KEY) -> Posting:
-    posting = Posting.post(job_id, url, key, ["python", "train.py"])
+SOCKET = Path("/no/such/driver.sock")
+
+
+def post(job_id: str = "1f", socket: Path = SOCKET) -> Posting:
+    posting = Posting.post(job_id, socket, ["python", "train.py"])
     assert posting is not None
     return posting
 
@@ -40,11 +41,11 @@ def test_a_job_is_found_with_what_one_may_do_with_it(folder: Path) -> None:
     first, second = post("1f"), post("2f")
     jobs = running_jobs()
     assert [job.job_id for job in jobs] == ["1f", "2f"]
-    assert jobs[0].credential == credential(OPERATOR)
-    assert f"Bearer {jobs[0].reader}" == READER
+    assert jobs[0].url == f"unix:{SOCKET}"
     assert jobs[0].command == ("python", "train.py")
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600] * 2
-    assert KEY.secret.hex() not in (folder / "1f.json").read_text()
+    said = json.loads((folder / "1f.json").read_text())
+    assert said.keys() == {"job_id", "socket", "pid", "command", "meets_at"}, "and no secret"
     first.remove()
     assert [job.job_id for job in running_jobs()] == ["2f"]
     second.remove()
@@ -55,8 +56,7 @@ def test_a_job_is_found_with_what_one_may_do_with_it(folder: Path) -> None:
 def test_a_job_whose_driver_was_killed_is_none_whoever_has_its_process_id_now(folder: Path) -> None:
     code = (
         "import os, signal; from elastic_driver.rendezvous.job_files import Posting;"
-        "from elastic_driver.rendezvous.credentials import JobKey;"
-        "keep = Posting.post('1f', '', JobKey.new(), []); os.kill(os.getpid(), signal.SIGKILL)"
+        "keep = Posting.post('1f', '', []); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     [path] = folder.iterdir()
@@ -68,9 +68,8 @@ def test_a_job_whose_driver_was_killed_is_none_whoever_has_its_process_id_now(fo
 def test_the_next_job_removes_what_dead_ones_have_left(folder: Path) -> None:
     code = (
         "import os, signal\n"
-        "from elastic_driver.rendezvous.credentials import JobKey\n"
         "from elastic_driver.rendezvous.job_files import Posting, put_page\n"
-        "kept = Posting.post('dead', 'http://127.0.0.1:1', JobKey.new(), ())\n"
+        "kept = Posting.post('dead', '/no/such', ())\n"
         "put_page('dead', 'x')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -84,8 +83,7 @@ def test_the_next_job_removes_what_dead_ones_have_left(folder: Path) -> None:
 def test_what_a_driver_starts_does_not_keep_its_job_alive(folder: Path) -> None:
     code = (
         "import os, signal, subprocess; from elastic_driver.rendezvous.job_files import Posting;"
-        "from elastic_driver.rendezvous.credentials import JobKey;"
-        "keep = Posting.post('1f', '', JobKey.new(), []);"
+        "keep = Posting.post('1f', '', []);"
         "print(subprocess.Popen(['sleep', '3600'], close_fds=False, stdout=subprocess.DEVNULL).pid, flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -107,7 +105,7 @@ def test_rubbish_of_a_living_process_is_no_job(folder: Path, text: str) -> None:
 def told(caplog: pytest.LogCaptureFixture, expected: str) -> None:
     """Both the job and the command say what is wrong with the folder."""
     with caplog.at_level(logging.WARNING, logger="elastic_driver"):
-        assert Posting.post("1f", "", KEY, []) is None
+        assert Posting.post("1f", SOCKET, []) is None
     assert (
         f"elasticrun status, drain and end will not find this job: the folder of job files, {expected}" in caplog.text
     )
@@ -138,7 +136,7 @@ def test_there_is_no_folder_that_can_be_written_to(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/no/such/folder"])
     with caplog.at_level(logging.WARNING):
-        assert Posting.post("1f", "http://127.0.0.1:1", KEY, ["true"]) is None
+        assert Posting.post("1f", SOCKET, ["true"]) is None
     assert "elasticrun status, drain and end will not find this job" in caplog.text
     with pytest.raises(SettingsError, match="cannot look for jobs: No usable temporary directory found"):
         running_jobs()
@@ -150,25 +148,10 @@ def test_a_link_in_the_place_of_the_folder(folder: Path, caplog: pytest.LogCaptu
     told(caplog, f"{folder}, is no folder: remove it")
 
 
-def test_the_driver_is_drained_and_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+def test_the_driver_is_asked_at_its_socket(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as service:
-        posting = post(url=service.url)
+        posting = post(socket=service.socket())
         assert drain(["a"]) == 0
         assert [one.hostname for one in service.handler.drained] == ["a"]
         posting.remove()
-        squatted = post(url=service.url, key=JobKey.new())
-        with pytest.raises(SettingsError, match="does not prove to be this job's driver"):
-            drain(["b"])
-        assert len(service.handler.drained) == 1
-        squatted.remove()
     assert capsys.readouterr().out == "host a is drained (job 1f: python train.py)\n"
-
-
-def test_secrets_are_not_printed() -> None:
-    job = JobFile("1f", "", "0ffe", "beef", 1, (), "a secret to join with")
-    assert "a secret" not in repr(job)
-    assert "0ffe" not in repr(job)
-    assert "beef" not in repr(job)

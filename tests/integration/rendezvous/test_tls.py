@@ -1,9 +1,7 @@
-"""``--tls``: the server over TLS, and a client that says nothing to anybody with another certificate."""
+"""The server over TLS, and a client that says nothing to anybody with another certificate."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import socket
 import ssl
 import threading
@@ -15,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
-from elastic_driver.launch.agent.dial_in import Pass, StrangerError, dial_in
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
 from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import join_key
+from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
+from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport
 from tests.support.fakes.rendezvous_service import (
+    CERTIFICATE,
     IDENTITY,
-    NONCE,
     OPERATOR,
     PATIENCE_S,
     READY,
@@ -32,14 +31,12 @@ from tests.support.fakes.rendezvous_service import (
     Service,
     credential,
     descriptors,
-    hello,
+    request,
     serving,
 )
 from tests.support.network.tls_client import TlsClient
 
 pytestmark = pytest.mark.integration
-
-CERTIFICATE = Certificate.new()
 
 
 def test_a_certificate_is_the_job_s_alone_and_its_key_is_not_printed() -> None:
@@ -84,30 +81,13 @@ def test_requests_and_long_polls_go_through_it(loop: str) -> None:
 
 def test_nothing_can_be_read_on_the_way() -> None:
     with serving(certificate=CERTIFICATE) as service, eavesdropping(service) as (port, seen):
-        client = RendezvousClient(
-            f"https://127.0.0.1:{port}",
-            credential(OPERATOR),
-            patience_s=PATIENCE_S,
-            fingerprint=CERTIFICATE.fingerprint,
-        )
+        url = str(DriverUrl(f"https://127.0.0.1:{port}", CERTIFICATE.fingerprint))
+        client = RendezvousClient(url, credential(OPERATOR), patience_s=PATIENCE_S)
         assert client.status()["explain"] == "waiting"
         client.close()
     assert seen
     for word in (b"HTTP", b"status", b"waiting", b"operator"):
         assert word not in b"".join(seen)
-
-
-def test_to_another_certificate_nothing_is_said() -> None:
-    got: list[bytes] = []
-    with impostor(got) as port:
-        client = RendezvousClient(
-            f"https://127.0.0.1:{port}", credential(OPERATOR), patience_s=0.1, fingerprint=CERTIFICATE.fingerprint
-        )
-        with pytest.raises(RendezvousError, match="another certificate than this job's driver"):
-            client.status()
-        client.close()
-    assert got, "it was asked"
-    assert set(got) == {b""}, "not even a hello"
 
 
 def test_the_fingerprint_decides() -> None:
@@ -117,22 +97,6 @@ def test_the_fingerprint_decides() -> None:
         for wrong in ("", CERTIFICATE.fingerprint[:-1], "0" * 64):
             with pytest.raises(RendezvousProtocolError):
                 check_fingerprint(connection, wrong)
-
-
-def test_plain_http_is_not_answered() -> None:
-    with serving(certificate=CERTIFICATE) as service:
-        with closing(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) as plain:
-            plain.sendall(hello("operator", NONCE))
-            answer = b""
-            try:
-                while piece := plain.recv(4096):
-                    answer += piece
-            except ConnectionResetError:
-                pass
-            assert b"HTTP/1.1" not in answer
-        client = service.client(OPERATOR)
-        assert client.status()["round_id"] == 1, "it cost nobody else anything"
-        client.close()
 
 
 def test_old_versions_of_tls_are_refused() -> None:
@@ -229,7 +193,7 @@ def test_a_flood_of_key_updates_takes_one_small_piece_in_a_turn_of_the_loop(loop
             sock.sendall(client.take(sock.recv(65536)))
         service.until(lambda: bool(layers(service)), "its handshake is done")
         (layer,) = service.call(lambda: layers(service))
-        flood = client.key_updates(2000) + client.forged(hello("nobody"))
+        flood = client.key_updates(2000) + client.forged(request("GET", "/v1/status"))
         pieces: list[int] = []
 
         def watch() -> None:
@@ -256,7 +220,7 @@ def test_a_slow_reader_gets_a_large_answer_whole_and_holds_nobody_up(loop: str) 
     with serving(certificate=CERTIFICATE, loop=loop) as service, ExitStack() as stack:
         worker, other = (stack.enter_context(closing(service.client(who))) for who in (IDENTITY, OPERATOR))
         worker.put(1, "s", "k", value)
-        peer = stack.enter_context(TlsPeer(service))
+        peer = stack.enter_context(Peer(service))
         peer.send(peer.request("GET", "/v1/rounds/1/kv/s/k"))
         service.until(lambda: any(layer.unsent_bytes for layer in layers(service)), "it does not read")
         assert other.status()["round_id"] == 1
@@ -267,20 +231,12 @@ def test_who_asks_and_never_reads_is_cut() -> None:
     limits = ServerLimits(unread_bytes=1 << 20)
     with serving(certificate=CERTIFICATE, limits=limits) as service, closing(service.client()) as worker:
         worker.put(1, "s", "k", bytes(1 << 18))
-        with TlsPeer(service) as peer:
+        with Peer(service) as peer:
             peer.meet()
             with suppress(OSError):  # a reset, or a broken pipe
                 while True:
                     peer.send(peer.request("GET", "/v1/rounds/1/kv/s/k"))
         assert worker.get(1, "s", "k") == bytes(1 << 18)
-
-
-@pytest.mark.parametrize(
-    ("url", "fingerprint"), [("https://a:1", ""), ("http://a:1", "0" * 64), ("https://a", "0" * 64)]
-)
-def test_an_address_and_a_fingerprint_go_together(url: str, fingerprint: str) -> None:
-    with pytest.raises(RendezvousProtocolError, match="cannot read"):
-        RendezvousClient(url, credential(), fingerprint=fingerprint)
 
 
 def test_a_join_key_is_its_token_s_alone() -> None:
@@ -290,52 +246,11 @@ def test_a_join_key_is_its_token_s_alone() -> None:
     assert join_key("0123456789abcdef") in keys
 
 
-def test_an_agent_says_nothing_to_another_certificate_and_gives_up_on_what_speaks_no_tls() -> None:
-    def dialled(port: int, *, limit_s: float = PATIENCE_S) -> object:
-        noise: list[object] = []
-
-        async def dial() -> object:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
-            try:
-                dialling = dial_in(
-                    f"https://127.0.0.1:{port}",
-                    Pass("joiner", bytes(32), CERTIFICATE.fingerprint),
-                    on_frame=lambda frame: None,
-                    on_lost=lambda why: None,
-                )
-                return await asyncio.wait_for(dialling, limit_s)
-            except (OSError, StrangerError) as error:
-                return error
-
-        found = asyncio.run(dial())
-        gc.collect()
-        assert noise == []
-        return found
-
-    got: list[bytes] = []
-    with impostor(got) as port:
-        assert isinstance(dialled(port), StrangerError)
-    assert set(got) == {b""}
-    with serving() as service:
-        assert isinstance(dialled(service.port), ssl.SSLError)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert isinstance(dialled(silent.getsockname()[1], limit_s=0.05), TimeoutError)
-
-
-class TlsPeer(Peer):
-    """One over TLS."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._file.close()
-        self.socket = client_context().wrap_socket(self.socket)
-        self._file = self.socket.makefile("rb")
-
-
 def layers(service: Service) -> list[TlsLayer]:
     """Of those who have shaken hands. In the server's loop."""
-    transports = (guest._transport for guest in service.guests if isinstance(guest, Connection))
-    return [transport._layer for transport in transports if isinstance(transport, TlsTransport)]
+    transports = (guest._transport for guest in service.guests if isinstance(guest, Connection | Newcomer))
+    found = (transport._layer for transport in transports if isinstance(transport, TlsTransport))
+    return [layer for layer in found if layer.is_shaken]
 
 
 def connected(service: Service) -> ssl.SSLSocket:

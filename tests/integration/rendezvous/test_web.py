@@ -65,69 +65,69 @@ def service(site: Site) -> Iterator[Service]:
 def test_a_request_comes_whole_and_is_answered(service: Service, site: Site) -> None:
     with requests.Session() as session:
         headers = {"Cookie": "x=1; y=2", "X-More": "z"}
-        answer = session.post(f"{service.url}/a%20b?k=v%26w", data=b"text", headers=headers, timeout=PATIENCE_S)
-        again = session.head(f"{service.url}/", timeout=PATIENCE_S)
+        answer = session.post(f"{service.plain_url}/a%20b?k=v%26w", data=b"text", headers=headers, timeout=PATIENCE_S)
+        again = session.head(f"{service.plain_url}/", timeout=PATIENCE_S)
     assert (answer.status_code, answer.content) == (200, b"<p>hello")
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert (again.status_code, again.content, again.headers["Content-Length"]) == (200, b"", "8")
     first = site.asked[0]
     assert (first.method, first.path, first.query, first.body) == ("POST", "/a b", {"k": "v&w"}, b"text")
     assert (first.headers["cookie"], first.headers["x-more"], first.encrypted) == ("x=1; y=2", "z", False)
-    moved = requests.get(f"{service.url}/login", allow_redirects=False, timeout=PATIENCE_S)
+    moved = requests.get(f"{service.plain_url}/login", allow_redirects=False, timeout=PATIENCE_S)
     assert (moved.status_code, moved.headers["Location"], moved.headers["Set-Cookie"]) == (303, "/", "a=b; HttpOnly")
 
 
 def test_any_status_can_be_answered(service: Service) -> None:
     for path, status, body in (("/metrics", 501, b"not here"), ("/teapot", 418, b"no name of ours")):
-        answer = requests.get(f"{service.url}{path}", timeout=PATIENCE_S)
+        answer = requests.get(f"{service.plain_url}{path}", timeout=PATIENCE_S)
         assert (answer.status_code, answer.content) == (status, body)
-    assert requests.get(f"{service.url}/metrics", timeout=PATIENCE_S).reason == "Not Implemented"
+    assert requests.get(f"{service.plain_url}/metrics", timeout=PATIENCE_S).reason == "Not Implemented"
 
 
 @pytest.mark.parametrize("web", [None, Site()], ids=["nobody", "a site"])
 def test_a_probe_is_answered_without_a_credential(web: Site | None) -> None:
     with serving(web=Probed(web)) as service:
         for method in ("GET", "HEAD"):
-            answer = requests.request(method, f"{service.url}/healthz", timeout=PATIENCE_S)
+            answer = requests.request(method, f"{service.plain_url}/healthz", timeout=PATIENCE_S)
             assert (answer.status_code, answer.content) == (200, b"ok\n" if method == "GET" else b"")
-        assert requests.post(f"{service.url}/healthz", timeout=PATIENCE_S).status_code == 405
-        assert requests.get(f"{service.url}/", timeout=PATIENCE_S).status_code == (404 if web is None else 200)
-        assert requests.get(f"{service.url}/v1/status", timeout=PATIENCE_S).status_code == 401
+        assert requests.post(f"{service.plain_url}/healthz", timeout=PATIENCE_S).status_code == 405
+        assert requests.get(f"{service.plain_url}/", timeout=PATIENCE_S).status_code == (404 if web is None else 200)
+        assert requests.get(f"{service.plain_url}/v1/status", timeout=PATIENCE_S).status_code == 401
 
 
-def test_what_is_under_v1_is_asked_with_a_proof_as_ever(service: Service, site: Site) -> None:
-    with requests.get(f"{service.url}/v1/status", timeout=PATIENCE_S) as refused:
+def test_what_is_under_v1_is_for_readers_and_whoever_has_authenticated(service: Service, site: Site) -> None:
+    with requests.get(f"{service.plain_url}/v1/status", timeout=PATIENCE_S) as refused:
         assert refused.status_code == 401
-    with requests.get(f"{service.url}/v1/status", headers={"Authorization": READER}, timeout=PATIENCE_S) as looked:
-        assert looked.status_code == 200
+    with requests.get(f"{service.plain_url}/v1/status", headers={"Authorization": READER}, timeout=PATIENCE_S) as got:
+        assert got.status_code == 200
     with Peer(service) as worker:
         worker.meet()
         worker.send(b"GET / HTTP/1.1\r\n\r\n")
-        assert worker.read().status == 401
+        assert worker.read().status == 404
     assert site.asked == []
 
 
 def test_without_anybody_who_answers_there_is_nothing() -> None:
     with serving() as service:
-        assert requests.get(f"{service.url}/", timeout=PATIENCE_S).status_code == 401
+        assert requests.get(f"{service.plain_url}/", timeout=PATIENCE_S).status_code == 401
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_large_body_is_refused(service: Service, site: Site, chunked: bool) -> None:
     data = b"x" * (BODY_BYTES + 1)
     body = iter([data[:10], data[10:]]) if chunked else data
-    assert requests.post(f"{service.url}/", data=body, timeout=PATIENCE_S).status_code == 413
+    assert requests.post(f"{service.plain_url}/", data=body, timeout=PATIENCE_S).status_code == 413
     assert site.asked == []
 
 
 def test_one_that_fails_is_told_and_others_go_on(service: Service, site: Site) -> None:
-    assert requests.get(f"{service.url}/wrong", timeout=PATIENCE_S).status_code == 500
+    assert requests.get(f"{service.plain_url}/wrong", timeout=PATIENCE_S).status_code == 500
     assert [type(error) for error in service.errors] == [ZeroDivisionError]
-    assert requests.get(f"{service.url}/", timeout=PATIENCE_S).status_code == 200
+    assert requests.get(f"{service.plain_url}/", timeout=PATIENCE_S).status_code == 200
 
 
 def test_a_stream_goes_on_until_either_side_ends_it(service: Service, site: Site) -> None:
-    with requests.get(f"{service.url}/stream", stream=True, timeout=PATIENCE_S) as answer:
+    with requests.get(f"{service.plain_url}/stream", stream=True, timeout=PATIENCE_S) as answer:
         assert (answer.headers["Content-Type"], answer.headers["X-A"]) == ("text/event-stream", "b")
         lines = answer.iter_lines(chunk_size=1)
         time.sleep(2 * QUICK.idle_s)  # longer than a connection may wait that is no stream
@@ -135,7 +135,7 @@ def test_a_stream_goes_on_until_either_side_ends_it(service: Service, site: Site
         assert next(lines) == b"data: 1"
     service.until(lambda: len(site.ended) == 1, "the reader has gone")
     assert not service.call(lambda: site.streams[0].write(b"more"))
-    with requests.get(f"{service.url}/stream", stream=True, timeout=PATIENCE_S) as answer:
+    with requests.get(f"{service.plain_url}/stream", stream=True, timeout=PATIENCE_S) as answer:
         service.call(lambda: (site.streams[1].write(b"last"), site.streams[1].close()))
         assert answer.content == b"last"
     service.until(lambda: site.ended == site.streams, "it is told of both")
@@ -168,7 +168,7 @@ def test_who_asks_and_never_reads_is_cut(service: Service, site: Site) -> None:
         service.until(lambda: not service.guests, "it is cut")
     assert asked > 1000, "it was cut for what it has not read"
     assert most < 256 << 10
-    assert requests.get(f"{service.url}/", timeout=PATIENCE_S).status_code == 200
+    assert requests.get(f"{service.plain_url}/", timeout=PATIENCE_S).status_code == 200
 
 
 def test_what_it_sends_meanwhile_is_dropped(service: Service, site: Site) -> None:
@@ -188,4 +188,4 @@ def test_rubbish_and_pipelines_harm_nobody(service: Service, data: bytes) -> Non
         peer.sendall(data)
         while peer.recv(65536):
             pass
-    assert requests.get(f"{service.url}/", timeout=PATIENCE_S).status_code == 200
+    assert requests.get(f"{service.plain_url}/", timeout=PATIENCE_S).status_code == 200

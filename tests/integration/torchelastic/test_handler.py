@@ -230,5 +230,5 @@ def test_what_torchs_own_rendezvous_knows_is_taken(monkeypatch: pytest.MonkeyPat
             "elastic", "host", "j", 1, 4, keep_alive_interval=1, read_timeout=60, last_call_timeout=0.5
         )
     )
-    assert settings.endpoint == "http://host:29400"
+    assert settings.endpoint == "https://host:29400"
     assert (settings.terms.last_call_s, settings.terms.lost_s, settings.token_file) == (0.5, 3.0, "/token")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import re
 import resource
 from collections import Counter
@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof
+from elastic_driver.rendezvous.certificate import client_context
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.words import Backend
 from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.fakes.rendezvous_service import IDENTITY, NONCE, Proofs, Service, hello
+from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, KEY, Service, request
 from tests.support.processes.backends import EACH
 
 pytestmark = pytest.mark.integration
@@ -39,7 +41,7 @@ def test_four_hundred_workers_exchange_in_one_request_each() -> None:
     value = b"a" * 200
 
     async def worker(port: int, key: int) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context())
 
         async def answer() -> bytes:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -47,10 +49,14 @@ def test_four_hundred_workers_exchange_in_one_request_each() -> None:
             length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
             return await reader.readexactly(length)
 
-        writer.write(hello(str(IDENTITY)))
-        proofs = Proofs(IDENTITY, NONCE, json.loads(await answer())["nonce"])
+        certificate = bytes.fromhex(CERTIFICATE.fingerprint)
+        proof = Proof(str(IDENTITY), KEY.of(IDENTITY), certificate, os.urandom(NONCE_BYTES))
+        writer.write(proof.request)
+        challenge = b""
+        while missing := proof.missing(challenge):
+            challenge += await reader.readexactly(missing)
         target = f"/v1/rounds/1/exchange/global?key={key}&count={MANY}&wait_s={LIMIT_S:g}"
-        writer.write(proofs.request("POST", target, f"{key:04}".encode() + value))
+        writer.write(proof.response(challenge) + request("POST", target, f"{key:04}".encode() + value))
         body = await answer()
         writer.close()
         await writer.wait_closed()

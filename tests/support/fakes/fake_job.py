@@ -22,7 +22,7 @@ from typing import Any
 
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
+from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY, JobKey
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_WORKER
 from elastic_driver.rendezvous.messages import (
     NextRoundReply,
@@ -36,6 +36,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import ALL, Route, routes_of_rounds
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.words import Backend, NoticeKind
 from tests.support.network.namespaces import NamespaceHost
 from tests.support.paths import PROGRAMS
@@ -93,7 +94,6 @@ class FakeJob:
         self.backend = backend
         self._address = address
         self._machines = {machine.name: machine for machine in machines}
-        self._server_address = machines[0].ipv4 if machines else "127.0.0.1"
         self.auto = auto
         self.processes: dict[WorkerId, Process] = {}
         self.rounds: list[tuple[WorkerId, ...]] = []
@@ -108,6 +108,7 @@ class FakeJob:
         self._news: asyncio.Event
         self.key = JobKey.new()
         self._loop = asyncio.new_event_loop()
+        self._folder = SocketFolder.new()
         self._keys = KeyRoutes()
         status = Route("GET", "status", ALL, lambda _: {})
         self._server = RendezvousServer((*routes_of_rounds(self), *self._keys.routes, status), key=self.key)
@@ -116,13 +117,11 @@ class FakeJob:
     def __enter__(self) -> FakeJob:
         self._thread.start()
 
-        async def start() -> int:
+        async def start() -> None:
             self._news = asyncio.Event()
-            for machine in list(self._machines.values())[:1]:
-                machine.enter()  # the loop's thread alone
-            return await self._server.start(self._server_address, 0)
+            await self._server.start_local(self._folder.listen("workers.sock"), workers=64)
 
-        self.port = asyncio.run_coroutine_threadsafe(start(), self._loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(start(), self._loop).result(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,6 +149,7 @@ class FakeJob:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._folder.close()
 
     # --- what workers ask (on the loop) ----------------------------------------------------------------------------
 
@@ -249,8 +249,7 @@ class FakeJob:
     ) -> Process:
         """Starts a worker process that runs one of the file's programs."""
         full = forked.environment() | {
-            ENV_RENDEZVOUS: f"http://{self._server_address}:{self.port}",
-            ENV_KEY: self.key.of_worker(worker).hex(),
+            ENV_RENDEZVOUS: f"unix:{self._folder.path}/workers.sock",
             ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # beyond a test's own: nothing ends by it

@@ -18,14 +18,14 @@ from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
-from elastic_driver.launch.fleet.door import Door, Ticket, User
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
-from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.launch.fleet.tickets import Ticket, Tickets, User
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
@@ -33,7 +33,8 @@ from elastic_driver.launch.words import ExitStatus, Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
-from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+from elastic_driver.rendezvous.frames import Frame, FrameReader, Message, pack_frame
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
 from elastic_driver.words import OnChange
@@ -55,7 +56,7 @@ def hello(**more: Any) -> Hello:
         "version": __version__,
         "resumes": False,
         "seen": 0,
-        "public": "",
+        "key": _KEY.hex(),
         "host": "",
         "slots": 0,
         "machine": "machine",
@@ -82,7 +83,7 @@ class FakeTransport(asyncio.Transport):
     def __init__(self, written: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._written = written
-        self.reader = FrameReader(_KEY)
+        self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.is_closed = False
 
@@ -140,10 +141,7 @@ class FakeAgent:
     def connect(self) -> None:
         """It dials in, for the first time or again."""
         self.transport = FakeTransport(self.written)
-        self._writer = FrameWriter(_KEY)
         self.connection = FakeConnection(
-            FrameReader(_KEY),
-            FrameWriter(_KEY),
             on_frame=self.link.received,
             on_lost=lambda why: self.link.broken(self.connection, why),
         )
@@ -171,13 +169,13 @@ class FakeAgent:
 
     def beat(self) -> None:
         """It says that it lives."""
-        self.connection.data_received(self._writer.frame(0, self._seen, []))
+        self.connection.data_received(pack_frame(0, self._seen, []))
 
     def say(self, *messages: Said | Message) -> None:
         """It says this, in one frame."""
         self.heard()
         packed = [(each.message() if isinstance(each, Said) else each).pack() for each in messages]
-        data = self._writer.frame(self._last + 1, self._seen, packed)
+        data = pack_frame(self._last + 1, self._seen, packed)
         self._last += len(messages)
         self.connection.data_received(data)
 
@@ -432,7 +430,10 @@ class FakeFleet:
         self.resolved: dict[str, Sequence[str]] = {}  # what names resolve to
         self.warnings: list[str] = []
         self.warmed: list[tuple[int, float]] = []
-        self.door = Door(loop.time, join_key=b"join")
+        self.tickets = Tickets(loop.time, join_key=b"join")
+
+        async def fingerprint() -> str:
+            return "f"
 
         async def urls(host: str) -> tuple[str, ...]:
             return (f"http://{host or 'loopback'}:1",)
@@ -443,9 +444,9 @@ class FakeFleet:
             return route
 
         self.fleet = Fleet(
-            door=self.door,
+            tickets=self.tickets,
             reach=Reach(
-                urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner", host=own_host
+                urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint=fingerprint, job="job", owner="owner", host=own_host
             ),
             local=self.local,
             remote=self.remote if dials else None,
@@ -491,18 +492,19 @@ class FakeFleet:
 
     def side(self) -> AgentSide:
         """Of a driver."""
-        terms = Terms("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
+        facts = JobFacts(
+            "fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0
+        )
         return AgentSide(
-            self.door,
-            Reception(self.door, terms, self.fleet),
+            self.tickets,
+            Admission(self.tickets, facts, self.fleet),
             self.fleet,
             self.addresses,
             _variables,
             self.sink,
             self.stdin,
-            Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False),
+            Ways("127.0.0.1", addresses=tuple, certificate=OwnCertificate()),
             self.tasks,
-            fingerprint="",
             join_token="",
         )
 
@@ -524,10 +526,10 @@ class FakeFleet:
             dials = [each for name, each in (*self.local.dials, *self.remote.dials) if name == host]
             role, _, number = dials[-1].identity.partition(" ")
             user = User(secrets.token_hex(16), "", "10.0.0.1", 1)
-            taken = self.door.take(Identity(Role(role), number=number), user)
+            taken = self.tickets.take(Identity(Role(role), number=number), user)
             assert isinstance(taken, Ticket), "the ticket is good for nothing"
         link = self.fleet.arrives(facts(host, joined=not ticket, **more))
-        self.door.admit(link.agent, _KEY)
+        self.tickets.admit(link.agent, _KEY)
         agent = FakeAgent(link) if other_end is None else other_end(link)
         self.fleet.settled(link)
         return agent

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from elastic_driver.rendezvous.credentials import Identity
-from elastic_driver.rendezvous.server.connection import Connection
-from tests.support.fakes.rendezvous_service import IDENTITY, BasePeer, BaseService
+from elastic_driver.rendezvous.server.newcomer import Newcomer
+from elastic_driver.rendezvous.tls import Turns
+from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, BasePeer, BaseService
 from tests.support.fakes.virtual_loop import VirtualLoop
 
 # As much as a loop hands over at once.
@@ -32,18 +33,24 @@ class MemoryTransport(asyncio.Transport):
         lost: whether the connection is gone.
     """
 
-    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
+    def __init__(self, protocol: Newcomer) -> None:
         super().__init__()
-        self._protocol = protocol
+        self.protocol: asyncio.Protocol = cast("asyncio.Protocol", protocol)
         self.written = bytearray()
         self.ended = self.lost = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """None: there is no socket."""
+        """None: there is no socket. To the server it is as if it were one over TLS."""
         return default
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
+        self.protocol = cast("asyncio.Protocol", protocol)
+
+    def pause_reading(self) -> None:
+        """Nothing is read by itself."""
+
+    def resume_reading(self) -> None:
+        """See there."""
 
     def is_closing(self) -> bool:
         return self.lost
@@ -64,7 +71,7 @@ class MemoryTransport(asyncio.Transport):
     def close(self) -> None:
         if not self.lost:
             self.ended = self.lost = True
-            asyncio.get_running_loop().call_soon(lambda: cast("asyncio.Protocol", self._protocol).connection_lost(None))
+            asyncio.get_running_loop().call_soon(lambda: self.protocol.connection_lost(None))
 
     abort = close
 
@@ -78,6 +85,8 @@ class MemoryService(BaseService):
         self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
 
     def _listen(self) -> None:
+        self._turns = self.call(Turns)
+        self.server.certificate.fingerprint = CERTIFICATE.fingerprint  # as if it had been made
         self.call(lambda: self.server.guests.make_room(100, 100, connections_each=3, descriptors_each=0))
         self.call(self.server.guests.begin)
 
@@ -98,16 +107,16 @@ class MemoryService(BaseService):
 
         self.wait(look())
 
-    def connect(self) -> tuple[Connection, MemoryTransport]:
+    def connect(self) -> MemoryTransport:
         """A new connection."""
 
-        def make() -> tuple[Connection, MemoryTransport]:
-            connection = Connection(self.server)
-            transport = MemoryTransport(connection)
-            connection.connection_made(transport)
-            return connection, transport
+        def make() -> MemoryTransport:
+            newcomer = Newcomer(self.server, self._turns)
+            transport = MemoryTransport(newcomer)
+            newcomer.connection_made(transport)
+            return transport
 
-        return cast("tuple[Connection, MemoryTransport]", self.call(make))
+        return cast("MemoryTransport", self.call(make))
 
     def _end(self) -> None:
         self.loop.close()
@@ -119,7 +128,7 @@ class MemoryPeer(BasePeer):
     def __init__(self, service: MemoryService, identity: Identity = IDENTITY) -> None:
         super().__init__(identity)
         self._service = service
-        self._connection, self._transport = service.connect()
+        self._transport = service.connect()
 
     def close(self) -> None:
         self.hang_up()
@@ -129,7 +138,7 @@ class MemoryPeer(BasePeer):
         """Says that nothing more is coming, and reads what there is."""
 
         def end() -> None:
-            if not self._transport.lost and not self._connection.eof_received():
+            if not self._transport.lost and not self._transport.protocol.eof_received():
                 self._transport.close()
 
         self._service.call(end)
@@ -139,7 +148,7 @@ class MemoryPeer(BasePeer):
         for start in range(0, len(data), _PIECE):
             if self._transport.lost:
                 raise BrokenPipeError
-            self._service.call(lambda start=start: self._connection.data_received(data[start : start + _PIECE]))
+            self._service.call(lambda start=start: self._transport.protocol.data_received(data[start : start + _PIECE]))
 
     def _line(self) -> bytes:
         written = self._transport.written

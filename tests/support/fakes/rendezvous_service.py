@@ -6,18 +6,21 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import uvloop
 
-from elastic_driver.errors import StaleRoundError
+from elastic_driver.errors import RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.certificate import Certificate, server_context
+from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof
+from elastic_driver.rendezvous.certificate import Certificate, client_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
@@ -30,18 +33,19 @@ from elastic_driver.rendezvous.messages import (
     Notice,
     RoundAssignment,
     RunningReport,
+    TokenReply,
     WatchRequest,
 )
-from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
 from elastic_driver.rendezvous.routes import ALL, Route, Routes, read, read_own, routes_of_rounds
 from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.server.connection import Guest
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.words import Backend, ReadyCause
 
 KEY = JobKey(b"the job's key of thirty-two byte")
@@ -49,6 +53,7 @@ WORKER = WorkerId("a", 0, 0)
 IDENTITY = Identity(Role.WORKER, WORKER)
 OPERATOR = Identity(Role.OPERATOR)
 READER = f"Bearer {KEY.of(Identity(Role.READER)).hex()}"
+CERTIFICATE = Certificate.new()
 NONCE = "0123456789abcdef" * 2
 READY = NextRoundRequest(WORKER, 0, 0, ReadyCause.START, "", (Backend.TORCH,), 1)
 ASSIGNMENT = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), sync=True, commits=0, backend=Backend.TORCH)
@@ -65,7 +70,8 @@ class Handler:
         self.drained: list[DrainHostRequest] = []
         self.left: list[LeaveRequest] = []
         self.ends = 0
-        self.urls: list[str] = []
+        self.url = ""  # where other machines reach it
+        self.join_token = ""
         self.current_round = 1
         self.error: Exception | None = None
 
@@ -77,8 +83,8 @@ class Handler:
             Route("POST", "leave", WORKERS, read_own(LeaveRequest.from_json, self.leave)),
             Route("POST", "drain", OPERATORS, read(DrainHostRequest.from_json, self.drain)),
             Route("POST", "end", OPERATORS, lambda _: self.end()),
+            Route("POST", "token/*", OPERATORS, lambda request: self.token(request.path[0])),
             Route("GET", "status", ALL, lambda _: self.status()),
-            agent_route(lambda identity, session: Hangup()),
         )
 
     def next_round(self, request: NextRoundRequest) -> asyncio.Future[NextRoundReply]:
@@ -112,8 +118,15 @@ class Handler:
         self.ends += 1
         return EndReply("it ends")
 
+    def token(self, role: str) -> TokenReply:
+        tokens = {each: KEY.of(Identity(each)).hex() for each in (Role.OPERATOR, Role.READER)}
+        tokens[Role.JOINER] = self.join_token
+        if role not in tokens:
+            raise RendezvousProtocolError("there is no such token")
+        return TokenReply(tokens[Role(role)], self.url, only_here=False)
+
     def status(self) -> dict[str, object]:
-        return {"explain": "waiting", "round_id": self.current_round, "urls": self.urls}
+        return {"explain": "waiting", "round_id": self.current_round}
 
 
 class Hangup(asyncio.Protocol):
@@ -121,6 +134,16 @@ class Hangup(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
+
+
+class Hangups:
+    """Takes agents in, and hangs up."""
+
+    def key_of(self, identity: Identity) -> bytes:
+        return KEY.of(identity)
+
+    def take_over(self, identity: Identity) -> Hangup:
+        return Hangup()
 
 
 class BaseService:
@@ -135,7 +158,9 @@ class BaseService:
         call_later: CallLater | None = None,
         routes: Routes = (),
         web: Web | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
+        self.certificate = certificate
         self.web = web
         self.handler = Handler()
         self.errors: list[BaseException] = []
@@ -174,7 +199,8 @@ class BaseService:
         return RendezvousServer(
             self.routes,
             key=KEY,
-            agent_keys=KEY.of,
+            agents=Hangups(),
+            certificate=OwnCertificate(self.certificate or CERTIFICATE),
             limits=self.limits,
             on_error=self.errors.append,
             on_full=self.full.append,
@@ -217,12 +243,10 @@ class BaseService:
 class Service(BaseService):
     """A server that listens, in a thread of its own."""
 
-    def __init__(
-        self, *, port: int = 0, loop: str = "uvloop", certificate: Certificate | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *, port: int = 0, loop: str = "uvloop", **options: Any) -> None:
         self.port = port
-        self.certificate = certificate
         self._kind = loop
+        self._folder: SocketFolder | None = None
         super().__init__(**options)
 
     def _begin(self) -> None:
@@ -232,12 +256,23 @@ class Service(BaseService):
         self._thread.start()
 
     def _listen(self) -> None:
-        tls = None if self.certificate is None else server_context(self.certificate)
-        self.port = self.wait(self.server.start("127.0.0.1", self.port, ssl=tls))
+        self.port = self.wait(self.server.start("127.0.0.1", self.port))
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+        """As people hand it on."""
+        return f"https://127.0.0.1:{self.port}#sha256:{(self.certificate or CERTIFICATE).fingerprint}"
+
+    @property
+    def plain_url(self) -> str:
+        """For browsers, readers and probes of this machine."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def socket(self) -> Path:
+        """Has it listen at a socket of this machine, too."""
+        self._folder = SocketFolder.new()
+        self.wait(self.server.start_local(self._folder.listen("driver.sock")))
+        return self._folder.path / "driver.sock"
 
     def wait(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
@@ -251,8 +286,7 @@ class Service(BaseService):
     def client(
         self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
     ) -> RendezvousClient:
-        fingerprint = self.certificate.fingerprint if self.certificate else ""
-        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s, fingerprint=fingerprint)
+        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s)
 
     def die(self) -> None:
         """Ends as a process does that is killed: no goodbye to anybody."""
@@ -269,6 +303,8 @@ class Service(BaseService):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
+        if self._folder is not None:
+            self._folder.close()
 
 
 @contextmanager
@@ -300,8 +336,7 @@ class BasePeer:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._proofs: Proofs | None = None
-        self._read = 0  # answers with a proof
+        self.has_met = False
 
     def __enter__(self) -> Self:
         return self
@@ -323,24 +358,43 @@ class BasePeer:
         """As many bytes; fewer at its end."""
         raise NotImplementedError
 
-    def meet(self, nonce: str = NONCE) -> Proofs:
-        """Says hello, and gets what the connection's requests are proven with."""
-        self.send(hello(str(self._identity), nonce))
-        answer = self.read()
-        assert answer.status == 200, answer
-        self._proofs = Proofs(self._identity, nonce, json.loads(answer.body)["nonce"])
-        return self._proofs
+    def prove(self, *, key: bytes | None = None, nonce: bytes | None = None) -> Proof:
+        """Its part of the exchange, with what it says first if that is not to be right."""
+        return Proof(
+            str(self._identity), key or KEY.of(self._identity), self._certificate(), nonce or os.urandom(NONCE_BYTES)
+        )
+
+    def _certificate(self) -> bytes:
+        """SHA-256 of that of the server."""
+        return bytes.fromhex(CERTIFICATE.fingerprint)
+
+    def begin(self, proof: Proof) -> bytes:
+        """Says who it is. Returns the server's answer, whole; what there is of it where the server has closed."""
+        self.send(proof.request)
+        answer = b""
+        while missing := proof.missing(answer):
+            piece = self._bytes(missing)
+            answer += piece
+            if len(piece) < missing:
+                break
+        return answer
+
+    def meet(self) -> None:
+        """Authenticates."""
+        proof = self.prove()
+        self.send(proof.response(self.begin(proof)))
+        self.has_met = True
 
     def request(self, method: str, path: str, body: bytes = b"", **options: Any) -> bytes:
-        """The next request of this connection, as bytes."""
-        return (self._proofs or self.meet()).request(method, path, body, **options)
+        """A request of whom the server knows, as bytes."""
+        if not self.has_met:
+            self.meet()
+        return request(method, path, body, **options)
 
     def ask(self, method: str, path: str, body: bytes = b"", **options: Any) -> Answer:
-        """One request, and its answer, which has to be proven."""
+        """One request, and its answer."""
         self.send(self.request(method, path, body, **options))
-        answer = self.read()
-        assert answer.status == 100 or REPLY_HEADER in answer.headers
-        return answer
+        return self.read()
 
     def read(self, *, head_only: bool = False) -> Answer:
         """The next answer. Raises EOFError when the server has closed instead."""
@@ -353,12 +407,7 @@ class BasePeer:
             headers[name] = value.strip()
         status = int(first.split()[1])
         length = 0 if head_only or status in (100, 101) else int(headers["Content-Length"])
-        body = self._bytes(length)
-        if (proof := headers.get(REPLY_HEADER)) is not None:
-            assert self._proofs is not None
-            self._read += 1
-            assert proof.encode() == self._proofs.session.of_reply(self._read, status, body)
-        return Answer(status, headers, body)
+        return Answer(status, headers, self._bytes(length))
 
     def is_closed(self) -> bool:
         """Blocks until the server has closed; False if it sends something instead."""
@@ -369,16 +418,34 @@ class BasePeer:
 
 
 class Peer(BasePeer):
-    """One over a socket."""
+    """One over a socket. What is sent before it authenticates is sent in plain text; then it goes over to TLS."""
 
-    def __init__(self, service: Service, identity: Identity = IDENTITY, *, timeout_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        service: Service,
+        identity: Identity = IDENTITY,
+        *,
+        address: tuple[str, int] | None = None,
+        timeout_s: float = PATIENCE_S,
+    ) -> None:
         super().__init__(identity)
-        self.socket = socket.create_connection(("127.0.0.1", service.port), timeout_s)
+        self.socket = socket.create_connection(address or ("127.0.0.1", service.port), timeout_s)
         self._file = self.socket.makefile("rb")
 
     def close(self) -> None:
         self._file.close()
         self.socket.close()
+
+    def encrypt(self) -> None:
+        """Shakes hands."""
+        self._file.close()
+        self.socket = client_context().wrap_socket(self.socket)
+        self._file = self.socket.makefile("rb")
+
+    def meet(self) -> None:
+        if not isinstance(self.socket, ssl.SSLSocket):
+            self.encrypt()
+        super().meet()
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -394,76 +461,22 @@ def credential(identity: Identity = IDENTITY, key: JobKey = KEY) -> Credential:
     return Credential(identity, key.of(identity))
 
 
-class Proofs:
-    """What one connection's requests are proven with."""
-
-    def __init__(self, identity: Identity, nonce: str, answered: str) -> None:
-        self.session = Session(KEY.of(identity), str(identity), nonce, answered)
-        self._number = 0
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes = b"",
-        *,
-        covered: bytes | None = None,
-        headers: tuple[str, ...] = (),
-        v: str = "1.1",
-    ) -> bytes:
-        """The next request as bytes; ``covered`` is the body that its proof is for, if that is sent otherwise."""
-        self._number += 1
-        digest = digest_of(body if covered is None else covered)
-        proof = self.session.of_request(self._number, method.encode(), path.encode(), digest)
-        return request(method, path, body, f"{PROOF} {proof.decode()} {digest.decode()}", headers=headers, v=v)
-
-
-def hello(name: str, nonce: str = NONCE) -> bytes:
-    """How a connection begins."""
-    return request("GET", "/v1/hello", b"", f"{HELLO} {name} {nonce}")
-
-
 def request(
-    method: str, path: str, body: bytes, authorization: str, *, headers: tuple[str, ...] = (), v: str = "1.1"
+    method: str,
+    path: str,
+    body: bytes = b"",
+    authorization: str | None = None,
+    *,
+    headers: tuple[str, ...] = (),
+    v: str = "1.1",
 ) -> bytes:
     """A whole request as bytes."""
-    lines = [f"{method} {path} HTTP/{v}", "Host: x", f"Authorization: {authorization}".rstrip(), *headers]
+    lines = [f"{method} {path} HTTP/{v}", "Host: x", *headers]
+    if authorization is not None:
+        lines.insert(2, f"Authorization: {authorization}".rstrip())
     if body:
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-@contextmanager
-def scripted(*answers: bytes | Callable[[Session], bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """Something that is driver enough to say hello, and sends one of the answers to the request of each connection.
-
-    They are sent as they stand, but that PROOF is replaced by what it should be. Yields its URL and the requests.
-    """
-    got: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for answer in answers:
-                connection, _ = listener.accept()
-                with connection:
-                    name, _, nonce = connection.recv(65536).split(HELLO.encode())[1].strip().decode().rpartition(" ")
-                    session = Session(credential().key, name.strip(), nonce, NONCE)
-                    greeting = json.dumps({"nonce": NONCE, "proof": session.greeting.decode()})
-                    connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(greeting)}\r\n\r\n{greeting}".encode())
-                    got.append(connection.recv(65536))
-                    if not isinstance(answer, bytes):
-                        connection.sendall(answer(session))
-                        continue
-                    status, body = answer[9:12], answer.partition(b"\r\n\r\n")[2]
-                    if b"PROOF" in answer:
-                        answer = answer.replace(b"PROOF", session.of_reply(1, int(status), body))
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", got
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 class Calls:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -17,9 +18,9 @@ import psutil
 import uvloop
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.admission import Admission, JobFacts, RefusedError
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
-from elastic_driver.launch.fleet.reception import Reception, RefusedError, Terms
+from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
     Bye,
@@ -30,8 +31,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Started,
 )
 from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.rendezvous.server.upgrade import agent_route
 from tests.support.paths import PROGRAMS
 from tests.support.processes import forked
 
@@ -49,13 +50,13 @@ class FakeDriver:
     Args:
         cwd: of the workers.
         agent_timeout_s: see Bootstrap.
-        terms: others than the usual.
+        job_facts: others than the usual.
     """
 
-    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **terms: Any) -> None:
+    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **job_facts: Any) -> None:
         loop = asyncio.get_running_loop()
         self.agent_timeout_s = agent_timeout_s
-        self.door = Door(loop.time, join_key=JOIN_KEY)
+        self.tickets = Tickets(loop.time, join_key=JOIN_KEY)
         values = {
             "job_id": os.urandom(8).hex(),
             "poll_s": 0.0,
@@ -65,23 +66,29 @@ class FakeDriver:
             "preload": None,
             "prefix_timestamp": False,
             "agent_timeout_s": agent_timeout_s,
-        } | terms
-        self.terms = Terms(**values)
-        self.reception = Reception(self.door, self.terms, self)
+        } | job_facts
+        self.job_facts = JobFacts(**values)
+        self.admission = Admission(self.tickets, self.job_facts, self)
         self.links: dict[str, AgentLink] = {}
         self.said: list[Said] = []
         self.lost: list[str] = []
         self.refuses = ""
         self.takes = 0  # connections on which an agent was welcomed
         self._news = asyncio.Event()
+        self._certificate = OwnCertificate()  # of the job, however often it listens
         self._server: RendezvousServer | None = None
         self.port = 0
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
-            [agent_route(self.reception.take_over)], key=JobKey.new(), agent_keys=self.door.key_of
+            (), key=JobKey.new(), agents=self.admission, certificate=self._certificate
         )
         self.port = await server.start("127.0.0.1", self.port)
+
+    async def listen_here(self, listening: socket.socket) -> None:
+        """Listens at a socket of this machine, too."""
+        assert self._server is not None
+        await self._server.start_local(listening)
 
     async def deafen(self) -> None:
         """Listens no more, and cuts what there is."""
@@ -90,7 +97,7 @@ class FakeDriver:
             await server.close()
         for link in self.links.values():
             self.cut(link)
-        self.reception.close()
+        self.admission.close()
 
     def cut(self, link: AgentLink) -> None:
         if link._connection is not None:
@@ -211,9 +218,9 @@ class FakeDriver:
         await self.until(lambda: text.encode() in self.output(worker, stream), f"output {text!r}")
 
     def bootstrap(self, host: str = "a", **more: Any) -> Bootstrap:
-        ticket = self.door.issue(host, PATIENCE_S)
+        ticket = self.tickets.issue(host, PATIENCE_S)
         values = {
-            "urls": (f"http://127.0.0.1:{self.port}",),
+            "urls": (f"https://127.0.0.1:{self.port}",),
             "identity": str(ticket.identity),
             "key": ticket.key.hex(),
             "host": host,
@@ -311,7 +318,7 @@ async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
             link.close("the test is over")
         for agent in one.agents:
             agent.close()
-        await gone(marked(driver.terms.job_id))
+        await gone(marked(driver.job_facts.job_id))
 
 
 def marked(job_id: str) -> list[psutil.Process]:

@@ -37,7 +37,9 @@ class RendezvousProcess:
         self._began = len(self.lines)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.port = int(re.search(r":(\d+); ", self.until("listens at"))[1])  # type: ignore[index]
+        listens = self.until("listens at")
+        self.port = int(re.search(r":(\d+); ", listens)[1])  # type: ignore[index]
+        self._fingerprint = listens.rpartition("; its certificate: ")[2]
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -52,6 +54,11 @@ class RendezvousProcess:
     @property
     def endpoint(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Of this process, and not of one that is started in its place."""
+        return f"https://{self.endpoint}#{self._fingerprint}"
 
     def until(self, text: str, *, after: int | None = None) -> str:
         """Blocks until it has said a line with this text, since its start or since the line of this number."""

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.unit]
 TOKEN = "0123456789abcdef"
 KEY = join_key(TOKEN).hex()
 DIGITS = "ab" * 32
-WORDS = ("--driver", "http://10.0.0.1:1234", "--slots", "4")
+WORDS = ("--driver", "https://10.0.0.1:1234", "--slots", "4")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def token(tmp_path: Path) -> str:
 
 def test_what_the_agent_is_given(token: str) -> None:
     bootstrap = read([*WORDS, "--join-token-file", token], {})
-    assert bootstrap == Bootstrap(("http://10.0.0.1:1234",), "joiner", KEY, "", slots=4)
+    assert bootstrap == Bootstrap(("https://10.0.0.1:1234",), "joiner", KEY, "", slots=4)
     assert KEY not in repr(bootstrap)
     words = ["--driver", f"https://a:1#sha256:{DIGITS}", "--driver", f"https://[fd00::1]:1#sha256:{DIGITS.upper()}"]
     words += ["--slots", "1", "--host", "[fd00::2]", "--agent-timeout", "3", "--label", "rack=r1", "--label", "spot"]
@@ -80,34 +80,34 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
     ("words", "complaint"),
     [
         ("", "the following arguments are required: --driver, --slots"),
-        ("--driver http://a:1", "the following arguments are required: --slots"),
+        ("--driver https://a:1", "the following arguments are required: --slots"),
         ("--driver a --slots 1", "argument --driver: cannot read 'a' as the driver's address"),
-        ("--driver https://a:1 --slots 1", "behind it has to stand #sha256:"),
+        ("--driver https://a:1#sha256:x --slots 1", "behind its # has to stand sha256:"),
         (
-            f"--driver https://a:1#sha256:{DIGITS} --driver http://a:1 --slots 1",
+            f"--driver https://a:1#sha256:{DIGITS} --driver https://a:1 --slots 1",
             "the addresses given by --driver are not of one driver",
         ),
-        ("--driver http://a:1 --slots x", "argument --slots: 'x' is not an integer"),
-        ("--driver http://a:1 --slots 0", "--slots 0 is not within 1 to 4096"),
-        ("--driver http://a:1 --slots 5000", "--slots 5000 is not within 1 to 4096"),
-        ("--driver http://a:1 --slots 2 --host a/b", "cannot read 'a/b' as a host"),
-        ("--driver http://a:1 --slots 2 --host a:3", "--host 'a:3' has other slots than --slots 2"),
+        ("--driver https://a:1 --slots x", "argument --slots: 'x' is not an integer"),
+        ("--driver https://a:1 --slots 0", "--slots 0 is not within 1 to 4096"),
+        ("--driver https://a:1 --slots 5000", "--slots 5000 is not within 1 to 4096"),
+        ("--driver https://a:1 --slots 2 --host a/b", "cannot read 'a/b' as a host"),
+        ("--driver https://a:1 --slots 2 --host a:3", "--host 'a:3' has other slots than --slots 2"),
         (
-            "--driver http://a:1 --slots 2 --label spot --label spot",
+            "--driver https://a:1 --slots 2 --label spot --label spot",
             "argument --label: the label 'spot' is there twice",
         ),
         (
-            "--driver http://a:1 --slots 2 --label rack",
+            "--driver https://a:1 --slots 2 --label rack",
             "argument --label: cannot use the label 'rack': it needs a value",
         ),
-        ("--driver http://a:1 --slots 2 --agent-timeout 1", "--agent-timeout 1 is below 2 s"),
-        ("--driver http://a:1 --slots 2 --agent-timeout nan", "--agent-timeout nan is not a number of seconds"),
-        ("--driver http://a:1 --slots 2 --leave-code 256", "--leave-code 256 is not within 0 to 255"),
-        ("--driver http://a:1 --slots 2 --grace 0", "--grace 0 is not a number of seconds above 0"),
-        ("--driver http://a:1 --slots 2 --spot-notices ibm", "argument --spot-notices: invalid choice: 'ibm'"),
-        ("--driver http://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),
-        ("--driver http://a:1 --slots 2 --join-token-file /no/such", "cannot read the join token's file /no/such"),
-        ("--driver http://a:1 --slots 2 --join-token-file /dev/null", "it has 0 characters, and 16 are the least"),
+        ("--driver https://a:1 --slots 2 --agent-timeout 1", "--agent-timeout 1 is below 2 s"),
+        ("--driver https://a:1 --slots 2 --agent-timeout nan", "--agent-timeout nan is not a number of seconds"),
+        ("--driver https://a:1 --slots 2 --leave-code 256", "--leave-code 256 is not within 0 to 255"),
+        ("--driver https://a:1 --slots 2 --grace 0", "--grace 0 is not a number of seconds above 0"),
+        ("--driver https://a:1 --slots 2 --spot-notices ibm", "argument --spot-notices: invalid choice: 'ibm'"),
+        ("--driver https://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),
+        ("--driver https://a:1 --slots 2 --join-token-file /no/such", "cannot read the join token's file /no/such"),
+        ("--driver https://a:1 --slots 2 --join-token-file /dev/null", "it has 0 characters, and 16 are the least"),
     ],
 )
 def test_bad_usage(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.credentials import Credential, JobKey
+from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.words import OnChange
 
 pytestmark = pytest.mark.unit
@@ -31,8 +31,7 @@ def test_a_server_is_told_what_it_is_and_nothing_of_an_outer_job() -> None:
     env = dialect.environment(start(), job=JOB)
     assert (env["ELASTIC_DRIVER_TASK"], env["ELASTIC_DRIVER_PORT_RANGE"], env["HOME"]) == ("worker 3", "1-2", "/h")
     assert env.keys().isdisjoint(("TF_CONFIG", "ELASTIC_DRIVER_CHIEF", "RANK", "MASTER_PORT"))
-    assert Credential.of_worker(env) == Credential.of_worker(env)
-    assert Credential.of_worker(env).key == JOB.key.of_worker(WORKER)
+    assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER))
     assert dialect.environment(start(0), job=JOB)["ELASTIC_DRIVER_TASK"] == "ps 0"
     assert dialect.on_change is OnChange.NO_ROUNDS
 
@@ -44,10 +43,7 @@ def test_the_chief_finds_the_cluster_and_the_way_to_the_driver() -> None:
         "cluster": {"chief": ["c:1"], "ps": ["a:1"], "worker": ["b:1", "b:2"]},
         "task": {"type": "chief", "index": 0},
     }
-    credential = Credential.of_chief(env)
-    assert credential is not None
-    assert (str(credential.identity), credential.key) == ("chief 3", JOB.key.of_chief(3))
-    assert JOB.key.of_chief(3) != JOB.key.of_chief(2)
+    assert Credential.of_chief(env) == Credential(Identity(Role.CHIEF, number="3"))
     assert env["GRPC_FAIL_FAST"] == "mine"
     assert "ELASTIC_DRIVER_WORKER" not in env
 

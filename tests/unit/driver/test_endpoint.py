@@ -30,7 +30,7 @@ def test_an_endpoint_is_read(text: str, host: str, port: int) -> None:
     place = Endpoint.parse(text)
     assert (place.host, place.port) == (host, port)
     assert Endpoint.parse(str(place)) == place
-    assert place.url == f"http://{place}"
+    assert place.url == f"https://{place}"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ def _settings(**more: Any) -> Settings:
         ({"endpoint": "node0:29400"}, {}, {}, "nodes that meet at node0:29400 need a secret"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN": "short"}, "it has 5 characters"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN_FILE": "/none"}, "cannot read the join token's"),
-        ({"endpoint": "node0:29400"}, {"tls": True}, TOKEN, "--tls has no use with several nodes"),
         ({"endpoint": "node0", "local_addr": "no-such.invalid"}, {}, TOKEN, "--local-addr no-such.invalid does not"),
     ],
 )

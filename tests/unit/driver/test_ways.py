@@ -1,10 +1,11 @@
-"""Where the driver listens for agents, and which URLs they get."""
+"""Where the driver listens, and which URLs agents get."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from ssl import SSLContext
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,77 +13,145 @@ import pytest
 from elastic_driver.driver import agents
 from elastic_driver.driver.agents import Ways, url_of
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from tests.support.fakes.fleet_fakes import AtOnce
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 
+HERE = "unix:/a/driver.sock"
+FOUR, SIX = "10.0.0.1", "fd00::1"
+
 
 class Server:
-    """Keeps where it listens."""
+    """Keeps where it listens. The first free port is 7000."""
 
     def __init__(self) -> None:
         self.listens: list[str] = []
+        self.ports: list[tuple[int, ...]] = []  # that it was asked for
         self.unusable: set[str] = set()
 
-    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,), ssl: SSLContext | None = None) -> int:
+    async def open(self, host: str, ports: int | Sequence[int]) -> int:
         await asyncio.sleep(0)
         if host in self.unusable:
             raise SettingsError(f"cannot listen on {host}")
+        assert not isinstance(ports, int)
         self.listens.append(host)
-        return 7000 + len(self.listens)
+        self.ports.append(tuple(ports))
+        return ports[0] or 7000
+
+    async def adopt(self, listener: socket.socket) -> int:
+        self.listens.append("adopted")
+        return 29400
 
 
-def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], *, is_wide: bool = False) -> None:
+def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], **options: Any) -> None:
     async def main(loop: VirtualLoop) -> None:
         loop.set_default_executor(AtOnce())
         server = Server()
-        ways = Ways("127.0.0.1", addresses=lambda: ("10.0.0.1", "fd00::1"), ssl=None, is_wide=is_wide)
-        await ways.begin(server, 7000)
+        ways = Ways("127.0.0.1", addresses=lambda: (FOUR, SIX), certificate=OwnCertificate(), **options)
+        await ways.begin(server, Path("/a/driver.sock"))
         await test(ways, server)
 
     run_virtually(main)
 
 
-def test_only_loopback_while_all_agents_are_here() -> None:
+def test_no_port_while_all_agents_are_here_and_nobody_else_asks() -> None:
     async def test(ways: Ways, server: Server) -> None:
-        assert await ways.to("") == ("http://127.0.0.1:7000",)
+        assert await ways.to("") == (HERE,)
         assert server.listens == []
-        assert ways.urls == ()
+        assert (ways.here, ways.url, ways.urls) == (HERE, HERE, ())
+
+    on(test)
+
+
+def test_loopback_is_opened_once_for_all_who_ask() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        assert set(await asyncio.gather(*(ways.open_loopback() for _ in range(3)))) == {"http://127.0.0.1:7000"}
+        assert server.listens == ["127.0.0.1"]
+        assert (ways.here, ways.url, ways.urls) == (HERE, "http://127.0.0.1:7000", ())
+        assert await ways.to("") == (HERE,)
+
+    on(test)
+
+
+def test_a_port_that_is_not_free_now_is_tried_again() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        server.unusable = {"127.0.0.1"}
+        for _ in range(2):
+            with pytest.raises(SettingsError, match=r"cannot listen on 127\.0\.0\.1"):
+                await ways.open_loopback()
+        assert ways.url == HERE
+        server.unusable = set()
+        assert await ways.open_loopback() == "http://127.0.0.1:7000"
+
+    on(test)
+
+
+def test_whoever_gives_up_to_wait_does_not_keep_the_others_from_it() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        first = asyncio.ensure_future(ways.open_loopback())
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(ways.open_loopback())
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == "http://127.0.0.1:7000"
 
     on(test)
 
 
 def test_all_addresses_from_the_first_other_host_on_and_the_one_by_route_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "_address_towards", {"a": "10.0.0.1", "b": "fd00::1", "c": ""}.__getitem__)
+    monkeypatch.setattr(agents, "_address_towards", {"a": FOUR, "b": SIX, "c": ""}.__getitem__)
 
     async def test(ways: Ways, server: Server) -> None:
         urls = await asyncio.gather(*map(ways.to, "abc"))
-        four, six = "http://10.0.0.1:7001", "http://[fd00::1]:7002"
+        four, six = f"https://{FOUR}:7000", f"https://[{SIX}]:7000"
         assert urls == [(four, six), (six, four), (four, six)]
-        assert server.listens == ["10.0.0.1", "fd00::1"]
+        assert server.listens == [FOUR, SIX]
         assert ways.urls == (four, six)
+        assert ways.url == HERE, "nobody has asked for loopback"
 
     on(test)
 
 
+@pytest.mark.parametrize("first", ["loopback", "others"])
+def test_the_port_that_was_had_first_is_tried_first_at_each_other_address(first: str) -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        openings = [ways.open_loopback, ways.open]
+        for opening in openings if first == "loopback" else reversed(openings):
+            await opening()
+        assert server.ports == [(9000, 8999), (9000, 9000, 8999), (9000, 9000, 8999)]
+
+    on(test, ports=(9000, 8999))
+
+
 def test_where_hosts_may_join_it_listens_from_the_start() -> None:
     async def test(ways: Ways, server: Server) -> None:
-        assert server.listens == ["10.0.0.1", "fd00::1"]
+        assert server.listens == ["127.0.0.1", FOUR, SIX]
 
-    on(test, is_wide=True)
+    on(test, opens=True, is_wide=True)
+
+
+def test_a_port_that_was_claimed_is_taken_over_and_the_others_have_the_same() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        assert server.listens == ["adopted", FOUR, SIX]
+        assert ways.url == "http://127.0.0.1:29400"
+        assert ways.urls == (f"https://{FOUR}:29400", f"https://[{SIX}]:29400")
+
+    with socket.socket() as listener:
+        on(test, listener=listener, opens=True, is_wide=True)
 
 
 def test_an_address_that_can_not_be_had_is_left_out_and_none_at_all_is_tried_again() -> None:
     """A machine may get its network later than the job begins."""
 
     async def test(ways: Ways, server: Server) -> None:
-        server.unusable = {"10.0.0.1", "fd00::1"}
+        server.unusable = {FOUR, SIX}
         for _ in range(2):
             with pytest.raises(SettingsError, match="cannot listen on fd00::1"):
                 await ways.to("a")
-        server.unusable = {"fd00::1"}
-        assert await ways.to("a") == ("http://10.0.0.1:7001",)
+        server.unusable = {SIX}
+        assert await ways.to("a") == (f"https://{FOUR}:7000",)
 
     on(test)
 

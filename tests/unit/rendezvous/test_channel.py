@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.channel import BEAT_S, Channel, FrameConnection
-from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message, _messages
+from elastic_driver.rendezvous.frames import Frame, Message, _messages
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 
@@ -194,9 +194,7 @@ class Transport(asyncio.Transport):
 def test_what_is_sent_and_does_not_arrive_counts_though_the_other_end_is_heard() -> None:
     async def main(loop: VirtualLoop) -> None:
         kept = Socket()
-        connection = FrameConnection(
-            FrameReader(bytes(32)), FrameWriter(bytes(32)), on_frame=lambda _: None, on_lost=lambda _: None
-        )
+        connection = FrameConnection(on_frame=lambda _: None, on_lost=lambda _: None)
         connection.connection_made(Transport(kept))
 
         async def passes(looks: int) -> float:

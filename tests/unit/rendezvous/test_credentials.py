@@ -8,7 +8,6 @@ from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import (
-    ENV_KEY,
     ENV_RANKS_KEY,
     KEY_BYTES,
     Credential,
@@ -29,11 +28,12 @@ WORKER = WorkerId("a", 0, 0)
 def test_every_purpose_has_a_key_of_its_own():
     job = JobKey(b"k" * KEY_BYTES)
     again = WorkerId("a", 0, 1)
-    keys = [job.secret, job.of_ranks(), job.of_worker(WORKER), job.of_worker(again), JobKey.new().of_ranks()]
+    one, other = Identity(Role.WORKER, WORKER), Identity(Role.WORKER, again)
+    keys = [job.secret, job.of_ranks(), job.of(one), job.of(other), JobKey.new().of_ranks()]
     keys += [job.of(Identity(Role.OPERATOR)), job.of(Identity(Role.READER))]
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {KEY_BYTES}
-    assert job.of_worker(WORKER) == JobKey(b"k" * KEY_BYTES).of_worker(WorkerId("a", 0, 0))
+    assert job.of(one) == JobKey(b"k" * KEY_BYTES).of(Identity(Role.WORKER, WorkerId("a", 0, 0)))
 
 
 def test_secrets_are_not_printed():
@@ -53,30 +53,27 @@ def test_a_ranks_key_is_read_from_the_environment():
 def test_rubbish_is_refused(text):
     with pytest.raises(SettingsError, match=ENV_RANKS_KEY):
         ranks_key({ENV_RANKS_KEY: text})
-    with pytest.raises(SettingsError, match=ENV_KEY):
-        Credential.of_worker({ENV_WORKER: WORKER.key, ENV_KEY: text})
 
 
-def test_a_worker_finds_its_own_credential_and_nothing_of_the_job_s_key():
+def test_a_worker_knows_who_it_is_and_of_keys_the_ranks_only():
     job = JobKey.new()
-    outer = {ENV_KEY: "of another job", ENV_RANKS_KEY: "of another job"}
+    outer = {ENV_RANKS_KEY: "of another job"}
     env = OurDialect(outer, exported={}).environment(
         WorkerStart(WORKER, SlotInfo(0, 1, 0, 1, 0, 1), (WORKER.hostname,), round_id=0, cores=1),
-        job=JobAddress("http://127.0.0.1:1", job, "id"),
+        job=JobAddress("unix:/agent", job, "id"),
     )
-    assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER), job.of_worker(WORKER))
+    assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER))
+    assert ranks_key(env) == job.of_ranks()
     everything = "".join(env.values())
     assert "of another job" not in everything
-    for secret in (job.secret, job.of(Identity(Role.OPERATOR)), job.of(Identity(Role.READER))):
+    others = (Identity(Role.OPERATOR), Identity(Role.READER), Identity(Role.WORKER, WORKER))
+    for secret in (job.secret, *map(job.of, others)):
         assert secret.hex() not in everything
 
 
-@pytest.mark.parametrize("missing", [ENV_KEY, ENV_WORKER])
-def test_a_variable_that_is_missing_is_named(missing):
-    env = {ENV_WORKER: WORKER.key, ENV_KEY: JobKey.new().of_worker(WORKER).hex()}
-    del env[missing]
-    with pytest.raises(SettingsError, match=f"{missing} is not set"):
-        Credential.of_worker(env)
+def test_a_variable_that_is_missing_is_named():
+    with pytest.raises(SettingsError, match=f"{ENV_WORKER} is not set"):
+        Credential.of_worker({})
 
 
 @pytest.mark.parametrize("identity", [Identity(Role.OPERATOR), Identity(Role.WORKER, WORKER)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from elastic_driver.errors import RendezvousProtocolError
@@ -15,36 +17,54 @@ DIGITS = "0123456789abcdef" * 4
 @pytest.mark.parametrize(
     ("text", "url", "fingerprint"),
     [
-        ("http://a:1", "http://a:1", ""),
-        (" http://10.0.0.1:1234/\n", "http://10.0.0.1:1234", ""),
+        ("https://a:1", "https://a:1", ""),
+        (" https://10.0.0.1:1234/\n", "https://10.0.0.1:1234", ""),
         (f"https://[fd00::1]:65535#sha256:{DIGITS}", "https://[fd00::1]:65535", DIGITS),
         (f"https://a.b:1#sha256:{DIGITS.upper()}", "https://a.b:1", DIGITS),
+        ("unix:/a b/c.sock", "unix:/a b/c.sock", ""),
     ],
 )
-def test_what_is_one(text: str, url: str, fingerprint: str) -> None:
+def test_what_is_one(text: str, url: str, fingerprint: str, caplog: pytest.LogCaptureFixture) -> None:
     read = DriverUrl.parse(text)
     assert read == DriverUrl(url, fingerprint)
     assert DriverUrl.parse(str(read)) == read
+    assert caplog.text == ""
+
+
+def test_its_parts() -> None:
+    assert DriverUrl("https://[fd00::1]:7").address == ("fd00::1", 7)
+    assert DriverUrl("https://a:7").socket is None
+    assert DriverUrl("unix:/a/b.sock").socket == Path("/a/b.sock")
+
+
+def test_http_is_read_as_https_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert DriverUrl.parse(f"http://warned:1#sha256:{DIGITS}") == DriverUrl("https://warned:1", DIGITS)
+    assert [each.getMessage() for each in caplog.records] == [
+        "http://warned:1 is taken for https://warned:1: drivers speak TLS only"
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "expected http://HOST:PORT"),
-        ("a:1", "expected http://HOST:PORT"),
-        ("ftp://a:1", "expected http://HOST:PORT"),
-        ("http://a", "expected http://HOST:PORT"),
-        ("http://:1", "expected http://HOST:PORT"),
-        ("http://a:0", "expected http://HOST:PORT"),
-        ("http://a:99999", "expected http://HOST:PORT"),
-        ("http://a:1/x", "expected http://HOST:PORT"),
-        ("http://a:1?x=1", "expected http://HOST:PORT"),
-        ("http://me:secret@a:1", "expected http://HOST:PORT"),
-        (f"http://a:1#sha256:{DIGITS}", "a fingerprint goes with https only"),
-        ("https://a:1", "has to stand #sha256:"),
-        ("https://a:1#sha256:", "has to stand #sha256:"),
-        (f"https://a:1#sha1:{DIGITS}", "has to stand #sha256:"),
-        (f"https://a:1#sha256:{DIGITS}0", "has to stand #sha256:"),
+        ("", "expected https://HOST:PORT"),
+        ("a:1", "expected https://HOST:PORT"),
+        ("ftp://a:1", "expected https://HOST:PORT"),
+        ("http://a", "expected https://HOST:PORT"),
+        ("https://:1", "expected https://HOST:PORT"),
+        ("https://a:0", "expected https://HOST:PORT"),
+        ("https://a:99999", "expected https://HOST:PORT"),
+        ("https://a:x", "expected https://HOST:PORT"),
+        ("https://[::1", "expected https://HOST:PORT"),
+        ("https://a:1/x", "expected https://HOST:PORT"),
+        ("https://a:1?x=1", "expected https://HOST:PORT"),
+        ("https://me:secret@a:1", "expected https://HOST:PORT"),
+        ("unix:relative", "expected https://HOST:PORT"),
+        ("https://a:1#", "has to stand sha256:"),
+        ("https://a:1#sha256:", "has to stand sha256:"),
+        (f"https://a:1#sha1:{DIGITS}", "has to stand sha256:"),
+        (f"https://a:1#sha256:{DIGITS}0", "has to stand sha256:"),
     ],
 )
 def test_what_is_none(text: str, complaint: str) -> None:

@@ -1,4 +1,4 @@
-"""Frames and messages: what is written is read; what is not the peer's, or not the next, is refused."""
+"""Frames and messages: what is written is read; what is none is refused."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ from elastic_driver.rendezvous.agent_messages import (
     version_of,
     worker_named,
 )
-from elastic_driver.rendezvous.agreement import Agreement
-from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+from elastic_driver.rendezvous.frames import Frame, FrameReader, Message, pack_frame
 from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
-from elastic_driver.rendezvous.proof import Session
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, ReadyCause
 
-KEY = bytes(range(32))
 SAYINGS: tuple[Said, ...] = (
     Start("a[0]#0", ["python", "x.py"], {"A": "b", "ü": "ñ"}, "0", 3),
     KillAll(),
@@ -50,16 +47,16 @@ SAYINGS: tuple[Said, ...] = (
 )
 
 
-def frames(*batches: tuple[Said, ...], key: bytes = KEY) -> bytes:
-    writer, first, data = FrameWriter(key), 1, b""
+def frames(*batches: tuple[Said, ...]) -> bytes:
+    first, data = 1, b""
     for batch in batches:
-        data += writer.frame(first, 7, [each.message().pack() for each in batch])
+        data += pack_frame(first, 7, [each.message().pack() for each in batch])
         first += len(batch)
     return data
 
 
-def read(data: bytes, sizes: random.Random | None = None, key: bytes = KEY) -> list[Frame]:
-    reader, found, at = FrameReader(key, most=1 << 20), [], 0
+def read(data: bytes, sizes: random.Random | None = None) -> list[Frame]:
+    reader, found, at = FrameReader(most=1 << 20), [], 0
     while at < len(data):
         size = len(data) if sizes is None else sizes.randint(1, 50)
         found += list(reader.feed(data[at : at + size]))
@@ -82,56 +79,23 @@ def test_every_message_travels() -> None:
     assert [type(said(message)) for message in frame.messages] == [type(each) for each in SAYINGS]
 
 
-def test_nothing_can_be_read_on_the_way() -> None:
-    data = frames((Start("a[0]#0", ["x"], {"PASSWORD": "hunter2"}, "0", 0),))
-    assert b"hunter2" not in data
-    assert b"PASSWORD" not in data
-
-
-@pytest.mark.parametrize("at", [0, 4, 11, 12, 19, 20, 40, -1])
-def test_a_changed_byte_is_refused(at: int) -> None:
-    data = bytearray(frames(SAYINGS))
-    data[at] ^= 1
-    data += bytes(1 << 16)  # in case the length has grown
-    with pytest.raises(RendezvousProtocolError):
-        read(bytes(data))
-
-
-def test_no_frame_is_taken_twice_left_out_or_sent_back() -> None:
-    session = Session(KEY, "agent 1", "a", "b")
-    up, down = session.frames(up=True), session.frames(up=False)
-    one = FrameWriter(up).frame(1, 0, [])
-    assert list(FrameReader(up).feed(one))
-    reader = FrameReader(up)
-    list(reader.feed(one))
-    with pytest.raises(RendezvousProtocolError):
-        list(reader.feed(one))
-    with pytest.raises(RendezvousProtocolError):
-        list(FrameReader(down).feed(one))
-    writer = FrameWriter(up)
-    writer.frame(1, 0, [])
-    with pytest.raises(RendezvousProtocolError):
-        list(FrameReader(up).feed(writer.frame(2, 0, [])))
-    assert session.frames(up=True, secret=bytes(32)) != up
-
-
 @given(st.binary(max_size=400))
 def test_rubbish_is_refused_or_waited_for(data: bytes) -> None:
-    reader = FrameReader(KEY, most=1 << 16)
+    reader = FrameReader(most=1 << 16)
     with contextlib.suppress(RendezvousProtocolError):
-        assert list(reader.feed(data)) == []
+        for frame in reader.feed(data):
+            assert len(data) >= 20 + sum(len(message.pack()) for message in frame.messages)
 
 
 def test_a_frame_that_is_too_long_is_refused_at_its_head() -> None:
     with pytest.raises(RendezvousProtocolError, match="length"):
-        list(FrameReader(KEY, most=1000).feed((1001).to_bytes(4, "big")))
+        list(FrameReader(most=1000).feed((1001).to_bytes(4, "big")))
 
 
 @given(st.binary(max_size=200))
 def test_a_body_that_is_no_messages_is_refused(body: bytes) -> None:
-    writer = FrameWriter(KEY)
     with contextlib.suppress(RendezvousProtocolError):
-        for frame in FrameReader(KEY).feed(writer.frame(1, 0, [body])):
+        for frame in FrameReader().feed(pack_frame(1, 0, [body])):
             for message in frame.messages:
                 said(message)
 
@@ -157,7 +121,7 @@ def test_names_of_no_workers(key: str) -> None:
 
 
 def test_a_bootstrap_is_one_line_and_one_word() -> None:
-    given_ = Bootstrap(("http://[::1]:5",), "ticket ab", "cd", "host", labels=("spot",), fingerprint="ef", job="j")
+    given_ = Bootstrap(("https://[::1]:5",), "ticket ab", "cd", "host", labels=("spot",), fingerprint="ef", job="j")
     assert Bootstrap.from_json(given_.to_json()) == given_
     assert b"\n" not in given_.to_json()
     word = given_.to_word()
@@ -169,20 +133,9 @@ def test_a_bootstrap_is_one_line_and_one_word() -> None:
             Bootstrap.from_word(rubbish)
 
 
-def test_both_ends_agree_and_nobody_else() -> None:
-    one, other, third = Agreement(), Agreement(), Agreement()
-    agreed = one.with_(other.public)
-    assert agreed == other.with_(one.public)
-    assert agreed.secret != agreed.again
-    assert agreed != third.with_(one.public)
-    for rubbish in ("", "zz", "00", "00" * 32):
-        with pytest.raises(RendezvousProtocolError):
-            one.with_(rubbish)
-
-
 def test_a_hello_of_another_protocol_says_so_whatever_else_is_in_it() -> None:
     """Or nobody could be told that the versions differ."""
-    hello = Hello("a", 99, "9.9", False, 0, "", "h", 0, "m", "b", 4, "py", 1, "o", "::1", [os.devnull])
+    hello = Hello("a", 99, "9.9", False, 0, "ab", "h", 0, "m", "b", 4, "py", 1, "o", "::1", [os.devnull])
     assert said(hello.message()) == hello
     other = Message("hello", {"protocol": 99, "version": "9.9" + "x" * 100, "news": {}})
     assert version_of(other) == f"elastic_driver 9.9{'x' * 37} (protocol 99)"

@@ -206,3 +206,19 @@ def test_multiples_that_all_limits_obey() -> None:
     assert make(hosts=None, discovery_script="true", ranks_per_host_multiple=2).hosts is None
     # A host's odd slot and a spare one do not matter.
     assert make(hosts=(Host("a", 3), Host("b", 1)), ranks_per_host_multiple=2).num_proc == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "opens"),
+    [
+        ({}, False),
+        ({"port_range": (20000, 20010)}, False),
+        ({"page_address": "127.0.0.1"}, False),  # that opens its own
+        ({"rendezvous_port": 4000}, True),
+        ({"rendezvous_address": "::1"}, True),
+        ({"accept_agents": True}, True),
+        ({"operator_token_file": Path("/key")}, True),
+    ],
+)
+def test_what_has_the_driver_listen_on_tcp_from_its_start(values: dict[str, Any], opens: bool) -> None:
+    assert make(**values).opens_port == opens

@@ -102,7 +102,7 @@ def test_the_driver_hears_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(checkpoint, "_REPORT_S", 0.01)
     monkeypatch.setattr("elastic_driver.rendezvous.client.RendezvousClient", lambda *way: client)
     worker = WorkerId("a", 0, 0)
-    reporter = _Reporter("http://127.0.0.1:1", None, worker, 4)  # type: ignore[arg-type]
+    reporter = _Reporter("unix:/nowhere/agent.sock", None, worker, 4)  # type: ignore[arg-type]
     reporter.came_to(7, 0)
     assert client.told.wait(150)
     client.told.clear()
@@ -133,7 +133,7 @@ def test_a_restarted_worker_that_counts_its_calls_is_told_once(
     monkeypatch.setattr("elastic_driver.rendezvous.client.RendezvousClient", lambda *way: client)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    reporter = _Reporter("http://127.0.0.1:1", None, WorkerId("a", 0, 1), round_id)  # type: ignore[arg-type]
+    reporter = _Reporter("unix:/nowhere/agent.sock", None, WorkerId("a", 0, 1), round_id)  # type: ignore[arg-type]
     monkeypatch.setattr(_Point, "_begin", lambda point: setattr(point, "_reporter", reporter))
     point = _Point()
     for _ in range(3):

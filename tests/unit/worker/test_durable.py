@@ -831,7 +831,7 @@ def test_a_worker_that_is_cut_off_from_its_driver_puts_nothing_on_disc(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     credential = Credential(Identity(Role.WORKER, WorkerId("a", 0, 0)), b"k" * 32)
-    client = RendezvousClient(f"http://127.0.0.1:{port}", credential, patience_s=0.05)
+    client = RendezvousClient(f"https://127.0.0.1:{port}", credential, patience_s=0.05)
     monkeypatch.setattr(module, "new_client", lambda: client)
     made = permitted(tmp_path, module.DriversPermit())
     use(monkeypatch, made)

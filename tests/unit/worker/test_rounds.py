@@ -179,7 +179,7 @@ def test_the_driver_is_told_whom_a_worker_could_not_reach(monkeypatch: pytest.Mo
 
     current = CurrentRound()
     process = Runtime(current)
-    monkeypatch.setattr(runtime, "worker_settings", lambda: WorkerSettings(rendezvous="http://127.0.0.1:1"))
+    monkeypatch.setattr(runtime, "worker_settings", lambda: WorkerSettings(rendezvous="unix:/nowhere/agent.sock"))
     process._client, process._worker = Client(), worker  # type: ignore[assignment]
     for round_id, engine, cause in (
         (0, None, ReadyCause.START),

@@ -10,7 +10,7 @@ import pytest
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet import dialling
-from elastic_driver.launch.fleet.door import Ticket, User
+from elastic_driver.launch.fleet.tickets import Ticket, User
 from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.credentials import Identity
 from tests.support.fakes.fleet_fakes import FakeFleet, on_fleet, rest
@@ -56,8 +56,8 @@ def test_an_agent_that_does_not_dial_in_is_started_anew_with_a_new_ticket() -> N
         first, second = (bootstrap.identity for _, bootstrap in fleet.remote.dials)
         assert fleet.remote.dialled[0].closed
         assert fleet.listener.unready[0][1].reason.startswith("no agent has dialled in from there within 60 s")
-        assert fleet.door.key_of(Identity.parse(first)) is None
-        assert fleet.door.key_of(Identity.parse(second)) is not None
+        assert fleet.tickets.key_of(Identity.parse(first)) is None
+        assert fleet.tickets.key_of(Identity.parse(second)) is not None
 
     on_fleet(main)
 
@@ -67,10 +67,10 @@ def test_a_ticket_is_good_for_nothing_once_the_host_is_not_wanted() -> None:
         await fleet.fleet.want(["a"])
         await rest()
         identity = Identity.parse(fleet.remote.dials[0][1].identity)
-        assert fleet.door.key_of(identity) is not None
+        assert fleet.tickets.key_of(identity) is not None
         await fleet.fleet.want([])
         await rest()
-        assert fleet.door.key_of(identity) is None
+        assert fleet.tickets.key_of(identity) is None
 
     on_fleet(main)
 
@@ -112,7 +112,7 @@ def test_a_ticket_that_others_can_read_is_good_from_the_hosts_addresses_only(mon
         await fleet.fleet.want(["a"])
         await rest()
         user = User("1", "", "10.0.0.1", 1)
-        ticket = fleet.door.take(Identity.parse(fleet.remote.dials[0][1].identity), user)
+        ticket = fleet.tickets.take(Identity.parse(fleet.remote.dials[0][1].identity), user)
         assert isinstance(ticket, Ticket)
         assert ticket.addresses == {"10.0.0.1"}
 
@@ -138,8 +138,8 @@ def test_a_host_where_nothing_arrives_is_dialled_again_at_once_with_a_ticket_tha
         [warning] = fleet.listener.warnings
         assert "every user of the job's machines is trusted" in warning
         old, _, new, _ = (Identity.parse(bootstrap.identity) for _, bootstrap in fleet.remote.dials)
-        assert fleet.door.key_of(old) is None
-        ticket = fleet.door.take(new, User("1", "", "10.0.0.1", 1))
+        assert fleet.tickets.key_of(old) is None
+        ticket = fleet.tickets.take(new, User("1", "", "10.0.0.1", 1))
         assert isinstance(ticket, Ticket)
         assert ticket.addresses == {"10.0.0.1"}
         # What fails now has failed.

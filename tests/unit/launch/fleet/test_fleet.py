@@ -10,7 +10,7 @@ import pytest
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
-from elastic_driver.launch.fleet.reception import RefusedError
+from elastic_driver.launch.fleet.admission import RefusedError
 from elastic_driver.rendezvous.agent_messages import Bye, Close, Exited, Finished, KillAll, Leaves, Started, Warning
 from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, FakeFleet, on_fleet, rest
 
@@ -654,7 +654,7 @@ def test_agents_that_come_and_go_for_weeks_leave_nothing_behind() -> None:
         await fleet.fleet.want([])
         await rest()
         inside = (fleet.fleet._roster, fleet.fleet._dialling, fleet.fleet._names, fleet.fleet._leaving)
-        parts = (fleet.door, fleet.workers, fleet.warming, fleet.meetings)
+        parts = (fleet.tickets, fleet.workers, fleet.warming, fleet.meetings)
         kept = {
             name: len(value)
             for one in (fleet.fleet, *inside, fleet.fleet.changes, *parts)

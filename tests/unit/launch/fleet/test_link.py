@@ -195,7 +195,7 @@ def test_a_wrong_number_breaks_the_connection_and_no_more() -> None:
         owner.agent._seen = 99
         with pytest.raises(RendezvousProtocolError, match="cannot have seen"):
             owner.agent.connect()
-        owner.agent.connection.abort("as the reception does")
+        owner.agent.connection.abort("as the admission does")
         await asyncio.sleep(1.1)
         assert len(owner.lost) == 1
 

@@ -1,7 +1,7 @@
-"""The reception: the first words on each connection of an agent, until its link goes on over it.
+"""How agents are admitted: the first words on each connection of an agent, until its link goes on over it.
 
 Owns what is asked of an agent before it belongs to the job: who it is, whether it speaks this protocol and has this
-version, and the keys that both agree on. What its host means to the job is the fleet's.
+version, and the key with which it comes back. What its host means to the job is the fleet's.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.hosts import is_host_name, parse_labels
-from elastic_driver.launch.fleet.door import Door, SecondUse, Ticket, User
 from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.tickets import SecondUse, Ticket, Tickets, User
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said, version_of
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, FrameWriter, Message
-from elastic_driver.rendezvous.proof import Session
+from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, Message
 from elastic_driver.version import __version__
 
-# From the upgrade to the hello: it is sent in one piece.
+# From the exchange to the hello: it is sent in one piece.
 _HELLO_S = 10.0
 _HELLO_BYTES = 1 << 20
 # Of a value that nodes do not have alike. Commands may be long.
 _SHOWN = 300
 _NUMBER = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
@@ -37,7 +39,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobFacts:
     """What every agent of the job is told.
 
     Attributes:
@@ -84,58 +86,55 @@ class Host(Protocol):
         """A node of this job, which knows its secret, cannot be taken as it is."""
 
 
-class Reception:
-    """Makes what the server hands connections over to.
+class Admission:
+    """Makes what the server hands the connections of agents over to.
 
     Args:
-        door: who may come.
-        terms: for all agents.
+        tickets: who may come.
+        job_facts: for all agents.
         host: takes them in.
     """
 
-    def __init__(self, door: Door, terms: Terms, host: Host) -> None:
-        self._door = door
-        self._terms = terms
+    def __init__(self, tickets: Tickets, job_facts: JobFacts, host: Host) -> None:
+        self._tickets = tickets
+        self._job_facts = job_facts
         self._host = host
-        self._greeted: set[Greeting] = set()
+        self._arrivals: set[Arrival] = set()
 
-    def take_over(self, identity: Identity, session: Session) -> asyncio.Protocol:
-        """What a connection is handed over to, once this peer has proven itself on it."""
-        greeting = Greeting(identity, session, self._door, self._terms, self._host, self._greeted.discard)
-        self._greeted.add(greeting)
-        return greeting.connection
+    def key_of(self, identity: Identity) -> bytes | None:
+        """What an agent authenticates with; None for nobody that there is."""
+        return self._tickets.key_of(identity)
+
+    def take_over(self, identity: Identity) -> asyncio.Protocol:
+        """What a connection is handed over to, once this peer has authenticated on it."""
+        arrival = Arrival(identity, self._tickets, self._job_facts, self._host, self._arrivals.discard)
+        self._arrivals.add(arrival)
+        return arrival.connection
 
     def close(self) -> None:
         """Cuts those that have not said who they are."""
-        for greeting in tuple(self._greeted):
-            greeting.connection.abort("the job has ended")
+        for arrival in tuple(self._arrivals):
+            arrival.connection.abort("the job has ended")
 
 
-class Greeting:
-    """One connection, from its upgrade on; its frames go to its link when there is one."""
+class Arrival:
+    """One connection, from where it carries frames; they go to its link when there is one."""
 
     def __init__(
         self,
         identity: Identity,
-        session: Session,
-        door: Door,
-        terms: Terms,
+        tickets: Tickets,
+        job_facts: JobFacts,
         host: Host,
-        over: Callable[[Greeting], None],
+        over: Callable[[Arrival], None],
     ) -> None:
         self._identity = identity
-        self._session = session
-        self._door = door
-        self._terms = terms
+        self._tickets = tickets
+        self._job_facts = job_facts
         self._host = host
         self._over = over
         self._link: AgentLink | None = None
-        self.connection = FrameConnection(
-            FrameReader(session.frames(up=True), most=_HELLO_BYTES),
-            FrameWriter(session.frames(up=False)),
-            on_frame=self._received,
-            on_lost=self._lost,
-        )
+        self.connection = FrameConnection(on_frame=self._received, on_lost=self._lost, most=_HELLO_BYTES)
         self._timer = asyncio.get_running_loop().call_later(_HELLO_S, self.connection.abort, "it does not say hello")
 
     def _received(self, frame: Frame) -> None:
@@ -161,22 +160,23 @@ class Greeting:
                 raise RefusedError(why)
             peer, ours = self.connection.ends
             link.comes_from(hello, peer, ours)
-            self._go_on(link, hello, public="")
+            self._go_on(link, hello)
             return
-        ticket = None
+        if not _KEY.fullmatch(hello.key):
+            raise RendezvousProtocolError("cannot read message hello: no key of an agent")
+        key, ticket = bytes.fromhex(hello.key), None
         if self._identity.role is Role.TICKET:
             ticket = self._take_ticket(hello)
         if ticket is None and self._identity.role is not Role.JOINER:
             raise RefusedError(f"this ticket is good for nothing any more, or not from {self.connection.ends[0]}")
         facts = self._facts(hello, ticket)
         self._check(facts, ticket)
-        from elastic_driver.rendezvous.agreement import Agreement  # late: the first agent's start is waited for anyhow
-
-        agreement = Agreement()
-        agreed = agreement.with_(hello.public)
+        earlier = self._tickets.key_of(Identity(Role.AGENT, number=hello.agent))
+        if earlier is not None and not compare_digest(earlier, key):
+            raise RefusedError("the job has an agent of this number already")
         link = self._host.arrives(facts)
-        self._door.admit(hello.agent, agreed.again)
-        self._go_on(link, hello, public=agreement.public, secret=agreed.secret)
+        self._tickets.admit(hello.agent, key)
+        self._go_on(link, hello)
         self._host.settled(link)
 
     def _take_ticket(self, hello: Hello) -> Ticket | None:
@@ -185,7 +185,8 @@ class Greeting:
         Raises:
             RefusedError: it is a second use.
         """
-        taken = self._door.take(self._identity, User(hello.agent, hello.public, self.connection.ends[0], hello.pid))
+        digest = sha256(bytes.fromhex(hello.key)).digest()
+        taken = self._tickets.take(self._identity, User(hello.agent, digest, self.connection.ends[0], hello.pid))
         if not isinstance(taken, SecondUse):
             return taken
         host, twice = taken.host, f"{taken.first}, then by {taken.second}"
@@ -206,30 +207,26 @@ class Greeting:
     def _is_agent(self, agent: str) -> bool:
         return self._identity == Identity(Role.AGENT, number=agent)
 
-    def _go_on(self, link: AgentLink, hello: Hello, *, public: str, secret: bytes = b"") -> None:
-        terms = self._terms
+    def _go_on(self, link: AgentLink, hello: Hello) -> None:
+        job_facts = self._job_facts
         self._say(
             Welcome(
                 seen=link.seen,
-                public=public,
                 host=link.facts.host,
-                job_id=terms.job_id,
-                poll_s=terms.poll_s,
-                cwd=terms.cwd,
-                umask=terms.umask,
-                warm=terms.warm,
-                warm_first=terms.warm_first,
-                preload=None if terms.preload is None else list(terms.preload),
-                prefix_timestamp=terms.prefix_timestamp,
-                agent_timeout_s=terms.agent_timeout_s,
-                spot_notices=terms.spot_notices,
+                job_id=job_facts.job_id,
+                poll_s=job_facts.poll_s,
+                cwd=job_facts.cwd,
+                umask=job_facts.umask,
+                warm=job_facts.warm,
+                warm_first=job_facts.warm_first,
+                preload=None if job_facts.preload is None else list(job_facts.preload),
+                prefix_timestamp=job_facts.prefix_timestamp,
+                agent_timeout_s=job_facts.agent_timeout_s,
+                spot_notices=job_facts.spot_notices,
             )
         )
         connection = self.connection
         connection.reader.most = MAX_FRAME
-        if secret:
-            connection.reader.rekey(self._session.frames(up=True, secret=secret))
-            connection.writer.rekey(self._session.frames(up=False, secret=secret))
         self._link = link
         self._over(self)
         link.attach(connection, hello.seen)
@@ -260,7 +257,7 @@ class Greeting:
                 parse_labels(hello.labels.split())
             except SettingsError as error:
                 why = f"host {facts.host}: {error}"
-            why = why or _difference(hello.alike, self._terms.alike, facts.host)
+            why = why or _difference(hello.alike, self._job_facts.alike, facts.host)
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)

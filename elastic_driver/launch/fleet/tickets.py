@@ -1,6 +1,6 @@
-"""The door: who may dial in as an agent, and with which key.
+"""Who may dial in as an agent, and with which key.
 
-Owns tickets, the join token's key, and the keys that agents have agreed on. Knows nothing of hosts and connections.
+Owns tickets, the join token's key, and the keys that agents have made. Knows nothing of hosts and connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ticket:
     """Good for one agent's first connection.
 
     It may stand in a command line, where every user of the machine can read it. So a second use counts as well: see
-    :meth:`Door.take`.
+    :meth:`Tickets.take`.
 
     Attributes:
         identity: as whom the agent proves itself.
@@ -49,13 +49,13 @@ class User:
 
     Attributes:
         agent: the number that it has given itself.
-        public: its half of the key that it and the driver agree on. Only its maker can use what follows from it.
+        key: SHA-256 of the key that it has made. Only its maker knows that.
         address: from where it comes.
         pid: of its process, as it says.
     """
 
     agent: str
-    public: str
+    key: bytes = field(repr=False)
     address: str
     pid: int
 
@@ -89,7 +89,7 @@ class _Used:
     reported: bool = False
 
 
-class Door:
+class Tickets:
     """Gives keys to the server, which has agents prove themselves.
 
     Args:
@@ -151,7 +151,7 @@ class Door:
             self._remember(_Used(ticket, user, now + ticket.limit_s))
             return ticket
         in_time = now <= used.until and not used.reported
-        if in_time and (user.agent, user.public) == (used.user.agent, used.user.public):
+        if in_time and (user.agent, user.key) == (used.user.agent, used.user.key):
             return ticket
         is_first, used.reported = not used.reported, True
         return SecondUse(ticket.host, used.user, user, revokes=in_time, is_first=is_first)

@@ -3,72 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elastic_driver.hosts import Host
-from elastic_driver.launch.fleet.door import Door, User
-from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.tickets import Tickets, User
 from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
-from elastic_driver.rendezvous.agreement import Agreement
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.frames import FrameReader, FrameWriter, Message
-from elastic_driver.rendezvous.proof import Session
+from elastic_driver.rendezvous.frames import Message, pack_frame
 from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 
-TERMS = Terms("job", 1.5, "/work", 18, warm=True, preload=("torch",), prefix_timestamp=True, agent_timeout_s=7.0)
+JOB_FACTS = JobFacts("job", 1.5, "/work", 18, warm=True, preload=("torch",), prefix_timestamp=True, agent_timeout_s=7.0)
 JOINER = Identity(Role.JOINER)
-
-
-class _Transport(FakeTransport):
-    """Keeps what is written as it is: keys change on the way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = b""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.data += bytes(data)
 
 
 class Dial:
     """An agent's end of one connection, on which both ends have proven themselves as the server has them do."""
 
-    def __init__(self, reception: Reception, identity: Identity, key: bytes) -> None:
-        self.session = Session(key, str(identity), "1" * 32, "2" * 32)
-        self.connection: Any = reception.take_over(identity, self.session)
-        self.writer = FrameWriter(self.session.frames(up=True))
-        self.transport = _Transport()
+    def __init__(self, admission: Admission, identity: Identity) -> None:
+        self.connection: Any = admission.take_over(identity)
+        self.transport = FakeTransport()
         self.connection.connection_made(self.transport)
 
     def says(self, word: Said | Message, *, first: int = 0) -> Said | None:
         """The answer to a word without a number."""
         message = word if isinstance(word, Message) else word.message()
-        self.connection.data_received(self.writer.frame(first, 0, [message.pack()]))
-        frame = next(FrameReader(self.session.frames(up=False)).feed(self.transport.data), None)
+        self.connection.data_received(pack_frame(first, 0, [message.pack()]))
+        frame = next(iter(self.transport.frames), None)
         return None if frame is None or first else said(frame.messages[0])
 
 
 class Place:
-    """A reception before a fleet."""
+    """The admission before a fleet."""
 
-    def __init__(self, fleet: FakeFleet, **terms: Any) -> None:
-        self.fleet, self.door = fleet, fleet.door
-        self.reception = Reception(self.door, replace(TERMS, **terms), fleet.fleet)
+    def __init__(self, fleet: FakeFleet, **job_facts: Any) -> None:
+        self.fleet, self.tickets = fleet, fleet.tickets
+        self.admission = Admission(self.tickets, replace(JOB_FACTS, **job_facts), fleet.fleet)
 
     def dial(self, identity: Identity = JOINER) -> Dial:
-        key = self.door.key_of(identity)
-        assert key is not None, "a stranger"
-        return Dial(self.reception, identity, key)
+        assert self.admission.key_of(identity) is not None, "a stranger"
+        return Dial(self.admission, identity)
 
 
-def _hello(**more: Any) -> tuple[Agreement, Hello]:
-    agreement = Agreement()
-    return agreement, hello(**({"public": agreement.public, "slots": 2, "host": "j"} | more))
+def _hello(**more: Any) -> Hello:
+    return hello(**({"key": os.urandom(32).hex(), "slots": 2, "host": "j"} | more))
 
 
 def _refusal(answer: Said | None) -> str:
@@ -79,24 +63,21 @@ def _refusal(answer: Said | None) -> str:
 def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        agreement, first = _hello()
+        first = _hello()
         dial = place.dial()
         welcome = dial.says(first)
         assert isinstance(welcome, Welcome)
         assert (welcome.host, welcome.seen, welcome.cwd, welcome.preload) == ("j", 0, "/work", ["torch"])
         assert welcome.agent_timeout_s == 7.0
         assert fleet.fleet.joined() == (Host("j", 2),)
-        # From here on with what was agreed on.
-        agreed = agreement.with_(welcome.public)
-        dial.writer.rekey(dial.session.frames(up=True, secret=agreed.secret))
         dial.says(Warning("one"), first=1)
         assert fleet.listener.warnings == ["host j: one"]
         identity = Identity(Role.AGENT, number=first.agent)
-        assert place.door.key_of(identity) == agreed.again
+        assert place.tickets.key_of(identity) == bytes.fromhex(first.key)
         again = place.dial(identity)
         back = again.says(hello(agent=first.agent, resumes=True))
         assert isinstance(back, Welcome)
-        assert (back.seen, back.public) == (1, "")
+        assert back.seen == 1
         assert dial.transport.is_closed
         assert fleet.listener.came == ["j"]
 
@@ -113,7 +94,7 @@ def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() ->
 )
 def test_who_joins_with_labels_that_are_none_is_told_so(labels: str, why: str) -> None:
     async def main(fleet: FakeFleet) -> None:
-        assert _refusal(Place(fleet).dial().says(_hello(labels=labels)[1])).startswith(why)
+        assert _refusal(Place(fleet).dial().says(_hello(labels=labels))).startswith(why)
         assert fleet.fleet.joined() == ()
 
     on_fleet(main)
@@ -131,7 +112,7 @@ def test_a_ticket_that_a_stranger_has_used_first_is_revoked_when_the_agent_comes
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         identity = await _wants(place, "a")
-        stranger, agent = _hello(pid=66)[1], _hello(pid=7)[1]
+        stranger, agent = _hello(pid=66), _hello(pid=7)
         dial = place.dial(identity)
         assert isinstance(dial.says(stranger), Welcome)
         await rest()
@@ -150,7 +131,7 @@ def test_a_ticket_that_a_stranger_has_used_first_is_revoked_when_the_agent_comes
         assert "process 66 at " in failure.reason
         assert "process 7 at " in failure.reason
         assert fleet.listener.useless, "there is no other host"
-        # What the stranger has agreed on is of no use either.
+        # The stranger's own key is of no use either.
         again = place.dial(Identity(Role.AGENT, number=stranger.agent))
         assert "given this agent up" in _refusal(again.says(hello(agent=stranger.agent, resumes=True)))
         # Nor does the host come back under the same name.
@@ -166,11 +147,11 @@ def test_a_second_use_after_the_start_limit_is_rejected_and_harms_nobody() -> No
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         identity = await _wants(place, "a")
-        place.dial(identity).says(_hello(pid=7)[1])
+        place.dial(identity).says(_hello(pid=7))
         await rest()
         await asyncio.sleep(61)
         for _ in range(3):
-            assert "used by another before" in _refusal(place.dial(identity).says(_hello(pid=66)[1]))
+            assert "used by another before" in _refusal(place.dial(identity).says(_hello(pid=66)))
         await rest()
         assert fleet.fleet.is_up("a")
         assert fleet.listener.unready == []
@@ -185,13 +166,13 @@ def test_an_agent_that_has_not_heard_its_welcome_uses_its_ticket_again() -> None
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         identity = await _wants(place, "a")
-        agreement, first = _hello()
+        first = _hello()
         dial = place.dial(identity)
         dial.says(first)
         dial.connection.connection_lost(None)
         welcome = place.dial(identity).says(first)
         assert isinstance(welcome, Welcome)
-        assert agreement.with_(welcome.public).again == place.door.key_of(Identity(Role.AGENT, number=first.agent))
+        assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
         await rest()
         assert fleet.fleet.is_up("a")
         assert fleet.listener.unready == []
@@ -204,7 +185,7 @@ def test_a_ticket_is_used_again_in_vain_once_the_host_is_not_wanted() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         identity = await _wants(place, "a")
-        first = _hello()[1]
+        first = _hello()
         dial = place.dial(identity)
         dial.says(first)
         dial.connection.connection_lost(None)
@@ -219,9 +200,9 @@ def test_a_number_alone_makes_no_retry() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         identity = await _wants(place, "a")
-        first = _hello()[1]
+        first = _hello()
         place.dial(identity).says(first)
-        assert "used by another before" in _refusal(place.dial(identity).says(_hello(agent=first.agent)[1]))
+        assert "used by another before" in _refusal(place.dial(identity).says(_hello(agent=first.agent)))
         assert not fleet.fleet.is_up("a")
         # Who was revoked has no retry.
         assert "used by another before" in _refusal(place.dial(identity).says(first))
@@ -234,13 +215,13 @@ def test_a_revoked_ticket_takes_with_it_whatever_else_was_dialled_there() -> Non
         place = Place(fleet)
         identity = await _wants(place, "a")
         dial = place.dial(identity)
-        dial.says(_hello()[1])
+        dial.says(_hello())
         dial.connection.connection_lost(None)  # it has seen enough
         await asyncio.sleep(2)
         assert fleet.remote.hosts() == ["a", "a"]
         fleet.arrives("a")
         joined = fleet.arrives("j", ticket=False)
-        _refusal(place.dial(identity).says(_hello()[1]))
+        _refusal(place.dial(identity).says(_hello()))
         await rest()
         assert [link.facts.host for link in fleet.fleet.links()] == ["j"]
         assert not joined.link.is_lost
@@ -252,7 +233,7 @@ def test_a_revoked_ticket_takes_with_it_whatever_else_was_dialled_there() -> Non
 def test_who_was_given_up_is_told_so() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        first = _hello()[1]
+        first = _hello()
         place.dial().says(first)
         link = fleet.fleet.known(first.agent)
         assert link is not None
@@ -266,15 +247,36 @@ def test_who_was_given_up_is_told_so() -> None:
 def test_nobody_resumes_as_somebody_else() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        one, two = _hello()[1], _hello(host="k")[1]
+        one, two = _hello(), _hello(host="k")
         place.dial().says(one)
         place.dial().says(two)
         for identity in (JOINER, Identity(Role.AGENT, number=two.agent)):
             answer = place.dial(identity).says(hello(agent=one.agent, resumes=True))
             assert "given this agent up" in _refusal(answer)
         # Nor begins anew with a key that is for coming back.
-        anew = place.dial(Identity(Role.AGENT, number=two.agent)).says(_hello(host="x")[1])
+        anew = place.dial(Identity(Role.AGENT, number=two.agent)).says(_hello(host="x"))
         assert "good for nothing" in _refusal(anew)
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -> None:
+    """Whoever has the join token may say any number. The key that goes with it is its agent's alone."""
+
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        first = _hello()
+        dial = place.dial()
+        dial.says(first)
+        dial.connection.connection_lost(None)  # before it has heard anything
+        if is_given_up:
+            fleet.fleet.known(first.agent).lose("a test")  # type: ignore[union-attr]
+        thief = place.dial()
+        assert "an agent of this number already" in _refusal(thief.says(_hello(agent=first.agent, host="k")))
+        assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
+        assert isinstance(place.dial().says(first), Welcome)
+        assert fleet.fleet.joined() == (Host("j", 2),)
 
     on_fleet(main)
 
@@ -309,7 +311,7 @@ def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         dial = place.dial()
-        assert why in _refusal(dial.says(_hello(**more)[1]))
+        assert why in _refusal(dial.says(_hello(**more)))
         assert dial.transport.is_closed
         assert list(fleet.fleet.links()) == []
 
@@ -335,18 +337,18 @@ def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
 )
 def test_a_host_beyond_what_a_host_can_be_is_told_why(more: dict[str, Any], why: str) -> None:
     async def main(fleet: FakeFleet) -> None:
-        assert why in _refusal(Place(fleet).dial().says(_hello(**more)[1]))
+        assert why in _refusal(Place(fleet).dial().says(_hello(**more)))
         assert list(fleet.fleet.links()) == []
 
     on_fleet(main)
 
 
-@pytest.mark.parametrize("more", [{"agent": ""}, {"agent": "../x"}, {"public": "xyz"}, {"public": "00" * 32}])
+@pytest.mark.parametrize("more", [{"agent": ""}, {"agent": "../x"}, {"key": "xyz"}, {"key": ""}, {"key": "00" * 31}])
 def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
         dial = place.dial()
-        assert dial.says(_hello(**more)[1]) is None
+        assert dial.says(_hello(**more)) is None
         assert dial.transport.is_closed
         assert list(fleet.fleet.links()) == []
 
@@ -357,7 +359,7 @@ def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> N
 def test_the_limits_hold_for_a_host_that_was_dialled_too(more: dict[str, Any]) -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        assert "host a" in _refusal(place.dial(place.door.issue("a", 60).identity).says(_hello(**more)[1]))
+        assert "host a" in _refusal(place.dial(place.tickets.issue("a", 60).identity).says(_hello(**more)))
         assert list(fleet.fleet.links()) == []
 
     on_fleet(main)
@@ -366,7 +368,7 @@ def test_the_limits_hold_for_a_host_that_was_dialled_too(more: dict[str, Any]) -
 def test_who_comes_back_with_addresses_that_are_none_is_refused() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        first = _hello()[1]
+        first = _hello()
         place.dial().says(first)
         again = place.dial(Identity(Role.AGENT, number=first.agent))
         answer = again.says(hello(agent=first.agent, resumes=True, addresses=["eth0 10.0.0.1/24"] * 4097))
@@ -378,7 +380,7 @@ def test_who_comes_back_with_addresses_that_are_none_is_refused() -> None:
 def test_another_first_word_costs_the_connection() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        for word, first in ((Warning("x"), 0), (Close(), 0), (_hello()[1], 1)):
+        for word, first in ((Warning("x"), 0), (Close(), 0), (_hello(), 1)):
             dial = place.dial()
             assert dial.says(word, first=first) is None
             assert dial.transport.is_closed
@@ -402,11 +404,11 @@ def test_who_says_nothing_is_cut_and_so_is_who_says_too_much() -> None:
 def test_those_that_have_not_said_hello_end_with_the_job() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        silent, greeted = place.dial(), place.dial()
-        greeted.says(_hello()[1])
-        place.reception.close()
+        silent, admitted = place.dial(), place.dial()
+        admitted.says(_hello())
+        place.admission.close()
         assert silent.transport.is_closed
-        assert not greeted.transport.is_closed
+        assert not admitted.transport.is_closed
 
     on_fleet(main)
 
@@ -414,7 +416,7 @@ def test_those_that_have_not_said_hello_end_with_the_job() -> None:
 def test_a_resuming_agent_that_has_seen_what_was_never_said_is_cut_and_lost() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        first = _hello()[1]
+        first = _hello()
         place.dial().says(first)
         dial = place.dial(Identity(Role.AGENT, number=first.agent))
         dial.says(hello(agent=first.agent, resumes=True, seen=99))
@@ -428,38 +430,38 @@ def test_a_resuming_agent_that_has_seen_what_was_never_said_is_cut_and_lost() ->
 def test_a_ticket_from_another_place_is_refused_and_stays_good() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)
-        ticket = place.door.issue("a", 60, frozenset({"10.9.9.9"}))
-        assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()[1]))
-        assert place.door.take(ticket.identity, User("1", "", "10.9.9.9", 1)) == ticket
+        ticket = place.tickets.issue("a", 60, frozenset({"10.9.9.9"}))
+        assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()))
+        assert place.tickets.take(ticket.identity, User("1", b"", "10.9.9.9", 1)) == ticket
 
     on_fleet(main)
 
 
 def test_tickets_run_out_and_are_forgotten() -> None:
     now = [0.0]
-    door = Door(lambda: now[0], join_key=None)
-    tickets = [door.issue("a", 10) for _ in range(3)]
-    assert door.key_of(tickets[0].identity) == tickets[0].key
-    assert tickets[0].key.hex() not in repr(tickets[0])
-    assert repr(tickets[0].key) not in repr(tickets[0])
-    door.withdraw(tickets[2])
+    tickets = Tickets(lambda: now[0], join_key=None)
+    issued = [tickets.issue("a", 10) for _ in range(3)]
+    assert tickets.key_of(issued[0].identity) == issued[0].key
+    assert issued[0].key.hex() not in repr(issued[0])
+    assert repr(issued[0].key) not in repr(issued[0])
+    tickets.withdraw(issued[2])
     now[0] = 11.0
-    assert [door.key_of(ticket.identity) for ticket in tickets] == [None] * 3
-    assert door.take(tickets[0].identity, User("1", "", "10.0.0.1", 1)) is None
-    door.issue("a", 10)
-    assert len(door._tickets) == 1
-    assert door.key_of(JOINER) is None
-    assert door.key_of(Identity(Role.OPERATOR)) is None
+    assert [tickets.key_of(ticket.identity) for ticket in issued] == [None] * 3
+    assert tickets.take(issued[0].identity, User("1", b"", "10.0.0.1", 1)) is None
+    tickets.issue("a", 10)
+    assert len(tickets._tickets) == 1
+    assert tickets.key_of(JOINER) is None
+    assert tickets.key_of(Identity(Role.OPERATOR)) is None
 
 
 def test_of_those_given_up_the_last_thousand_are_remembered() -> None:
-    door = Door(lambda: 0.0)
+    tickets = Tickets(lambda: 0.0)
     for number in range(1500):
-        door.admit(f"{number:x}", bytes([number % 250]) * 32)
-        door.give_up(f"{number:x}")
-    door.give_up("nobody")
-    assert door.key_of(Identity(Role.AGENT, number="0")) is None
-    assert door.key_of(Identity(Role.AGENT, number=f"{1499:x}")) is not None
+        tickets.admit(f"{number:x}", bytes([number % 250]) * 32)
+        tickets.give_up(f"{number:x}")
+    tickets.give_up("nobody")
+    assert tickets.key_of(Identity(Role.AGENT, number="0")) is None
+    assert tickets.key_of(Identity(Role.AGENT, number=f"{1499:x}")) is not None
 
 
 ALIKE = {"--rdzv-id": "one", "--nnodes": "2:3", "the command": "python train.py"}
@@ -480,7 +482,7 @@ ALIKE = {"--rdzv-id": "one", "--nnodes": "2:3", "the command": "python train.py"
 )
 def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: dict[str, str], why: str) -> None:
     async def main(fleet: FakeFleet) -> None:
-        answer = Place(fleet, alike=alike).dial().says(_hello(alike=said)[1])
+        answer = Place(fleet, alike=alike).dial().says(_hello(alike=said))
         if why:
             assert why in _refusal(answer)
             # Who waits for the node is told, too.

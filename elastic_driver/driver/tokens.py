@@ -1,0 +1,51 @@
+"""With what a job is reached from elsewhere: its tokens, for operators, readers and hosts that join.
+
+Owns the route by which an operator gets them. What they are good for is the business of
+:mod:`elastic_driver.rendezvous.credentials` and of :mod:`elastic_driver.launch.fleet.tickets`.
+"""
+
+from __future__ import annotations
+
+from elastic_driver.driver.agents import AgentSide
+from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.messages import TokenReply
+from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
+
+
+class Tokens:
+    """See above.
+
+    Args:
+        key: of the job.
+        agents: of the job, which have the join token and the addresses.
+    """
+
+    def __init__(self, key: JobKey, agents: AgentSide) -> None:
+        self._tokens: dict[str, str] = {
+            Role.OPERATOR: key.of(Identity(Role.OPERATOR)).hex(),
+            Role.READER: key.of(Identity(Role.READER)).hex(),
+            Role.JOINER: agents.join_token,
+        }
+        self._agents = agents
+
+    @property
+    def routes(self) -> Routes:
+        """How an operator gets one."""
+        return (Route("POST", "token/*", OPERATOR, self._give),)
+
+    async def _give(self, request: RouteRequest) -> TokenReply:
+        token = self._tokens.get(request.path[0])
+        if token is None:
+            raise RendezvousProtocolError(f"there are tokens for {', '.join(self._tokens)} only")
+        try:
+            here = await self._agents.ways.open_loopback()
+        except SettingsError as error:
+            raise RendezvousProtocolError(str(error)) from error
+        if elsewhere := self._agents.urls:
+            return TokenReply(token, elsewhere[0], only_here=False)
+        if request.path[0] == Role.READER:
+            return TokenReply(token, here, only_here=True)  # a scraper of this machine needs no TLS
+        url = DriverUrl(f"https://{here.partition('://')[2]}", await self._agents.ways.certificate.make())
+        return TokenReply(token, str(url), only_here=True)

@@ -1,0 +1,129 @@
+"""For programs that speak to a driver with ``requests``: an adapter whose connections authenticate as the operator.
+
+Owns how a connection of ``requests`` is made by :mod:`~elastic_driver.rendezvous.connecting`. The driver's own commands
+do not use it: :mod:`~elastic_driver.rendezvous.client` is one client for all that workers and operators say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
+
+from elastic_driver.errors import RendezvousError, SettingsError
+from elastic_driver.rendezvous.connecting import connect
+from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
+from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.system.safe_files import read_named
+
+_MOST_BYTES = 4096
+_CONNECT_S = 10.0
+
+
+class UnprovenError(requests.RequestException):
+    """What has answered did not prove to be the driver that this key is for."""
+
+
+class OperatorAdapter(HTTPAdapter):
+    """Sends requests to one driver, over connections on which both ends have proven that they hold the operator's key.
+
+        adapter = OperatorAdapter.from_file("https://10.0.0.1:35211#sha256:...", "token")
+        with requests.Session() as session:
+            session.mount(adapter.url, adapter)
+            session.post(f"{adapter.url}/v1/drain", json={"hostname": "node1", "undo": False}, timeout=10)
+
+    Connections are kept, and may be used by several threads. No proxy is honoured; ``verify`` and ``cert`` of requests
+    have no meaning here: the driver's certificate is known by its fingerprint, and by the key that goes with it.
+
+    Args:
+        url: the driver's, as it prints it; without a fingerprint the key alone tells who it is.
+        key: the operator's, of one job.
+
+    Attributes:
+        url: for ``Session.mount``, and before each path: without the fingerprint.
+
+    Raises:
+        SettingsError: that is no key.
+        RendezvousProtocolError: that is no address.
+    """
+
+    def __init__(self, url: str, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise SettingsError(f"cannot use this as an operator's key: it has {len(key)} bytes, not {KEY_BYTES}")
+        super().__init__()
+        driver = DriverUrl.parse(url)
+        self.url = driver.url
+        self._pool = _Pool(driver, Credential(Identity(Role.OPERATOR), key))
+
+    @classmethod
+    def from_file(cls, url: str, path: str | os.PathLike[str]) -> Self:
+        """With the key in a file that ``elasticrun jobs --write-token FILE`` has written.
+
+        Raises:
+            SettingsError: it cannot be read, or holds none.
+            RendezvousProtocolError: that is no address.
+        """
+        try:
+            text = read_named(Path(path), _MOST_BYTES).decode("ascii", "replace")
+        except OSError as error:
+            raise SettingsError(f"cannot read the token's file {path}: {error.strerror}") from error
+        try:
+            key = bytes.fromhex(text.strip())
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise SettingsError(
+                f"cannot use the file {path} as a token: it does not hold a key of {2 * KEY_BYTES} hexadecimal digits"
+            )
+        return cls(url, key)
+
+    def send(self, *args: Any, **options: Any) -> requests.Response:
+        """See HTTPAdapter.
+
+        Raises:
+            UnprovenError: what listens there is not the driver, or does not know this key; nothing was sent.
+        """
+        try:
+            return super().send(*args, **options)
+        except RendezvousError as error:
+            raise UnprovenError(str(error)) from error
+
+    def get_connection(self, url: str | bytes, proxies: Mapping[str, str] | None = None) -> HTTPConnectionPool:
+        """See HTTPAdapter; of requests before 2.32."""
+        return self._pool
+
+    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> HTTPConnectionPool:
+        """See HTTPAdapter."""
+        return self._pool
+
+    def cert_verify(self, *args: Any, **options: Any) -> None:
+        """See HTTPAdapter. Nobody vouches for a driver's certificate."""
+
+    def close(self) -> None:
+        """See HTTPAdapter."""
+        super().close()
+        self._pool.close()
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, *args: Any, driver: DriverUrl, credential: Credential, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._driver, self._credential = driver, credential
+
+    def connect(self) -> None:
+        limit = self.timeout if isinstance(self.timeout, int | float) else _CONNECT_S
+        self.sock = connect(self._driver, self._credential, timeout_s=limit)
+
+
+class _Pool(HTTPConnectionPool):
+    # TLS and its certificate are not urllib3's business here.
+    ConnectionCls = _Connection
+
+    def __init__(self, driver: DriverUrl, credential: Credential) -> None:
+        super().__init__(*driver.address, driver=driver, credential=credential)

@@ -1,0 +1,293 @@
+"""A connection to the server until it is known who is at its other end; that is found out once, at its beginning.
+
+Owns what the first bytes decide, and the server's part of the exchange
+(:mod:`~elastic_driver.rendezvous.authentication`). What an authenticated peer says, or a browser, is the business of
+whoever the connection is handed over to: a :class:`Connection`, or an agent's.
+
+    unix socket      the kernel names the peer's user, which has to be this process's or root
+                     magic and name: HTTP or, from an agent, frames follow at once
+                     anything else: refused
+    TCP, byte 0x16   TLS; inside it
+                     magic: the exchange, and then HTTP or frames
+                     anything else: HTTP of a browser, a scraper or a reader
+    TCP, other byte  HTTP; from another machine only probes are answered
+
+Until it is handed over the peer is a stranger like others, and nothing of it is parsed but its request's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from ssl import SSLContext
+from typing import cast
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.rendezvous.authentication import (
+    MAC_BYTES,
+    MAGIC,
+    NONCE_BYTES,
+    Challenge,
+    read_request,
+    refusal,
+)
+from elastic_driver.rendezvous.credentials import Identity
+from elastic_driver.rendezvous.routes import AGENT
+from elastic_driver.rendezvous.server.connection import (
+    LINGER_S,
+    Connection,
+    Service,
+    descriptor_of,
+    has_unread,
+    waits_for_its_turn,
+)
+from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
+from elastic_driver.system.local_socket import is_ours
+
+_TLS = 0x16  # with which a record of its handshake begins, and nothing of HTTP
+# Of a stranger no more than this is read at once. Four times the longest request.
+_PIECE = 2 << 10
+# OpenSSL takes 42 KB for whoever sends a byte of a ClientHello. It gets none before all of it is there, or so much.
+_MOST_HELLO = 16 << 10
+_NOBODY = "nobody may authenticate here under this name; is it another job's, or one that is over?"
+
+
+class Newcomer(asyncio.BufferedProtocol):
+    """Implements :class:`Guest`. Over TLS it is the protocol below the layer first, and then the one above.
+
+    Args:
+        service: of the server.
+        turns: of the loop.
+    """
+
+    def __init__(self, service: Service, turns: Turns) -> None:
+        self._service = service
+        self._turns = turns
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._since = self._loop.time()  # when the present wait began
+        self._received = b""
+        self._is_local = self._is_plain_tcp = False
+        self._shakes_hands = False
+        self._identity: Identity | None = None
+        self._challenge: Challenge | None = None
+        self._no_room = ""
+        self._is_over = False  # refused, handed over or gone
+
+    # --- asyncio.BufferedProtocol; asyncio.Protocol above TLS ------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.BaseProtocol."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._since = self._loop.time()
+        if self._shakes_hands:
+            self._shakes_hands = self._is_plain_tcp = False
+            self._service.guests.met(self)
+            return
+        sock = transport.get_extra_info("socket")
+        family = None if sock is None else sock.family
+        self._is_local, self._is_plain_tcp = family == socket.AF_UNIX, family in (socket.AF_INET, socket.AF_INET6)
+        if self._is_local and not is_ours(sock):
+            self._is_over = True
+            self._transport.abort()
+            return
+        self._service.guests.arrived(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._turns.read[:_PIECE]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self.data_received(bytes(self._turns.read[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._is_over:
+            return
+        self._received += data
+        if self._challenge is not None:
+            self._check_response()
+        elif self._is_plain_tcp and self._received[0] == _TLS:
+            if _has_client_hello(self._received) or len(self._received) > _MOST_HELLO:
+                self._encrypt()
+        elif not self._is_plain_tcp and self._received[0] == MAGIC[0]:
+            self._read_request()
+        elif self._is_local:
+            self._refuse("cannot read request: it does not begin like one")
+        else:
+            self._hand_over(Connection(self._service, is_for_probes=self._is_plain_tcp and not self._is_loopback()))
+
+    def eof_received(self) -> bool:
+        """See asyncio.BaseProtocol."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.BaseProtocol."""
+        self._is_over = True
+        self._service.guests.lost(self)
+
+    # --- TLS -------------------------------------------------------------------------------------------------------
+
+    def _encrypt(self) -> None:
+        context = self._service.certificate.context
+        if context is None:
+            self._transport.pause_reading()
+            self._service.certificate.begin().add_done_callback(self._certificate_made)
+            return
+        data, self._received = self._received, b""
+        plain = self._transport
+        self._shakes_hands = True
+        layer = TlsLayer(
+            context,
+            lambda: cast("asyncio.Protocol", self),
+            self._turns,
+            handshake_s=max(0.0, self._since + self._service.limits.request_s - self._loop.time()),
+            server_side=True,
+            on_shaken=self._shaken,
+        )
+        self._transport = layer.transport
+        plain.set_protocol(layer)
+        layer.connection_made(plain)
+        self._turns.read[: len(data)] = data
+        layer.buffer_updated(len(data))
+
+    def _certificate_made(self, making: asyncio.Future[SSLContext]) -> None:
+        if making.cancelled() or making.exception() is not None:
+            self.abort()
+        elif not (self._is_over or self._transport.is_closing()):
+            self._transport.resume_reading()
+            self._encrypt()
+
+    def _shaken(self, error: Exception | None) -> None:
+        if error is not None:
+            self.connection_lost(error)
+
+    # --- the exchange ----------------------------------------------------------------------------------------------
+
+    def _read_request(self) -> None:
+        try:
+            request = read_request(self._received, has_nonce=not self._is_local)
+            if request is None:
+                return
+            identity = Identity.parse(request.name)
+        except RendezvousProtocolError as error:
+            self._refuse(str(error))
+            return
+        except ValueError:
+            self._refuse(_NOBODY)
+            return
+        key = self._service.key_of(identity)
+        if self._no_room or key is None:
+            self._refuse(self._no_room or _NOBODY)
+            return
+        self._identity = identity
+        self._received = self._received[request.size :]
+        if self._is_local:
+            self._authenticated(identity)
+            return
+        self._service.guests.met(self)
+        certificate = bytes.fromhex(self._service.certificate.fingerprint)
+        self._challenge = Challenge(request, key, certificate, os.urandom(NONCE_BYTES))
+        self._transport.write(self._challenge.message)
+        if self._received:
+            self._check_response()
+
+    def _check_response(self) -> None:
+        if len(self._received) < MAC_BYTES:
+            return
+        response, self._received = self._received[:MAC_BYTES], self._received[MAC_BYTES:]
+        assert self._challenge is not None
+        assert self._identity is not None
+        if not self._challenge.accepts(response):
+            self.abort()
+            return
+        self._authenticated(self._identity)
+
+    def _authenticated(self, identity: Identity) -> None:
+        if isinstance(self._transport, TlsTransport):
+            self._transport.trust()
+        if identity.role in AGENT:
+            self._hand_over(self._service.agent(identity))
+        else:
+            self._hand_over(Connection(self._service, identity))
+
+    def _hand_over(self, protocol: asyncio.Protocol) -> None:
+        """From now on the connection is another protocol's, which gets what has come already."""
+        transport, data = self._transport, self._received
+        self._is_over, self._received = True, b""
+        self._service.guests.lost(self)
+        transport.set_protocol(protocol)
+        if not isinstance(transport, TlsTransport):
+            # uvloop goes on to read into the buffer of a protocol that has one until it begins to read anew.
+            transport.pause_reading()
+            transport.resume_reading()
+        protocol.connection_made(transport)
+        if data and not transport.is_closing():
+            protocol.data_received(data)
+
+    def _refuse(self, text: str) -> None:
+        self._is_over = True
+        self._since = self._loop.time()
+        self._service.guests.left(self)
+        self._transport.write(refusal(text))
+        self._transport.close()
+
+    # --- Guest -----------------------------------------------------------------------------------------------------
+
+    @property
+    def descriptor(self) -> int:
+        """See Guest."""
+        return descriptor_of(self._transport)
+
+    @property
+    def has_unread(self) -> bool:
+        """See Guest."""
+        return has_unread(self._transport)
+
+    def refuse(self, status: int, text: str) -> None:
+        """See Guest. It is told when it has said in which form it can be."""
+        self._no_room = text
+
+    def say_goodbye(self, text: str) -> None:
+        """See Guest."""
+        self.abort()
+
+    def abort(self) -> None:
+        """See Guest."""
+        self._is_over = True
+        self._service.guests.left(self)
+        self._transport.abort()
+
+    def check_time(self, now: float) -> None:
+        """See Guest."""
+        limits, waited_s = self._service.limits, now - self._since
+        if self._shakes_hands:
+            return  # the layer has a time of its own
+        if self._is_over or self._no_room:
+            limit_s = LINGER_S
+        else:
+            limit_s = limits.request_s if self._received or self._challenge is not None else limits.idle_s
+        if waited_s > limit_s and not waits_for_its_turn(self._transport):
+            self.abort()
+
+    def _is_loopback(self) -> bool:
+        """Whether the peer is on this machine, or reaches it through one (ssh -L)."""
+        name = self._transport.get_extra_info("sockname")
+        try:
+            address = ipaddress.ip_address(str(name[0]).partition("%")[0])
+        except (TypeError, ValueError, IndexError):
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return bool((mapped or address).is_loopback)
+
+
+def _has_client_hello(received: bytes) -> bool:
+    """Whether the first message of a TLS handshake is whole; it may be in several records (RFC 8446, 4 and 5.1)."""
+    message, at = b"", 0
+    while len(received) >= at + 5:
+        start, at = at + 5, at + 5 + int.from_bytes(received[at + 3 : at + 5], "big")
+        message += received[start:at]
+    return len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big")

@@ -1,0 +1,222 @@
+"""Where a real driver listens: at a socket of its user's, and on TCP from the first on who needs that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
+from elastic_driver.system.local_socket import SocketFolder
+from tests.support.processes.jobs import AFRESH, FORKING, Job
+from tests.support.processes.subcommands import elasticrun
+
+pytestmark = pytest.mark.integration
+
+NOBODY = 65534
+PATIENCE_S = 150.0
+SLEEPS = ["sleep", "1000"]
+OPERATOR = Credential(Identity(Role.OPERATOR))
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime(runtime: Path) -> None:
+    """The only job there is can be named by its absence."""
+
+
+def listens(process: psutil.Process) -> set[tuple[str, int]]:
+    """At which TCP addresses."""
+    return {
+        (each.laddr.ip, each.laddr.port)
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+
+
+def started(job: Job) -> psutil.Process:
+    """The driver's process, once it listens."""
+    job.wait_for("its start", lambda: job.events("job_started"))
+    return psutil.Process(job.process.pid)
+
+
+def socket_of(job: Job) -> Path:
+    """The driver's, as it is told where there is no port."""
+    url: str = job.wait_for("its start", lambda: job.events("job_started"))[0]["rendezvous"]
+    assert url.startswith("unix:/")
+    return Path(url.removeprefix("unix:"))
+
+
+def inodes(path: Path) -> set[str]:
+    """Of the sockets that are bound there, or have come of those."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    # It is bound through /proc/self/fd, under the name that it had before it was found.
+    return {words[6] for words in lines if len(words) > 7 and words[7].endswith(f"/.{path.name}")}
+
+
+def held(process: psutil.Process) -> set[str]:
+    """The inodes of its sockets."""
+    found = set()
+    for each in Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            found |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(each)))
+        except OSError:
+            continue
+    return found
+
+
+def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_path: Path) -> None:
+    with Job(tmp_path, "localhost:2\n", "-np", "2", elasticrun=FORKING) as job:
+        job.wait_for_steps(2)
+        driver = started(job)
+        assert listens(driver) == set()
+        for child in driver.children():  # its agent; and the discovery script, now and then
+            with contextlib.suppress(psutil.NoSuchProcess):
+                assert listens(child) == set()
+        assert socket_of(job).parent.stat().st_mode & 0o777 == 0o700
+        ours = inodes(socket_of(job)) & held(driver)
+        assert ours
+        for child in driver.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                assert not ours & held(child), f"{child.cmdline()} could answer in the driver's place"
+        for words in (("status",), ("stacks",), ("drain", "elsewhere"), ("jobs",)):
+            assert elasticrun(*words).stdout, words
+        assert listens(driver) == set()
+
+        link = elasticrun("page").stdout
+        port = int(link.removeprefix("http://127.0.0.1:").partition("/")[0])
+        assert listens(driver) == {("127.0.0.1", port)}
+        token = tmp_path / "reader"
+        url = elasticrun("jobs", "--write-reader-token", str(token)).stdout.strip()
+        assert url == f"http://127.0.0.1:{port}/metrics"
+        bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
+        assert requests.get(url, headers=bearer, timeout=PATIENCE_S).status_code == 200
+        assert listens(driver) == {("127.0.0.1", port)}, "all who ask have one port"
+        refused = elasticrun("jobs", "--write-join-token", str(tmp_path / "join"))
+        assert "lets no hosts join: it was started without --accept-agents" in refused.stderr
+        with contextlib.closing(RendezvousClient(f"unix:{socket_of(job)}", OPERATOR)) as client:
+            with pytest.raises(RendezvousProtocolError, match="there are tokens for operator, reader, joiner only"):
+                client.token(Role.WORKER)
+            assert client.token(Role.OPERATOR).url.startswith(f"https://127.0.0.1:{port}#sha256:")
+
+
+def test_what_opens_a_port_at_the_start(tmp_path: Path) -> None:
+    key = tmp_path / "operator"
+    key.write_text("0123456789abcdef" * 4)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    cases = {
+        "named": (("--rendezvous-port", str(port)), {("127.0.0.1", port)}),
+        "operator": (("--operator-token-file", str(key)), {("127.0.0.1", None)}),
+        "page": (("--page-address", "127.0.0.2"), {("127.0.0.2", None)}),
+    }
+    for name, (flags, expected) in cases.items():
+        folder = tmp_path / f"job-{name}"
+        folder.mkdir()
+        with Job(folder, "localhost:1\n", "-np", "1", *flags, command=SLEEPS) as job:
+            found = listens(started(job))
+            assert {ip for ip, _ in found} == {ip for ip, _ in expected}, name
+            assert len(found) == 1
+            assert next(iter(expected))[1] in (None, next(iter(found))[1])
+
+
+def test_a_port_range_holds_for_a_port_that_is_opened_later(tmp_path: Path) -> None:
+    low = 21330  # below the ports that the system hands out to others
+    taken = socket.create_server(("127.0.0.1", low + 2))
+    flags = ("-np", "1", "--port-range", f"{low}-{low + 2}")
+    with taken, Job(tmp_path, "localhost:1\n", *flags, command=SLEEPS) as job:
+        started(job)
+        assert re.match(rf"http://127\.0\.0\.1:({low}|{low + 1})/login", elasticrun("page").stdout)
+
+
+def test_where_no_port_is_free_whoever_asks_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    low = 21340
+    taken = [socket.create_server(("127.0.0.1", low + number)) for number in range(2)]
+    with Job(tmp_path, "localhost:1\n", "-np", "1", "--port-range", f"{low}-{low + 1}", command=SLEEPS) as job:
+        started(job)
+        for words in (["page"], ["jobs", "--write-token", str(tmp_path / "token")]):
+            refused = elasticrun(*words)
+            assert refused.returncode == 2
+            assert f"ports {low} to {low + 1} are all in use (--port-range)" in refused.stderr
+        assert not (tmp_path / "token").exists()
+        assert job.process.poll() is None
+        for each in taken:
+            each.close()
+        assert elasticrun("page").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_gets_to_no_socket(tmp_path: Path) -> None:
+    code = (
+        "import os, socket, sys; sock = socket.socket(socket.AF_UNIX); os.setgroups([]); "
+        f"os.setgid({NOBODY}); os.setuid({NOBODY}); sock.connect(sys.argv[1])"
+    )
+    with Job(tmp_path, "localhost:1\n", "-np", "1", command=SLEEPS) as job:
+        where = str(socket_of(job))
+        command = [sys.executable, "-I", "-c", code, where]
+        tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        assert tried.returncode == 1
+        assert "PermissionError: [Errno 13]" in tried.stderr
+
+
+def test_what_a_killed_driver_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    with Job(tmp_path, "localhost:1\n", "-np", "1", command=SLEEPS, elasticrun=AFRESH) as job:
+        left = socket_of(job)
+        agents = psutil.Process(job.process.pid).children()
+        job.process.send_signal(signal.SIGKILL)
+        job.process.wait()
+        psutil.wait_procs(agents)
+        # Whoever makes the next folder there, of this user's processes.
+        SocketFolder.new([left.parent.parent]).close()
+        assert not left.parent.exists()
+
+
+def test_a_folder_that_somebody_has_emptied_ends_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+        job.wait_for_steps(1)
+        where = socket_of(job)
+        shutil.rmtree(where.parent)
+        refused = elasticrun("status")
+        assert refused.returncode == 2
+        assert f"there is no {where.parent}: the process that made it has ended" in refused.stderr
+        assert "cannot be asked from here" in elasticrun("jobs").stderr
+        before = len(job.steps())
+        job.wait_for("more steps", lambda: len(job.steps()) > before + 5)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def lonely() -> tuple[str, ...]:
+    """A network without anything in it, not even loopback."""
+    words = ("unshare", "--net")
+    is_there = shutil.which("unshare") is not None
+    if not is_there or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, and a kernel with network namespaces")
+    return words
+
+
+def test_a_job_needs_no_network_and_no_cipher_and_is_found_from_another(
+    tmp_path: Path, lonely: tuple[str, ...]
+) -> None:
+    with Job(tmp_path, "localhost:1\n", "-np", "1", prefix=lonely) as job:
+        job.wait_for_steps(1)
+        driver = started(job)
+        for process in (driver, *driver.children()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                loaded = [each.path for each in process.memory_maps()]
+                assert not [path for path in loaded if "cryptography" in path], "a tenth of the start"
+        assert ", running, " in elasticrun("status").stdout
+        assert "it ends now" in elasticrun("end", job.events("job_started")[0]["job_id"]).stdout
+        assert job.wait() == 128 + signal.SIGTERM
