@@ -75,6 +75,7 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
         driver = where_to_join(job)
         assert driver.startswith("https://")
         assert "#sha256:" in driver
+        assert "--tls has no effect" in job.said()
         nobody = elasticrun("leave")
         assert (nobody.returncode, nobody.stdout, nobody.stderr.count("\n")) == (2, "", 1)
         first = agents.enter_context(joined(tmp_path, "node-x", driver))
