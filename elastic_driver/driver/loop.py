@@ -198,8 +198,6 @@ class ElasticDriver:
         if self.page is not None and sys.stderr is not None and sys.stderr.isatty() and not self.settings.quiet:
             page = await self.page.link()
         self.chronicle.started(self.agents.ways.url, job.job_id)
-        if self.settings.tls:
-            self.chronicle.warning("--tls has no effect: connections between machines are always encrypted")
         if page:
             # On a terminal only, and past the chronicle: no log is to have it.
             with contextlib.suppress(OSError):
