@@ -339,7 +339,7 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         help="a host that has not been heard for this long is gone on without, and so is one that another host's "
         "workers cannot reach (default {default})",
     )
-    setting("tls", action="store_const", const=True, help="encrypt connections to the driver")
+    setting("tls", action="store_const", const=True, help="no effect: connections between machines are encrypted")
     setting(
         "port_range",
         metavar="LOW-HIGH",

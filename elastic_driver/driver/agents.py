@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,16 @@ class Server(Protocol):
 def url_of(address: str, port: int, *, scheme: str = "http") -> str:
     """The URL of a server at an address."""
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that address; there browsers and readers need no TLS."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Ways:
@@ -102,7 +113,10 @@ class Ways:
     @property
     def url(self) -> str:
         """The URL for whoever follows the job: on loopback, where it listens there by now; else :attr:`here`."""
-        return url_of(self._loopback, self._loopback_port) if self._loopback_port else self.here
+        if not self._loopback_port:
+            return self.here
+        scheme = "http" if is_loopback(self._loopback) else "https"  # --rendezvous-address may be any
+        return url_of(self._loopback, self._loopback_port, scheme=scheme)
 
     @property
     def urls(self) -> tuple[str, ...]:

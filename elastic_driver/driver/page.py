@@ -6,7 +6,6 @@ Owns where the page is to be found. How it is shown and who may see it is :mod:`
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import math
 import socket
@@ -14,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from elastic_driver.driver.agents import url_of
+from elastic_driver.driver.agents import is_loopback, url_of
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
@@ -121,7 +120,7 @@ class Page:
             host, port = page_address(address)
             actual = await server.listen_at(host, port)
             self.site.names.add(host.lower())
-            self._address_url = url_of(host, actual, scheme="http" if _is_loopback(host) else "https")
+            self._address_url = url_of(host, actual, scheme="http" if is_loopback(host) else "https")
 
     async def link(self) -> str:
         """A link for somebody who may look. It is a secret, good once.
@@ -217,12 +216,3 @@ def page_address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise SettingsError(f"cannot use {json.dumps(text)} as --page-address: HOST, HOST:PORT or [ADDRESS]:PORT")
     return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

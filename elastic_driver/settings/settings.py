@@ -145,7 +145,7 @@ class Settings:
         check_network: whether hosts must reach each other before they are used for the first time.
         spot_notices: "aws", "gcp" or "azure": agents watch for what that cloud says of their machines' end; None for
             none.
-        tls: whether connections to the driver are encrypted.
+        tls: no effect, but a remark: connections between machines are always encrypted.
         passed_env: variables for the workers on all hosts (-x).
         nodes: what torchrun's options say of this node; None where none was given.
         logs: what torchrun's options say of the workers' output.

@@ -91,10 +91,9 @@ class HostsSoak(Soak):
         flags += ["--durable-dir", str(self.durable), "--durable-keep", str(_KEEP), "--gloo-timeout-seconds", "10"]
         flags += ["--host-timeout", str(HOST_TIMEOUT_S), "--agent-timeout", str(AGENT_TIMEOUT_S)]
         flags += ["--accept-agents", "--join-token-file", str(self.token)]
-        for flag in (["--tls"], ["--no-preload"]):
-            if self.random.random() < 0.5:
-                flags += flag
-                self.counts[f"(with {flag[0]})"] += 1
+        if self.random.random() < 0.5:
+            flags.append("--no-preload")
+            self.counts["(with --no-preload)"] += 1
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "STEP_LOG": str(self.step_log)}
         # Slower than the tests' training: a night's lines are to fit on the disc.
         env |= {"XDG_RUNTIME_DIR": str(self.runtime), "STEP_S": "0.05"}

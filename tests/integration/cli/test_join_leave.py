@@ -70,7 +70,7 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
-    flags = ("-np", "2", "--min-np", "1", "--accept-agents", "--tls", "--join-token-file", str(token))
+    flags = ("-np", "2", "--min-np", "1", "--accept-agents", "--join-token-file", str(token))
     with Job(tmp_path, None, *flags) as job, ExitStack() as agents:
         driver = where_to_join(job)
         assert driver.startswith("https://")

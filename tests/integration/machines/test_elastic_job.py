@@ -66,7 +66,7 @@ class Asker:
         pod, _, rest = (parts.hostname or "").partition(".")
         assert rest == f"{NAME}.{NAMESPACE}.svc"
         address = self._pods.address_of(pod)
-        return None if address is None else f"http://{address}:{parts.port}"
+        return None if address is None else f"https://{address}:{parts.port}"
 
 
 class World:

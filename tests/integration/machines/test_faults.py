@@ -244,7 +244,7 @@ def test_clocks_jump(tmp_path: Path) -> None:
     launch = tmp_path / "launch.sh"
     variables = " ".join(f"{name}={value}" for name, value in there.environment.items())
     launch.write_text(f'[ "$1" = node2 ] && clock="env {variables}"\nexec ssh "$1" $clock "$2"\n')
-    flags = (*FLAGS, "--tls", "--launcher-command", f"sh {launch} {{host}} {{command}}")
+    flags = (*FLAGS, "--launcher-command", f"sh {launch} {{host}} {{command}}")
     with (
         made_machines() as machines,
         FollowedJob(machines, tmp_path, HOSTS, *flags, env=here.environment) as job,

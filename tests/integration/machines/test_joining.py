@@ -37,7 +37,7 @@ def test_hosts_join_leave_and_vanish(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
-    flags = ("-np", "4", "--min-np", "1", "--accept-agents", "--tls", "--join-token-file", str(token))
+    flags = ("-np", "4", "--min-np", "1", "--accept-agents", "--join-token-file", str(token))
     with (
         made_machines(sshd=False) as machines,
         MachinesJob(machines, tmp_path, None, *flags, env={"HOME": "/home-of-driver", "FROM_DRIVER": "yes"}) as job,

@@ -31,7 +31,7 @@ def test_ipv6_and_what_workers_get(tmp_path: Path) -> None:
         node0, node1, _ = machines
         if not node1.ipv6:
             pytest.skip("no IPv6 in this kernel")
-        flags = ("-np", "4", "--tls", "--network-interfaces", "fd77::/64", "-x", "GIVEN=by a flag", "-xXDG_DATA_HOME")
+        flags = ("-np", "4", "--network-interfaces", "fd77::/64", "-x", "GIVEN=by a flag", "-xXDG_DATA_HOME")
         env = {"HOME": "/home-of-driver", "XDG_DATA_HOME": "/data", "XDG_CACHE_HOME": "/cache", "FROM_DRIVER": "yes"}
         output, durable = tmp_path / "output", tmp_path / "durable"
         flags += ("--output-filename", str(output), "--durable-dir", str(durable))

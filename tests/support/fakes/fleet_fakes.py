@@ -492,9 +492,7 @@ class FakeFleet:
 
     def side(self) -> AgentSide:
         """Of a driver."""
-        facts = JobFacts(
-            "fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0
-        )
+        facts = JobFacts("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
         return AgentSide(
             self.tickets,
             Admission(self.tickets, facts, self.fleet),
