@@ -126,7 +126,7 @@ class _Connection(http.client.HTTPConnection):
         assert self.sock is not None
         self.sock.settimeout(silence_s)
         # On a socket of this machine a refusal may come before the request is sent, or while it is on its way.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.request(method, target, body=body)
         try:
             response = self.getresponse()

@@ -233,7 +233,7 @@ class Newcomer(asyncio.BufferedProtocol):
         self._since = self._loop.time()
         self._service.guests.left(self)
         self._transport.write(refusal(text))
-        self._transport.close()
+        self._transport.write_eof()  # closing would reset what the peer is sending, and it would see that instead
 
     # --- Guest -----------------------------------------------------------------------------------------------------
 

@@ -507,6 +507,22 @@ def test_one_that_was_dialled_knows_no_other_driver(tmp_path: Path) -> None:
     act(main)
 
 
+def test_whom_it_has_authenticated_once_it_has_pinned(tmp_path: Path) -> None:
+    """It was given no fingerprint. Nobody with another certificate is its driver, though he had the agent's own key."""
+
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=4.0) as one, successor_of(one) as begin:
+            agent = await one.ready()
+            hello = one.driver.link.facts.hello
+            second = await begin()
+            second.tickets.admit(hello.agent, bytes.fromhex(hello.key))
+            code, text = await agent.ends()
+            assert code == 1
+            assert "the driver is gone: the one that answers there now was started since" in text
+
+    act(main)
+
+
 @asynccontextmanager
 async def successor_of(one: Scene) -> AsyncIterator[Callable[[], Awaitable[FakeDriver]]]:
     """Gives what ends the scene's driver and has another one listen at its port."""
