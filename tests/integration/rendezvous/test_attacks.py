@@ -404,7 +404,7 @@ def test_those_who_begin_and_do_not_go_on_are_strangers_like_others(how: str) ->
 
 
 def test_who_is_refused_and_stays_makes_room_for_others() -> None:
-    """A name that nobody has costs nothing to say: whoever lingers after the refusal goes before anybody is shut out."""
+    """A name that nobody has costs nothing to say: whoever lingers after it goes before anybody is shut out."""
     with serving(limits=ServerLimits(connections=6)) as service, ExitStack() as stack:
         for _ in range(7):
             caller = stack.enter_context(calling(service))
@@ -424,7 +424,7 @@ def test_a_client_hello_in_very_many_records_is_looked_at_once() -> None:
     """Byte by byte: else 16 KiB of one stranger's cost the loop 25 s."""
     sent = b"\x16\x03\x01\x00\x04\x01\xff\xff\xff" + b"\x16\x03\x01\x00\x00" * 1000
     hello, _Counted.looks = _ClientHello(), 0
-    assert not any([hello.is_whole(_Counted(sent[:size])) for size in range(1, len(sent) + 1)])
+    assert not any(hello.is_whole(_Counted(sent[:size])) for size in range(1, len(sent) + 1))
     assert _Counted.looks < 5 * len(sent)
 
 
