@@ -69,6 +69,7 @@ class Newcomer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._since = self._loop.time()  # when the present wait began
         self._received = b""
+        self._hello = _ClientHello()
         self._is_local = self._is_plain_tcp = False
         self._shakes_hands = False
         self._identity: Identity | None = None
@@ -111,7 +112,7 @@ class Newcomer(asyncio.BufferedProtocol):
         if self._challenge is not None:
             self._check_response()
         elif self._is_plain_tcp and self._received[0] == _TLS:
-            if _has_client_hello(self._received) or len(self._received) > _MOST_HELLO:
+            if self._hello.is_whole(self._received) or len(self._received) > _MOST_HELLO:
                 self._encrypt()
         elif not self._is_plain_tcp and self._received[0] == MAGIC[0]:
             self._read_request()
@@ -231,7 +232,6 @@ class Newcomer(asyncio.BufferedProtocol):
     def _refuse(self, text: str) -> None:
         self._is_over = True
         self._since = self._loop.time()
-        self._service.guests.left(self)
         self._transport.write(refusal(text))
         self._transport.write_eof()  # closing would reset what the peer is sending, and it would see that instead
 
@@ -284,10 +284,27 @@ class Newcomer(asyncio.BufferedProtocol):
         return bool((mapped or address).is_loopback)
 
 
-def _has_client_hello(received: bytes) -> bool:
-    """Whether the first message of a TLS handshake is whole; it may be in several records (RFC 8446, 4 and 5.1)."""
-    message, at = b"", 0
-    while len(received) >= at + 5:
-        start, at = at + 5, at + 5 + int.from_bytes(received[at + 3 : at + 5], "big")
-        message += received[start:at]
-    return len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big")
+class _ClientHello:
+    """Whether the first message of a TLS handshake is whole; it may be in several records (RFC 8446, 4 and 5.1).
+
+    Looks at each record once: with many small ones a byte at a time would cost a stranger little, and the loop much.
+    """
+
+    __slots__ = ("_at", "_message", "_size")
+
+    def __init__(self) -> None:
+        self._at = 0  # where the next record begins
+        self._message = b""  # its first bytes, which tell its length
+        self._size = 0  # of what is there of it
+
+    def is_whole(self, received: bytes) -> bool:
+        """Tells it of all that was received so far."""
+        while len(received) >= self._at + 5:
+            start = self._at + 5
+            end = start + int.from_bytes(received[self._at + 3 : start], "big")
+            if len(received) < end:
+                break
+            self._message += received[start : min(end, start + 4 - len(self._message))]
+            self._size += end - start
+            self._at = end
+        return self._size >= 4 and self._size >= 4 + int.from_bytes(self._message[1:4], "big")

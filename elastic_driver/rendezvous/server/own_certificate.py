@@ -39,7 +39,10 @@ class OwnCertificate:
         return self.fingerprint
 
     def begin(self) -> asyncio.Future[SSLContext]:
-        """Has it made, if that is not done yet. Both attributes are set before others are told that it is done."""
+        """Has it made, if that is not done yet. Both attributes are set before others are told that it is done.
+
+        Where it could not be made (no memory, no thread, no descriptor) the next call tries again.
+        """
         if self._making is None:
             # In a thread: importing what makes it takes some 50 ms, and others wait for the loop.
             self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
@@ -54,3 +57,5 @@ class OwnCertificate:
         if not making.cancelled() and making.exception() is None:
             assert self._certificate is not None
             self.fingerprint, self.context = self._certificate.fingerprint, making.result()
+        else:
+            self._making = None

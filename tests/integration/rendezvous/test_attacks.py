@@ -31,6 +31,7 @@ from elastic_driver.rendezvous.authentication import (
 from elastic_driver.rendezvous.certificate import Certificate, client_context, fingerprint_of, server_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.server.connection import ServerLimits
+from elastic_driver.rendezvous.server.newcomer import _ClientHello
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.system.local_socket import SocketFolder
 from tests.support.fakes.rendezvous_service import (
@@ -400,6 +401,31 @@ def test_those_who_begin_and_do_not_go_on_are_strangers_like_others(how: str) ->
             assert is_served(service)
         service.until(lambda: not service.guests, "all are gone")
         assert descriptors() <= before
+
+
+def test_who_is_refused_and_stays_makes_room_for_others() -> None:
+    """A name that nobody has costs nothing to say: whoever lingers after it goes before anybody is shut out."""
+    with serving(limits=ServerLimits(connections=6)) as service, ExitStack() as stack:
+        for _ in range(7):
+            caller = stack.enter_context(calling(service))
+            assert read_refusal(caller.ask(caller.proof("nobody"))).startswith("nobody may authenticate here")
+        assert is_served(service)
+
+
+class _Counted(bytes):
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        type(self).looks += 1
+        return super().__getitem__(key)
+
+
+def test_a_client_hello_in_very_many_records_is_looked_at_once() -> None:
+    """Byte by byte: else 16 KiB of one stranger's cost the loop 25 s."""
+    sent = b"\x16\x03\x01\x00\x04\x01\xff\xff\xff" + b"\x16\x03\x01\x00\x00" * 1000
+    hello, _Counted.looks = _ClientHello(), 0
+    assert not any(hello.is_whole(_Counted(sent[:size])) for size in range(1, len(sent) + 1))
+    assert _Counted.looks < 5 * len(sent)
 
 
 # --- this machine's socket -------------------------------------------------------------------------------------------

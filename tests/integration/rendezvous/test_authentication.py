@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -422,3 +423,20 @@ def test_the_certificate_is_made_when_somebody_needs_it() -> None:
         assert shown == {fingerprint}
         for one in peers:
             one.close()
+
+
+def test_a_certificate_that_could_not_be_made_is_made_for_the_next_who_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with serving() as service:
+        with monkeypatch.context() as broken, Peer(service) as early:
+            broken.setattr(os, "memfd_create", fail)
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                early.encrypt()
+            service.until(lambda: not service.guests, "whoever waited for it is cut")
+        with Peer(service) as late:
+            late.encrypt()
+            assert fingerprint_of(cast("ssl.SSLSocket", late.socket)) == service.server.certificate.fingerprint
