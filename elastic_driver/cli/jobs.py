@@ -111,7 +111,7 @@ def _write_token(job: JobFile, role: Role, path: Path) -> str:
         raise SettingsError(f"job {job.job_id} lets no hosts join: it was started without --accept-agents")
     _write(path, reply.token)
     if reply.only_here:
-        print("its driver listens on this machine only, as long as no other has to do with the job", file=sys.stderr)
+        print("the driver listens on loopback only, because the job uses no other machine", file=sys.stderr)
     return reply.url
 
 

@@ -114,4 +114,5 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
         finally:
             client.close()
     except RendezvousError as error:
-        raise SettingsError(f"cannot reach the driver of job {target.name}: {error}") from error
+        whose = target.name if target.name.startswith("at ") else f"of job {target.name}"
+        raise SettingsError(f"cannot reach the driver {whose}: {error}") from error

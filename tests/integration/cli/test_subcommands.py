@@ -72,7 +72,7 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     url = words[3]
     assert re.fullmatch(r"https://127\.0\.0\.1:\d+#sha256:[0-9a-f]{64}", url)
     place = url.partition("#")[0]
-    assert written.stderr == "its driver listens on this machine only, as long as no other has to do with the job\n"
+    assert written.stderr == "the driver listens on loopback only, because the job uses no other machine\n"
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
     assert elasticrun("jobs", **elsewhere).stdout == "no job of yours runs on this machine\n"
     assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {place}, running, ")
