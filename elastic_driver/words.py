@@ -124,3 +124,8 @@ class StragglerAction(StrEnum):
 
     WARN = "warn"
     DRAIN = "drain"
+
+
+def in_seconds(value: float, digits: int = 3) -> str:
+    """With so many significant digits, and never as 1e+03: "0.0123 s", "1.5 s", "400 s", "3600 s"."""
+    return f"{float(f'{value:.{digits}g}'):g} s"

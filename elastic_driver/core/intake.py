@@ -79,7 +79,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Departure
-from elastic_driver.words import ExitCode
+from elastic_driver.words import ExitCode, in_seconds
 
 
 def take(t: Transition, event: Event) -> None:
@@ -221,7 +221,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     t.state = replace(t.state, drained=t.state.drained | {(name, slot)})
     if is_news or is_sooner:
         when = "leaves at the next commit" if t.state.policy.on_change.has_commits else "leaves now"
-        left = "" if event.within_s is None else f"; its machine goes away in {event.within_s:.3g} s"
+        left = "" if event.within_s is None else f"; its machine goes away in {in_seconds(event.within_s)}"
         t.report(f"{what} {when}: {event.why}{left}")
     used = [r for r in inside if r.parameter_server is not None and r.phase is WorkerPhase.MEMBER]
     if used and t.state.chief is not None and (is_news or is_sooner):

@@ -16,6 +16,7 @@ from elastic_driver.launch.fleet.network_check import Checked
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.settings.settings import Settings
+from elastic_driver.words import in_seconds
 
 
 class HostEvents:
@@ -103,7 +104,8 @@ class HostEvents:
                 after = f"started again it goes on from the last commit in {folder}"
             elif not self._stepper.state.policy.on_change.has_commits:
                 after = "started again it goes on from its script's checkpoint"
-            text = f"the driver's own machine goes away in {within_s:.3g} s ({why}): the job ends with it, on all hosts"
+            left = in_seconds(within_s)
+            text = f"the driver's own machine goes away in {left} ({why}): the job ends with it, on all hosts"
             self._chronicle.warning(f"{text}; {after}")
 
     def no_host_can_be_used(self, reasons: str) -> None:

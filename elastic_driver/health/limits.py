@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_driver.words import in_seconds
+
 LEAST_LIMIT_S = 5.0
 """Nobody is suspected before: collections of garbage, writes to slow discs and busy machines take seconds."""
 TIMES_SLOWEST = 10.0
@@ -107,14 +109,16 @@ def limit_of(counted: int, slowest_s: float, what: str) -> Limit:
         what: "steps", or what takes their place.
     """
     learned_s = TIMES_SLOWEST * slowest_s
-    said = f"{TIMES_SLOWEST:g} times the slowest of the last {min(counted, _WINDOW)} {what}, {slowest_s:.2g} s,"
+    said = (
+        f"{TIMES_SLOWEST:g} times the slowest of the last {min(counted, _WINDOW)} {what}, {in_seconds(slowest_s, 2)},"
+    )
     if counted < LEARNED_FROM:
         if learned_s > START_LIMIT_S:
-            return Limit(learned_s, f"{said} is {learned_s:.3g} s")
+            return Limit(learned_s, f"{said} is {in_seconds(learned_s)}")
         return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s, until {LEARNED_FROM} steps of the round are counted")
     if learned_s < LEAST_LIMIT_S:
         return Limit(LEAST_LIMIT_S, f"{LEAST_LIMIT_S:g} s, the least; {said} is less")
-    return Limit(learned_s, f"{said} is {learned_s:.3g} s")
+    return Limit(learned_s, f"{said} is {in_seconds(learned_s)}")
 
 
 def proof_of(limit: Limit) -> Limit:
@@ -122,4 +126,4 @@ def proof_of(limit: Limit) -> Limit:
     derived_s = TIMES_LIMIT * limit.seconds
     if derived_s <= LEAST_PROOF_S:
         return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the least")
-    return Limit(derived_s, f"the deadline is {TIMES_LIMIT:g} times the limit of {limit.seconds:.3g} s")
+    return Limit(derived_s, f"the deadline is {TIMES_LIMIT:g} times the limit of {in_seconds(limit.seconds)}")

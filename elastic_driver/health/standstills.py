@@ -22,6 +22,7 @@ from elastic_driver.health.limits import LEARNED_FROM, START_LIMIT_S, TIMES_SLOW
 from elastic_driver.health.seen import STALE_S
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, STOPPED, Vitals, is_quiet
+from elastic_driver.words import in_seconds
 
 UNHEARD_S = 10.0
 """An agent speaks twice a second, also on a busy machine."""
@@ -215,13 +216,16 @@ class StandstillWatch:
             limit = Limit(LEAST_STEPS_S, f"{LEAST_STEPS_S:g} s, the least")
         else:
             limit = Limit(
-                learned_s, f"{TIMES_SLOWEST:g} times the longest time without news of a step, {self._slowest_s:.2g} s"
+                learned_s,
+                f"{TIMES_SLOWEST:g} times the longest time without news of a step, {in_seconds(self._slowest_s, 2)}",
             )
         # An evaluation that was taken for a standstill comes again, also in later rounds.
         longest_s = _TIMES_LONGEST * self._longest_s
         if longest_s <= limit.seconds:
             return limit
-        return Limit(longest_s, f"{_TIMES_LONGEST:g} times the longest standstill so far, {self._longest_s:.3g} s")
+        return Limit(
+            longest_s, f"{_TIMES_LONGEST:g} times the longest standstill so far, {in_seconds(self._longest_s)}"
+        )
 
     def _look_at_round(
         self,

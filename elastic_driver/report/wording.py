@@ -16,6 +16,7 @@ from elastic_driver.health.findings import (
     WorkerSuspected,
 )
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import in_seconds
 
 # By the kind of the suspicion.
 _NOT_ENDED = {
@@ -88,4 +89,4 @@ def _named(worker: WorkerId, rank: int | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return in_seconds(seconds, 2) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -62,13 +62,13 @@ def test_pods_become_hosts_when_they_are_ready_and_none_when_they_are_gone(api: 
             await seen.until(lambda: seen.names == ["w-2", "w-4", "w-10"])
             api.fail_pod("w-2")
             await seen.until(lambda: seen.names == ["w-4", "w-10"])
-            api.delete_pod("w-10", grace_s=20)
+            api.delete_pod("w-10", grace_s=4000)
             await seen.until(lambda: seen.going)
             assert seen.names == ["w-4", "w-10"]
             assert seen.going["w-10"].why == "its pod w-10 is deleted"
             within_s = seen.going["w-10"].within_s
             assert within_s is not None
-            assert 17 < within_s <= 20
+            assert 1000 < within_s <= 4000
             api.finish_pod("w-10")
             await seen.until(lambda: seen.names == ["w-4"])
             assert not seen.going

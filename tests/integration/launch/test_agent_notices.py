@@ -45,11 +45,11 @@ def test_a_notice_of_the_cloud_and_advice(tmp_path: Path, monkeypatch: pytest.Mo
             advice = await one.driver.hears(Warning)
             assert "AWS recommends to replace this spot instance" in advice.text
             assert not one.driver.of(Leaves), "advice is no notice"
-            spot.left_s = 100.0
+            spot.left_s = 800.0
             first = await one.driver.hears(Leaves)
             assert first.why == "AWS takes this spot instance back: it is terminated"
             assert first.within_s is not None
-            assert 20 <= first.within_s <= 100
+            assert 0 < first.within_s <= 800
             # What is left is told again, and is less each time; the advice is not.
             third = await one.driver.hears(Leaves, nth=3)
             assert third.within_s is not None
