@@ -18,11 +18,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof, RefusedAuthenticationError, opening
-from elastic_driver.rendezvous.certificate import check_fingerprint, client_context
+from elastic_driver.rendezvous.certificate import check_fingerprint, client_context, fingerprint_of
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.system import local_socket
@@ -115,7 +114,7 @@ def _shake_hands(encrypted: ssl.SSLSocket, fingerprint: str, until: float) -> No
 
 
 def _authenticate(encrypted: ssl.SSLSocket, credential: Credential, until: float) -> None:
-    certificate = sha256(encrypted.getpeercert(binary_form=True) or b"").digest()
+    certificate = bytes.fromhex(fingerprint_of(encrypted))
     proof = Proof(str(credential.identity), credential.key, certificate, os.urandom(NONCE_BYTES))
     encrypted.settimeout(_left(until))
     encrypted.sendall(proof.request)

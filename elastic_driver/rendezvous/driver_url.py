@@ -15,6 +15,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.system.local_socket import path_of
 
 _FINGERPRINT = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 _log = logging.getLogger("elastic_driver")
@@ -40,7 +41,7 @@ class DriverUrl:
             RendezvousProtocolError: it is none, or its fingerprint is.
         """
         url, has_fragment, fragment = text.strip().partition("#")
-        if url.startswith("unix:/") and not has_fragment:
+        if path_of(url) is not None and not has_fragment:
             return cls(url)
         try:
             parts = urlsplit(url)
@@ -66,7 +67,7 @@ class DriverUrl:
     @property
     def socket(self) -> Path | None:
         """Of this machine; None for an address."""
-        return Path(self.url.removeprefix("unix:")) if self.url.startswith("unix:/") else None
+        return path_of(self.url)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -37,7 +37,6 @@ from elastic_driver.system import local_socket
 _HANDSHAKE_S = 10.0
 # Before a driver is asked again whose socket has more connections than it can take at once.
 _AGAIN_S = 0.02
-_LOCAL = "unix:"
 _OLD = "what answers there speaks no TLS: is it an elastic_driver of an older version? Both have to be of the same"
 
 
@@ -109,8 +108,8 @@ async def dial_in(
 
     transport: asyncio.BaseTransport | None = None
     try:
-        if url.startswith(f"{_LOCAL}/"):
-            sock = await _connect(Path(url.removeprefix(_LOCAL)))
+        if (path := local_socket.path_of(url)) is not None:
+            sock = await _connect(path)
             transport, _ = await loop.create_unix_connection(dialler, sock=sock)
         else:
             host, port = _place(url)
