@@ -122,6 +122,7 @@ class WorkerExited:
         error: the last line that it wrote; "" for none.
         where: the line of code that it named last; "" for none.
         out_of_memory: whether the kernel's OOM killer took it.
+        raised_s: how long before its end its code had raised an error, as it wrote down then; None for no such thing.
     """
 
     worker: WorkerId
@@ -131,6 +132,7 @@ class WorkerExited:
     error: str = ""
     where: str = ""
     out_of_memory: bool = False
+    raised_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class WorkerDying:
         returncode: what it is going to end with; None when it dumps its core, and that is not known yet.
         how: in words, "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
-        error, where, out_of_memory: see WorkerExited.
+        error, where, out_of_memory, raised_s: see WorkerExited.
     """
 
     worker: WorkerId
@@ -152,6 +154,7 @@ class WorkerDying:
     error: str = ""
     where: str = ""
     out_of_memory: bool = False
+    raised_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Departure
 from elastic_driver.words import ExitCode, in_seconds
 
+# Who raised an error longer than that before its end has gone on after it.
+_LONGEST_END_S = 60.0
+
 
 def take(t: Transition, event: Event) -> None:
     """Takes in one event. What comes late changes nothing.
@@ -349,13 +352,15 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
 def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
     wanted = _take_end(t, record)
     if wanted is None:
+        if event.raised_s is not None and event.raised_s < _LONGEST_END_S:
+            t.note_earlier(_crash_of(t, record, event, wanted=False).failure)
         if event.returncode < 0 and -event.returncode != signal.SIGTERM:  # it has crashed, or somebody has killed it
             _note_lost_peer(t, record)
     elif event.returncode == 0:
         kind_of(t.state).take_clean_exit(t, record, wanted=wanted)
     else:
         # An exit code other than 0 has been warned of already.
-        kind_of(t.state).take_failure(t, record, replace(_crash_of(record, event, wanted=wanted), told=True))
+        kind_of(t.state).take_failure(t, record, replace(_crash_of(t, record, event, wanted=wanted), told=True))
 
 
 def _take_host_loss(t: Transition, event: HostLost) -> None:
@@ -393,18 +398,20 @@ def _note_lost_peer(t: Transition, record: WorkerRecord) -> None:
 
 
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
-    crash = _crash_of(record, event, wanted=is_wanted(t.state, record))
+    crash = _crash_of(t, record, event, wanted=is_wanted(t.state, record))
     t.commands.append(ReportDying(event.worker, crash.failure.how))
     # It counts as one that is being stopped: its end will be no news.
     t.put(leaving(record, t.now, Leaving.DYING))
     kind_of(t.state).take_failure(t, record, crash)
 
 
-def _crash_of(record: WorkerRecord, event: WorkerDying | WorkerExited, *, wanted: bool) -> Crash:
+def _crash_of(t: Transition, record: WorkerRecord, event: WorkerDying | WorkerExited, *, wanted: bool) -> Crash:
     """The failure of a worker that ends so. One that was killed for what it did has failed by that."""
     end = record.killed or Kill(event.how, fault_of(event.returncode, out_of_memory=event.out_of_memory))
+    failure = failure_of(record, end.how, event.error, event.where)
+    raised_s = event.raised_s or 0.0
     return Crash(
-        failure_of(record, end.how, event.error, event.where),
+        replace(failure, at=t.now - (raised_s if raised_s < _LONGEST_END_S else 0.0)),
         end.fault,
         wanted,
         event.draw,

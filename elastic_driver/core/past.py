@@ -165,6 +165,8 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
                 return f"worker {worker} has trained for {event.uncommitted_s} s since its last commit"
         case _:
             pass
+    if isinstance(event, WorkerDying | WorkerExited) and not 0 <= (event.raised_s or 0.0) < math.inf:
+        return f"worker {worker} raised an error {event.raised_s} s before its end"
     return _why_no_draw(event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0)
 
 

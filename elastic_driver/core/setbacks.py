@@ -72,6 +72,7 @@ class Failure:
         error: what it said of it, one line; "" for nothing.
         where: the line of the user's code; "" when that is not known.
         role: what it is, in words, where that is no worker; else "".
+        at: when it was: when its code raised the error, where that is known; None until it is noted.
     """
 
     worker: WorkerId
@@ -80,6 +81,7 @@ class Failure:
     error: str = ""
     where: str = ""
     role: str = ""
+    at: Moment | None = None
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" (rank {self.rank})"
@@ -89,6 +91,10 @@ class Failure:
     def said(cls, worker: WorkerId, rank: int | None, how: str, error: str, where: str, role: str = "") -> Failure:
         """With what a worker said, as one line of a bounded length."""
         return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR], role)
+
+    def is_before(self, other: Failure) -> bool:
+        """Whether it was earlier. Who raises an error may take longer to end than those whom it reaches."""
+        return self.at is not None and other.at is not None and self.at < other.at
 
     @property
     def who(self) -> str:
@@ -118,7 +124,7 @@ class RoundSoFar:
     Attributes:
         moved: whether it has come further than ever.
         excused: whether anything from outside had part in its end.
-        failure: the first failure of their own making among its members.
+        failure: the first failure of their own making among its members, by when it was.
         complaint: the first of its members that lost the round and goes on. Nothing but a consequence when a member
             failed or something came from outside.
         raised: whether that member's own code raised the error, and not its collective.
@@ -196,7 +202,8 @@ class Setbacks:
         """A member of the present round has failed."""
         if fault is Fault.OUTSIDE:
             return self.excuse()
-        if self.present.failure is not None:
+        first = self.present.failure
+        if first is not None and not failure.is_before(first):
             return self
         return replace(self, present=replace(self.present, failure=failure))
 

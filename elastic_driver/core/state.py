@@ -425,7 +425,7 @@ class Reset:
         unplanned: whether it is due to a failure.
         crashes: its causes in words, in order; at most so many as are told.
         more_crashes: how many there were beyond these.
-        first_failure: the first of them; None for none yet.
+        first_failure: the first of them, by when it was; None for none yet.
         accusers: its members that cannot reach others, until that is judged.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
         waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
@@ -453,7 +453,9 @@ class Reset:
 
     def with_cause(self, text: str, failure: Failure) -> Reset:
         """With one crash more."""
-        first = self.first_failure or failure
+        first = self.first_failure
+        if first is None or failure.is_before(first):
+            first = failure
         if len(self.crashes) < _MOST_CRASHES_TOLD:
             return replace(self, crashes=(*self.crashes, text), first_failure=first)
         return replace(self, more_crashes=self.more_crashes + 1, first_failure=first)

@@ -78,6 +78,7 @@ class Transition:
             fault: whose doing it is. What befalls a member whose place was taken away is not its own.
             text: what is told of it.
         """
+        failure = failure if failure.at is not None else replace(failure, at=self.now)
         reset = self.in_reset().with_cause(text, failure)
         setbacks = self.state.setbacks
         # From the first round on, only failures of members are failures of a reset.
@@ -86,6 +87,20 @@ class Transition:
             setbacks = setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE)
             reset = replace(reset, unplanned=True)
         self.state = replace(self.state, reset=reset, setbacks=setbacks)
+
+    def note_earlier(self, failure: Failure) -> None:
+        """A member was told to end for another's failure, and had failed before that one: it is the cause.
+
+        Which hosts and places are to blame stays as it was decided.
+        """
+        state = self.state
+        first = state.first_failure
+        if first is None or not state.is_member(failure.worker) or not failure.is_before(first):
+            return
+        reset, setbacks = replace(self.in_reset(), first_failure=failure), state.setbacks
+        if setbacks.present.failure is not None:
+            setbacks = setbacks.failed(failure, Fault.OWN)
+        self.state = replace(state, reset=reset, setbacks=setbacks)
 
     def break_round(self, reason: str) -> None:
         if self.state.notice_kind is not NoticeKind.ABORT:

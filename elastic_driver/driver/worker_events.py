@@ -86,7 +86,8 @@ class WorkerEvents:
         returncode, starved = (None, False) if isinstance(status, str) else (status.returncode, status.out_of_memory)
         self._keep_error_file(worker, returncode)
         error, where = _last_words(worker)
-        self._stepper.report(WorkerDying(worker.id, returncode, str(status), random.random(), error, where, starved))
+        how, draw, age_s = str(status), random.random(), worker.error_age_s
+        self._stepper.report(WorkerDying(worker.id, returncode, how, draw, error, where, starved, age_s))
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
         """A process has ended."""
@@ -96,7 +97,9 @@ class WorkerEvents:
             self._keep_error_file(worker, status.returncode)
         draw, how = random.random(), str(status)
         error, where = _last_words(worker) if status.returncode else ("", "")
-        self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, status.out_of_memory))
+        age_s = worker.error_age_s if status.returncode else None
+        starved = status.out_of_memory
+        self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, starved, age_s))
 
     def lost(self, workers: Sequence[Worker], why: str) -> None:
         """A host is lost with these. It is once, however many they are."""

@@ -88,18 +88,23 @@ def _remove_dead(parent: Path) -> None:
                 os.close(descriptor)
 
 
-def read_error_file(path: str) -> str:
-    """What a worker has left there; "" for nothing, and for what is no file or too long."""
+def read_error_file(path: str) -> tuple[str, float | None]:
+    """What a worker has left there, and how long ago it wrote that, in seconds.
+
+    ("", None) for nothing, and for what is no file or too long.
+    """
     if not path:
-        return ""
+        return "", None
     with contextlib.suppress(OSError):
         # Whatever the worker has put there must not hold up who reads it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                data = file.read(_MOST_BYTES + 1)
-                return "" if len(data) > _MOST_BYTES else data.decode(errors="replace")
-    return ""
+            status = os.fstat(descriptor)
+            data = file.read(_MOST_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
+            if 0 < len(data) <= _MOST_BYTES:
+                # Whoever has set its time, or the machine's clock, has it written no later than now.
+                return data.decode(errors="replace"), max(0.0, time.time() - status.st_mtime)
+    return "", None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -578,7 +578,8 @@ class NotStarted(Said, name="not_started"):
 class Dying(Said, name="dying"):
     """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
 
-    ``error_file`` is what it has written into its error file; "" for nothing. ``note``: what else is known of its end.
+    ``error_file`` is what it has written into its error file; "" for nothing. ``error_age_s``: how long ago it wrote
+    that; null for nothing. ``note``: what else is known of its end.
     """
 
     worker: str
@@ -586,6 +587,7 @@ class Dying(Said, name="dying"):
     how: str
     last_lines: list[str]
     error_file: str = ""
+    error_age_s: float | None = None
     note: str = ""
 
 
@@ -593,13 +595,14 @@ class Dying(Said, name="dying"):
 class Exited(Said, name="exited"):
     """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
 
-    ``error_file``, ``note``: see Dying.
+    ``error_file``, ``error_age_s``, ``note``: see Dying.
     """
 
     worker: str
     returncode: int
     last_lines: list[str]
     error_file: str = ""
+    error_age_s: float | None = None
     note: str = ""
 
 

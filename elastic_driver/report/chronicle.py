@@ -118,6 +118,10 @@ class Process(Protocol):
     def last_lines(self) -> Sequence[str]:
         """Of its output."""
 
+    @property
+    def error_file(self) -> str:
+        """What it has written down of the error that it raised; "" for nothing."""
+
 
 class Exit(Protocol):
     """How a process has ended; ``str()`` says it in words."""
@@ -275,7 +279,8 @@ class Chronicle:
         """A process has ended; ``expected`` when it had been dismissed or stopped."""
         foretold = worker in self._dying or bool(status.reason)
         self._dying.discard(worker)
-        if not expected and status.returncode:
+        # One that was stopped for another's failure may have failed before that.
+        if status.returncode and (process.error_file or not expected):
             self._note_last_words(worker, process)
         self._tell(ProcessEnded(worker, process.pid, process.label, status.returncode, str(status), expected, foretold))
         self._book_worker(worker)

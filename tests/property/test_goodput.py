@@ -62,7 +62,7 @@ class Lines:
 class Gone:
     """A process and its end."""
 
-    pid, label, last_lines, returncode, reason = 1, "0", (), 1, ""
+    pid, label, last_lines, error_file, returncode, reason = 1, "0", (), "", 1, ""
 
 
 class History:

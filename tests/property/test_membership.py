@@ -189,12 +189,15 @@ class Membership(RuleBasedStateMachine):
             self.job.running(str(worker), commits=self.job.round_commits + commits)
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
-    def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
-        starved = returncode == -9 and draw < 0.25
-        self.job.feed(
-            WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw, out_of_memory=starved)
-        )
+    @rule(
+        data=st.data(),
+        returncode=st.sampled_from((1, -9)),
+        draw=draws,
+        raised_s=st.sampled_from((None, 0.0, 5.0, 90.0)),
+    )
+    def crashed(self, data: st.DataObject, returncode: int, draw: float, raised_s: float | None) -> None:
+        how, starved = f"ended with {returncode}", returncode == -9 and draw < 0.25
+        self.job.feed(WorkerExited(self.a_worker(data), returncode, how, draw, "", "", starved, raised_s))
 
     @precondition(lambda self: self.job.started)
     @rule(data=st.data(), number=st.integers(1, 3), draw=draws)

@@ -400,14 +400,14 @@ class HostWorkers:
         one = self._workers[worker]
         if not one.replaced:
             returncode, note = (None, "") if isinstance(status, str) else (status.returncode, status.note)
-            error = read_error_file(one.error_file)
-            self._send(Dying(worker.key, returncode, str(status), list(process.last_lines), error, note))
+            error, age_s = read_error_file(one.error_file)
+            self._send(Dying(worker.key, returncode, str(status), list(process.last_lines), error, age_s, note))
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
         """See ProcessListener."""
         one = self._workers[worker]
-        error = "" if status.ok else read_error_file(one.error_file)
-        death = Exited(worker.key, status.returncode, list(process.last_lines), error, status.note)
+        error, age_s = ("", None) if status.ok else read_error_file(one.error_file)
+        death = Exited(worker.key, status.returncode, list(process.last_lines), error, age_s, status.note)
         if one.replaced:
             one.death = death
         else:

@@ -47,6 +47,7 @@ class Worker:
         last_lines: the end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most. Where it left
             its traceback in its error file only, with the end of that. Known when it is dying, or dead.
         error_file: what it has written into its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing.
+        error_age_s: how long before it was dying, or dead, it wrote that; None for nothing.
         stop: how it is stopped as soon as its agent is told to start it; None where it is not.
         kill: an order that may take its time, or end in sparing it.
     """
@@ -60,6 +61,7 @@ class Worker:
     is_dying: bool = False
     last_lines: Sequence[str] = ()
     error_file: str = ""
+    error_age_s: float | None = None
     stop: Ending | None = None
     kill: KillWorker | None = None
 
@@ -105,7 +107,7 @@ class WorkerListener(Protocol):
 
 def note_last_words(one: Worker, news: Dying | Exited) -> None:
     """Takes what a worker has said last. An error file may say what no line of its output does."""
-    one.error_file = news.error_file
+    one.error_file, one.error_age_s = news.error_file, news.error_age_s
     raised = raised_in(news.error_file) if news.error_file else None
     if raised is None or any(raised.error in line for line in news.last_lines):
         one.last_lines = tuple(news.last_lines)

@@ -173,7 +173,10 @@ def is_taken(name: str) -> bool:
 
 def names_of_sockets(pid: int) -> list[str]:
     """Of those that it listens on, as each process of this network namespace can read them."""
-    numbers = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    numbers = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it may have been closed meanwhile
+            numbers.add(os.readlink(file))
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     found = [line[7] for line in lines if len(line) > 7 and f"socket:[{line[6]}]" in numbers]
     assert len(found) >= 2

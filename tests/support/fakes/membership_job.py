@@ -259,10 +259,11 @@ class Job:
         error: str = "",
         where: str = "",
         out_of_memory: bool = False,
+        raised_s: float | None = None,
     ) -> list[Command]:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
-        event = WorkerExited(worker_id(text), returncode, how, draw, error, where, out_of_memory=out_of_memory)
+        event = WorkerExited(worker_id(text), returncode, how, draw, error, where, out_of_memory, raised_s)
         return self.feed(event, at=at)
 
     def lose(self, hostname: str, *, at: float | None = None) -> list[Command]:

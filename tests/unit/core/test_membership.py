@@ -38,7 +38,7 @@ from elastic_driver.core.membership import new_state, step
 from elastic_driver.core.placement import keeps_its_places
 from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, ResetTally, WorkerPhase
 from elastic_driver.hosts import Host
-from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
 from tests.support.fakes.membership_job import BOTH, Job, worker_id
 
 pytestmark = pytest.mark.unit
@@ -615,6 +615,35 @@ def test_the_first_failure_is_that_of_the_last_round() -> None:
     job.exit("b[0]", 7)
     job.exit("a[0]", 1)
     assert "first: worker b[0] (rank 1) exited with code 7" in ended(job).message
+
+
+def test_who_failed_first_is_who_raised_first_not_whose_end_was_seen_first() -> None:
+    """Ending takes its time, too: peers may see the connections close, raise, and be gone before it."""
+    job = Job(num_proc=2)
+    job.train("a:1", "b:1")
+    job.exit("b[0]", 1, at=10.0, error="RuntimeError: connection closed by peer", raised_s=0.125)
+    job.exit("a[0]", 1, at=10.25, error="ValueError: bad row", where="train.py:3", raised_s=0.5)
+    assert "first: worker a[0] (rank 0) exited with code 1: ValueError: bad row" in ended(job).message
+
+
+@pytest.mark.parametrize(
+    ("returncode", "raised_s", "first"),
+    [
+        (1, 0.5, "worker a[0] (rank 0)"),
+        (-15, 0.5, "worker a[0] (rank 0)"),  # the signal met it on its way out
+        (1, 0.0625, "worker a[1] (rank 1)"),  # it was raised for the other's end
+        (-15, 300.0, "worker a[1] (rank 1)"),  # it went on after that error
+        (-15, None, "worker a[1] (rank 1)"),
+    ],
+)
+def test_who_was_stopped_for_anothers_failure_may_have_failed_first(
+    returncode: int, raised_s: float | None, first: str
+) -> None:
+    job = Job(num_proc=2, min_num_proc=2, on_change=OnChange.RESTART)
+    job.train("a:2")
+    job.exit("a[1]", 1, at=10.0, error="RuntimeError: connection closed", where="train.py:5", raised_s=0.125)
+    job.exit("a[0]", returncode, at=10.125, error="ValueError: bad row", where="train.py:3", raised_s=raised_s)
+    assert f"{first} " in ended(job).message
 
 
 def test_when_places_run_short_members_keep_theirs_before_those_who_boot() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,8 @@ def trained() -> Job:
         (WorkerRunning(A, 3, 0), "speaks of round 3"),
         (WorkerExited(A, 1, "exited with code 1", 1.5), "1.5 is no draw from 0 to 1"),
         (WorkerExited(A, 1, "exited with code 1", -0.5), "-0.5 is no draw"),
+        (WorkerExited(A, 1, "exited with code 1", 0.5, raised_s=-1.0), "raised an error -1.0 s before its end"),
+        (WorkerDying(A, -6, "killed by SIGABRT", 0.5, raised_s=math.inf), "raised an error inf s before its end"),
         (HostLost("a", "gone", (A, B), 0.5), "a worker of another host is lost with host a"),
         (HostLost("z", "gone", (STRANGER,), 0.5), "was never started"),
         (HostLost("a", "gone", (A,), 1.5), "1.5 is no draw"),

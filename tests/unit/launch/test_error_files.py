@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def test_names_are_of_a_folder_that_is_removed() -> None:
     assert not one.exists()
     assert stat.S_IMODE(one.parent.stat().st_mode) == 0o700
     one.write_text("text")
-    assert (read_error_file(str(one)), read_error_file(str(other)), read_error_file("")) == ("text", "", "")
+    assert read_error_file(str(one))[0] == "text"
+    assert read_error_file(str(other)) == read_error_file("") == ("", None)
     files.remove()
     files.remove()
     assert not one.parent.exists()
@@ -64,8 +66,19 @@ def test_what_is_no_file_or_too_long_holds_nobody_up(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"x" * (1 << 20))
     (tmp_path / "link").symlink_to(tmp_path / "bytes")
     (tmp_path / "bytes").write_bytes(b"\xff{}")
-    assert [read_error_file(str(tmp_path / name)) for name in ("fifo", "long", "link", "", "none")] == [""] * 5
-    assert read_error_file(str(tmp_path / "bytes")) == "\ufffd{}"
+    assert [read_error_file(str(tmp_path / name)) for name in ("fifo", "long", "link", "", "none")] == [("", None)] * 5
+    assert read_error_file(str(tmp_path / "bytes"))[0] == "\ufffd{}"
+
+
+def test_when_it_was_written_is_not_in_the_future(tmp_path: Path) -> None:
+    path, now = tmp_path / "file", time.time()
+    path.write_text("text")
+    os.utime(path, (now - 100, now - 100))
+    _, age_s = read_error_file(str(path))
+    assert age_s is not None
+    assert age_s >= 100
+    os.utime(path, (now + 1000, now + 1000))
+    assert read_error_file(str(path)) == ("text", 0.0)
 
 
 def test_what_it_says() -> None:

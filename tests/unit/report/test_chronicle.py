@@ -36,6 +36,7 @@ class Process:
     worker: WorkerId
     label: str
     last_lines: list[str] = field(default_factory=list)
+    error_file: str = ""
     pid: int = 7
 
 
