@@ -141,6 +141,38 @@ def test_a_job_that_fails_leaves_an_error_file_of_its_own(tmp_path: Path) -> Non
         assert "ddp_program.py" in message["extraInfo"]["py_callstack"]
 
 
+# Who raises is on its way out for longer than the other takes to fail of it.
+SLOW_TO_END = """\
+import atexit, os, signal, sys, time
+from pathlib import Path
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    named = Path(__file__).with_name("named")
+    if os.environ["RANK"] == "1":
+        atexit.register(signal.pause)
+        named.with_suffix(".new").write_text(os.environ["TORCHELASTIC_ERROR_FILE"])
+        named.with_suffix(".new").rename(named)
+        raise ValueError("on purpose")
+    while not (named.exists() and os.path.exists(named.read_text())):
+        time.sleep(0.01)
+    raise RuntimeError("the other is gone")
+
+main()
+"""
+
+
+def test_the_cause_is_what_was_raised_first_and_not_whose_process_ended_first(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SLOW_TO_END)
+    flags = ("-np", "2", "--min-np", "2", "--on-change", "restart")
+    with Job(tmp_path, "localhost:2\n", *flags, command=[sys.executable, str(script)]) as job:
+        assert job.wait() == 1
+        assert "worker localhost[1] (rank 1)" in job.said().splitlines()[-1]
+        assert "ValueError: on purpose (at train.py:" in job.said().splitlines()[-1]
+
+
 @pytest.mark.parametrize("libuv", [True, False])
 @pytest.mark.parametrize("family", [socket.AF_INET6, socket.AF_INET])
 def test_the_store_of_torch_listens_at_a_held_port(libuv: bool, family: socket.AddressFamily) -> None:
