@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_driver.core.events import Fault
+from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.placement import usable_slots
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
@@ -129,5 +130,5 @@ def leave_round(t: Transition, worker: WorkerId, *, wanted: bool) -> None:
         t.register(worker, WorkerState.SUCCESS)
         return
     # It had been asked to leave, by discovery's list or by whoever took its machine away: not the end of the job.
-    t.report(f"worker {worker} left: its place is no longer listed")
+    t.report(f"worker {worker} left: {why_no_place(t.state, worker.hostname, worker.slot)}")
     t.state = replace(t.state, registry=registry.without(worker), setbacks=t.state.setbacks.excuse())

@@ -89,4 +89,4 @@ def _named(worker: WorkerId, rank: int | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    return in_seconds(seconds, 2) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return in_seconds(seconds, 2) if seconds >= 1 else in_seconds(seconds * 1e3).removesuffix("s") + "ms"
