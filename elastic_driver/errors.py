@@ -6,9 +6,25 @@ Messages start with "cannot …" or name what failed, and say host, slot, round,
 from __future__ import annotations
 
 import errno
+import re
 
 # What a machine, a container or a user's limits may run out of.
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS)
+# What the system says of connections, for those who have only typed an address.
+_OF_NETWORK = {
+    errno.ECONNREFUSED: "nothing listens there (connection refused)",
+    errno.ECONNRESET: "the other end has ended the connection (connection reset)",
+    errno.EPIPE: "nobody reads it any more (broken pipe)",
+    errno.ETIMEDOUT: "no answer (connection timed out)",
+    errno.EHOSTUNREACH: "no answer from that address (no route to host)",
+    errno.EHOSTDOWN: "no answer from that address (host is down)",
+    errno.ENETUNREACH: "this machine has no way to that network (network is unreachable)",
+    errno.ENETDOWN: "this machine has no way to that network (network is down)",
+}
+# What asyncio puts in the place of the system's own words, or before them.
+_CONNECT = "Connect call failed"
+_BIND = re.compile(r"^error while attempting to bind on address .*\): ")
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
 
 
 class ElasticError(Exception):
@@ -55,6 +71,22 @@ class StaleRoundError(RendezvousError):
 
 class RendezvousProtocolError(RendezvousError):
     """The other side said something that is not of the protocol (also: it does not let this one do that)."""
+
+
+class StrangerError(RendezvousError):
+    """Whoever answers at the driver's address does not prove to be this job's driver. The next time it may be it."""
+
+
+class OtherCertificateError(StrangerError):
+    """Whoever answers at the driver's address is another: the certificate is not the one that came with the address."""
+
+
+class NoTlsError(StrangerError):
+    """Whoever answers at the driver's address does not speak TLS as drivers do."""
+
+
+class WrongTokenError(RendezvousError):
+    """The driver, known by its certificate, has another token or key than this process. No other try can help."""
 
 
 class HorovodInternalError(ElasticError, RuntimeError):
@@ -158,5 +190,28 @@ def shortage(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # all that Python says
         return "no thread can be started; the limit of processes (ulimit -u) or of memory (ulimit -v) is reached"
     if isinstance(error, OSError) and error.errno in _SHORT:
-        return error.strerror or str(error)
+        return in_words(error)
     return ""
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says, for people: an OSError without its number and the rest that Python and asyncio put around it.
+
+    The path or the address that it is about is left to the sentence around it.
+    """
+    if not isinstance(error, OSError):
+        return shortage(error) or str(error) or type(error).__name__
+    if hasattr(error, "library") and not isinstance(error, TimeoutError):  # it is OpenSSL's
+        return str(getattr(error, "reason", None) or error).replace("_", " ").lower()
+    text = str(error.strerror or error)
+    if error.errno is None and (several := _NUMBER.findall(text)):  # asyncio's "Multiple exceptions: [Errno 111] ..."
+        return "; ".join(dict.fromkeys(_of_number(int(number)) for number in several))
+    if error.errno in _OF_NETWORK or _CONNECT in text:
+        return _of_number(error.errno)
+    if isinstance(error, TimeoutError) and (not error.args or text.endswith("timed out")):
+        return "no answer in time"
+    return _BIND.sub("", text) or type(error).__name__
+
+
+def _of_number(number: int | None) -> str:
+    return _OF_NETWORK.get(number or 0) or errno.errorcode.get(number or 0, "no connection")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elastic_driver.errors import ElasticError, RendezvousClosedError, SettingsError
+from elastic_driver.errors import ElasticError, RendezvousClosedError, SettingsError, in_words
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.environment import ENV_PORTS, ENV_RENDEZVOUS, ENV_TASK
@@ -156,7 +156,7 @@ def _wait_until_it_answers(port: int) -> None:
             return
         except OSError as error:
             if time.monotonic() > end:
-                raise SettingsError(f"cannot serve: port {port} does not answer ({error})") from error
+                raise SettingsError(f"cannot serve: port {port} does not answer: {in_words(error)}") from error
         time.sleep(_LOOK_S)
 
 

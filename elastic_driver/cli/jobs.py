@@ -13,7 +13,7 @@ from pathlib import Path
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, target_of_job
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.report.metrics import PATH as METRICS
@@ -132,4 +132,4 @@ def _write(path: Path, secret: str) -> None:
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{secret}\n")
     except OSError as error:
-        raise SettingsError(f"cannot write the new file {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot write the new file {path}: {in_words(error)}") from error

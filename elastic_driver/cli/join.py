@@ -104,10 +104,11 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
     except SettingsError as error:
         raise SettingsError(f"argument --label: {error}") from None
     host = _host_name(arguments.host, arguments.slots) if arguments.host else ""
+    token, source = _token(arguments.join_token_file, in_environment)
     return Bootstrap(
         urls,
         identity=Role.JOINER,
-        key=join_key(_token(arguments.join_token_file, in_environment)).hex(),
+        key=join_key(token).hex(),
         host=host,
         slots=arguments.slots,
         labels=labels,
@@ -116,6 +117,7 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
         spot_notices=arguments.spot_notices,
         leave_code=arguments.leave_code,
         grace_s=grace_s(environ) if arguments.grace is None else arguments.grace,
+        source=source,
     )
 
 
@@ -136,16 +138,19 @@ def _host_name(text: str, slots: int) -> str:
     return host.name
 
 
-def _token(file: str | None, in_environment: str) -> str:
+def _token(file: str | None, in_environment: str) -> tuple[str, str]:
+    """The job's secret, and where it was given, in words."""
     if file == _STDIN:
-        return join_token(sys.stdin.buffer.read(MOST_BYTES), "standard input")
+        source = "standard input"
+        return join_token(sys.stdin.buffer.read(MOST_BYTES), source), source
     if file is not None:
         if others := who_else_reads(Path(file)):
             print(one_line(f"elasticrun: warning: the join token's file {file}: {others}"), file=sys.stderr)
-        return read_join_token(Path(file))
+        return read_join_token(Path(file)), f"the file {file} (--join-token-file)"
     if not in_environment:
         raise SettingsError(
             f"the job's secret is missing: give --join-token-file FILE ({_STDIN} for standard input), or set the "
             f"variable {ENV_JOIN_TOKEN}"
         )
-    return join_token(in_environment.encode(errors="surrogateescape"), f"the variable {ENV_JOIN_TOKEN}")
+    source = f"the variable {ENV_JOIN_TOKEN}"
+    return join_token(in_environment.encode(errors="surrogateescape"), source), source

@@ -100,6 +100,7 @@ def _options_of(environ: MutableMapping[str, str]) -> list[str]:
 
 def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     """Runs a subcommand. It ends without a word when its reader has seen enough (``elasticrun status | head``)."""
+    _tell_warnings()
     try:
         code = subcommand(words)
         sys.stdout.flush()
@@ -108,6 +109,17 @@ def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequ
         # Or Python says that it cannot write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _tell_warnings() -> None:
+    """What the package logs, and nobody else shows, reaches the user as warnings of a job do."""
+    import logging  # late: --help needs none
+
+    class ToStderr(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(f"elasticrun: warning: {one_line(record.getMessage())}", file=sys.stderr, flush=True)
+
+    logging.lastResort = ToStderr(logging.WARNING)
 
 
 def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:

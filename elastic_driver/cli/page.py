@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.job_files import put_page
 from elastic_driver.rendezvous.messages import PageRequest
 from elastic_driver.report.printable import one_line
@@ -64,7 +64,7 @@ def _open(url: str, target: Target) -> int:
     try:
         file = put_page(_ELSEWHERE if target.job is None else target.job.job_id, _LEADS.format(url=html.escape(url)))
     except OSError as error:
-        raise SettingsError(f"cannot write the file that leads the browser there: {error.strerror}") from error
+        raise SettingsError(f"cannot write the file that leads the browser there: {in_words(error)}") from error
     if not webbrowser.open(file.as_uri()):
         print("there is no browser here that could be opened")
         return 1

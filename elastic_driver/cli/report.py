@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.report.picture import HEADS, cells_of, duration, ending_of, page, svg
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import Reader, Story
@@ -58,7 +58,7 @@ def _story(path: str, job: str) -> Story:
         with Path(path).open("rb") as file:
             story = Reader(job).read(iter(lambda: file.readline(_LONGEST_LINE), b""))
     except OSError as error:
-        raise SettingsError(f"cannot read the event log {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot read the event log {path}: {in_words(error)}") from error
     if story is None:
         raise SettingsError(f"the event log {path} tells of no job" + (f" {job}" if job else ""))
     return story
@@ -74,7 +74,7 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
-        raise SettingsError(f"cannot write {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot write {path}: {in_words(error)}") from error
 
 
 def _rows(story: Story) -> Iterator[tuple[str, ...]]:

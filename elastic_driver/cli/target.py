@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from elastic_driver.errors import RendezvousError, SettingsError
+from elastic_driver.errors import (
+    NoTlsError,
+    OtherCertificateError,
+    RendezvousError,
+    SettingsError,
+    StrangerError,
+    WrongTokenError,
+)
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
@@ -22,6 +29,8 @@ from elastic_driver.settings.operator_token import read_operator_key
 
 # Its driver lives, and answers unless it is stopped or somebody else has its port.
 _PATIENCE_S = 10.0
+# Who does not know the operator's key will not do so later; but an earlier program may still have the port.
+_STRANGER_S = 2.0
 
 _Answer = TypeVar("_Answer")
 
@@ -74,7 +83,8 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
         url = DriverUrl.parse(arguments.driver)
     except RendezvousError as error:
         raise SettingsError(f"argument --driver: {error}") from error
-    credential = Credential(Identity(Role.OPERATOR), read_operator_key(arguments.token_file))
+    file = arguments.token_file
+    credential = Credential(Identity(Role.OPERATOR), read_operator_key(file), f"the file {file} (--token-file)")
     return Target(f"at {url.url}", str(url), credential)
 
 
@@ -108,11 +118,24 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
         SettingsError: it cannot be reached, or refuses.
     """
     try:
-        client = RendezvousClient(target.url, target.credential, patience_s=_PATIENCE_S)
+        client = RendezvousClient(target.url, target.credential, patience_s=_PATIENCE_S, stranger_s=_STRANGER_S)
         try:
             return question(client)
         finally:
             client.close()
     except RendezvousError as error:
-        whose = target.name if target.name.startswith("at ") else f"of job {target.name}"
-        raise SettingsError(f"cannot reach the driver {whose}: {error}") from error
+        whose = "" if target.job is None else f"job {target.name}: "
+        raise SettingsError(f"{whose}{error}{_what_to_do(error)}") from error
+
+
+def _what_to_do(error: RendezvousError) -> str:
+    command = "elasticrun jobs --write-token FILE, on the driver's machine,"
+    match error:
+        case WrongTokenError():
+            return f"; {command} writes the right one"
+        case OtherCertificateError() | NoTlsError():
+            return f"; use the URL that {command} prints now"
+        case StrangerError():
+            return f"; {command} prints the URL and writes the key"
+        case _:
+            return ""

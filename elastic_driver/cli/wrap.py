@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.function.wrapping import hooked
 
 
@@ -40,4 +40,4 @@ def wrap(words: Sequence[str]) -> int:
     try:
         os.execvpe(given.program, [given.program, *given.arguments], hooked(os.environ))
     except OSError as error:
-        raise SettingsError(f"cannot run {given.program!r}: {error.strerror}") from None
+        raise SettingsError(f"cannot run {given.program!r}: {in_words(error)}") from None

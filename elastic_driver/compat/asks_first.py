@@ -30,6 +30,7 @@ from elastic_driver.dialects.horovod import (
     REMOVED,
     place_variables,
 )
+from elastic_driver.errors import in_words
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.environment import ENV_ROUND
 
@@ -122,7 +123,7 @@ def _take_place() -> None:
         answer = connection.getresponse()
         body = answer.read()
     except OSError as error:
-        raise RuntimeError(f"cannot ask for this worker's place: its agent does not answer ({error})") from error
+        raise RuntimeError(f"cannot ask this worker's agent for its place: {in_words(error)}") from error
     finally:
         connection.close()
     if answer.status != 200:

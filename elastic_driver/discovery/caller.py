@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from elastic_driver.errors import DiscoveryError, SettingsError
+from elastic_driver.errors import DiscoveryError, SettingsError, in_words
 from elastic_driver.hosts import Departure, Host, parse_host, parse_labels
 from elastic_driver.system.job_clock import CallLater, time_limit
 
@@ -138,7 +138,7 @@ class CallerDiscovery:
             ) from None
         except OSError as error:
             self._answer = None
-            raise DiscoveryError(f"cannot ask the discovery object: {error.strerror or error}") from error
+            raise DiscoveryError(f"cannot ask the discovery object: {in_words(error)}") from error
         except asyncio.CancelledError:
             self._answer.cancel()
             raise

@@ -18,7 +18,7 @@ from typing import IO
 
 import psutil
 
-from elastic_driver.errors import DiscoveryError, SettingsError
+from elastic_driver.errors import DiscoveryError, SettingsError, in_words
 from elastic_driver.hosts import Departure, Host, in_natural_order, parse_hosts
 from elastic_driver.launch.processes.death import set_once, watch_child
 from elastic_driver.rendezvous.environment import ENV_MARK
@@ -133,7 +133,7 @@ class ScriptDiscovery:
         try:
             self._run = run = _Run(self._script, self._job_id)
         except OSError as error:
-            raise DiscoveryError(f"cannot run {self._subject}: {error.strerror or error}") from error
+            raise DiscoveryError(f"cannot run {self._subject}: {in_words(error)}") from error
         try:
             async with time_limit(self._timeout_s, self._call_later):
                 stdout = await run.output()

@@ -17,7 +17,7 @@ from elastic_driver.core.events import ChiefExited, StartChief, StopChief
 from elastic_driver.core.state import ChiefPhase, parameter_servers, serving_workers
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, in_words
 from elastic_driver.health.last_words import last_words
 from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.agent.ports import bound_port
@@ -141,7 +141,7 @@ class ChiefKeeper:
         try:
             self._held = bound_port(list(self._side.ports or ()))
         except OSError as error:
-            raise LaunchError(f"there is no port for its server: {error.strerror}") from error
+            raise LaunchError(f"there is no port for its server: {in_words(error)}") from error
         return int(self._held.getsockname()[1])
 
     def _let_go(self) -> None:

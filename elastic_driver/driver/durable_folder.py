@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.commit_file import is_complete, is_whole
 from elastic_driver.system.safe_files import open_inside
@@ -47,7 +47,7 @@ class FolderLock:
             if isinstance(error, BlockingIOError):
                 raise SettingsError(f"another job uses the folder {folder} (--durable-dir)") from error
             what = f" {_LOCK_NAME}:" if str(error.filename) == str(folder / _LOCK_NAME) else ""
-            raise SettingsError(f"cannot use the folder {folder} (--durable-dir):{what} {error.strerror}") from error
+            raise SettingsError(f"cannot use the folder {folder} (--durable-dir):{what} {in_words(error)}") from error
         return cls(descriptor)
 
     def __enter__(self) -> FolderLock:

@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 from typing import Self
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 
 # Of torchrun's rendezvous (c10d), for an endpoint that names no port.
@@ -129,7 +129,7 @@ class Endpoint:
             sock.close()
             if error.errno == errno.EADDRINUSE:
                 return None
-            raise SettingsError(f"cannot listen on {address} port {self.port}: {error.strerror or error}") from error
+            raise SettingsError(f"cannot listen on {address} port {self.port}: {in_words(error)}") from error
         except BaseException:
             sock.close()
             raise

@@ -27,7 +27,7 @@ from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
-from elastic_driver.errors import SettingsError, shortage
+from elastic_driver.errors import SettingsError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
@@ -292,7 +292,7 @@ def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
             os.close(open_folder_inside(folder, name))
         except OSError as error:
             raise SettingsError(
-                f"cannot use the folder {folder or tempfile.gettempdir()} (--log-dir): {error.strerror}"
+                f"cannot use the folder {folder or tempfile.gettempdir()} (--log-dir): {in_words(error)}"
             ) from error
     hosts = settings.hosts or ()
     return RankLogs(

@@ -197,21 +197,22 @@ class ElasticDriver:
         page = ""
         if self.page is not None and sys.stderr is not None and sys.stderr.isatty() and not self.settings.quiet:
             page = await self.page.link()
-        self.chronicle.started(self.agents.ways.url, job.job_id)
-        if page:
-            # On a terminal only, and past the chronicle: no log is to have it.
-            with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), f"elasticrun: page: {page}\n".encode())
         posting = Posting.post(
             job.job_id,
             socket,
             self.settings.command,
             meets_at=self.agents.meets_at,
         )
-        if self.settings.accept_agents:
-            self._tell_how_to_join()
         if posting is not None:
             way_out.callback(posting.remove)
+        # Whoever reads of it may ask for the job at once.
+        self.chronicle.started(self.agents.ways.url, job.job_id)
+        if page:
+            # On a terminal only, and past the chronicle: no log is to have it.
+            with contextlib.suppress(OSError):
+                os.write(sys.stderr.fileno(), f"elasticrun: page: {page}\n".encode())
+        if self.settings.accept_agents:
+            self._tell_how_to_join()
 
     def _tell_how_to_join(self) -> None:
         if self.agents.invitation:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, with_shim
 from elastic_driver.dialects.ours import inheritable
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.launch.mpirun import call_of, find_mpirun
 from elastic_driver.settings.machines import remote_environment
 from elastic_driver.settings.preflight import preflight
@@ -43,7 +43,7 @@ def run_by_mpirun(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execve(call.words[0], call.words, dict(call.environ))
     except OSError as error:
-        raise SettingsError(f"cannot start {path} (--mpi): {error.strerror}") from error
+        raise SettingsError(f"cannot start {path} (--mpi): {in_words(error)}") from error
 
 
 def environment_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

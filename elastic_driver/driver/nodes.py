@@ -92,18 +92,18 @@ def run_node(
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
     if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
+    named_by = "--join-token-file"
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
-    return _Node(settings, nodes, _token(settings, token_text), routes).run()
-
-
-def _token(settings: Settings, in_environment: str) -> str:
-    """The secret that was given; "" for none."""
+        named_by = ENV_JOIN_TOKEN_FILE
+    token, source = "", ""
     if settings.join_token_file is not None:
-        return read_join_token(settings.join_token_file)
-    if in_environment:
-        return join_token(in_environment.encode(errors="surrogateescape"), f"the variable {ENV_JOIN_TOKEN}")
-    return ""
+        source = f"the file {settings.join_token_file} ({named_by})"
+        token = read_join_token(settings.join_token_file)
+    elif token_text:
+        source = f"the variable {ENV_JOIN_TOKEN}"
+        token = join_token(token_text.encode(errors="surrogateescape"), source)
+    return _Node(settings, nodes, token, source, routes).run()
 
 
 def _nnodes(nodes: Nodes) -> str:
@@ -131,10 +131,10 @@ class _Wait:
 class _Node:
     """See above."""
 
-    def __init__(self, settings: Settings, nodes: Nodes, token: str, routes: Routes) -> None:
+    def __init__(self, settings: Settings, nodes: Nodes, token: str, source: str, routes: Routes) -> None:
         self._settings, self._nodes, self._routes = settings, nodes, routes
         self._place = Endpoint.parse(nodes.endpoint)
-        self._token = token
+        self._token, self._source = token, source
         if not token and not self._place.only_here:
             raise SettingsError(
                 f"nodes that meet at {self._place} need a secret, or whoever reaches that port could run as one of "
@@ -263,6 +263,7 @@ class _Node:
             alike=self._alike,
             spot_notices=settings.spot_notices or "",
             grace_s=self._grace_s,
+            source=self._source,
         )
         with Console(log_level=settings.log_level, quiet=settings.quiet) as console:
             console.training_began()  # what workers write is shown as it comes

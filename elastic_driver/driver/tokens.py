@@ -39,13 +39,16 @@ class Tokens:
         token = self._tokens.get(request.path[0])
         if token is None:
             raise RendezvousProtocolError(f"there are tokens for {', '.join(self._tokens)} only")
+        if not token:
+            return TokenReply("", "", only_here=True)  # no hosts may join, so nothing has to listen for them
+        ways = self._agents.ways
         try:
-            here = await self._agents.ways.open_loopback()
+            here = await ways.open_loopback()
+            if elsewhere := self._agents.urls:
+                return TokenReply(token, elsewhere[0], only_here=False)
+            if request.path[0] == Role.READER:
+                return TokenReply(token, here, only_here=True)  # a scraper of this machine needs no TLS
+            url = DriverUrl(f"https://{here.partition('://')[2]}", await ways.certificate.make())
         except SettingsError as error:
             raise RendezvousProtocolError(str(error)) from error
-        if elsewhere := self._agents.urls:
-            return TokenReply(token, elsewhere[0], only_here=False)
-        if request.path[0] == Role.READER:
-            return TokenReply(token, here, only_here=True)  # a scraper of this machine needs no TLS
-        url = DriverUrl(f"https://{here.partition('://')[2]}", await self._agents.ways.certificate.make())
         return TokenReply(token, str(url), only_here=True)

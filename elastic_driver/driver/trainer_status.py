@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_driver.driver.progress import Estimate
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
 ENV_URL = "KUBEFLOW_TRAINER_SERVER_URL"
@@ -190,7 +190,7 @@ class TrainerStatus:
             try:
                 self._way.tell(standing)
             except Exception as error:  # whatever it is, the job goes on
-                failure = f"{error}"[:300] or type(error).__name__
+                failure = in_words(error)[:300]
             else:
                 failure = ""
             with contextlib.suppress(RuntimeError):  # the loop has ended

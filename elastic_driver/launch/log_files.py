@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from elastic_driver.errors import in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.words import Stream
 from elastic_driver.system.file_writer import FileWriter
@@ -133,4 +134,4 @@ class LogFiles:
         if not self._warned:
             self._warned = True
             path = self._folder / self._name / ("" if stream is None else self._names[stream])
-            self._warn(f"cannot write the output of workers to {path}: {error.strerror or error}")
+            self._warn(f"cannot write the output of workers to {path}: {in_words(error)}")

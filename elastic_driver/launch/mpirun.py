@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.hosts import Host
 from elastic_driver.settings.settings import Settings
 
@@ -68,7 +68,7 @@ def find_mpirun(environ: Mapping[str, str]) -> tuple[str, Flavour]:
             check=False,
         ).stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SettingsError(f"cannot ask {path} which MPI it is of (--mpi): {error}") from error
+        raise SettingsError(f"cannot ask {path} which MPI it is of (--mpi): {in_words(error)}") from error
     return path, flavour_of(path, said)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, Self
 
+from elastic_driver.errors import in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.log_files import LogFiles
 from elastic_driver.launch.rank_logs import RankLogs
@@ -86,7 +87,7 @@ class OutputFiles:
             if self._writer is None:
                 self._writer = FileWriter("elasticrun-files")
         except RuntimeError as error:  # no thread can be started
-            self._warn_disc(f"cannot write the output of workers to {self._kept_in}: {error}")
+            self._warn_disc(f"cannot write the output of workers to {self._kept_in}: {in_words(error)}")
             return
         self.end(worker)
         if self._logs is not None and keeps_logs:

@@ -68,6 +68,7 @@ class Bootstrap(Body):
         grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
         leave_code: exit code of an agent whose host has left a job that goes on.
         stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
+        source: of the token from which the key was made, see Credential; it does not travel.
     """
 
     _what: ClassVar[str] = "what this agent was given"
@@ -90,6 +91,7 @@ class Bootstrap(Body):
     grace_s: float = 0.0
     leave_code: int = 0
     stdin: int = -1
+    source: str = field(default="", compare=False)
 
     def to_word(self) -> str:
         """One word that no shell reads in its own way."""

@@ -159,6 +159,10 @@ class RefusedAuthenticationError(RendezvousProtocolError):
     """Whoever answers has refused, in these words; it may be anybody."""
 
 
+class OtherKeyError(RendezvousProtocolError):
+    """Whoever answers has another key than this process, or shows another's certificate."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """The client's part.
@@ -210,7 +214,8 @@ class Proof:
 
         Raises:
             RefusedAuthenticationError: it is a refusal.
-            RendezvousProtocolError: whoever answers does not hold the key, or another certificate was shown than its.
+            OtherKeyError: whoever answers does not hold the key, or another certificate was shown than its.
+            RendezvousProtocolError: it is no answer.
         """
         if self.missing(answer):
             raise RendezvousProtocolError(_NO_PROOF)
@@ -219,7 +224,7 @@ class Proof:
         nonce, mac = bytes(answer[1 : 1 + NONCE_BYTES]), bytes(answer[1 + NONCE_BYTES :])
         covered = self.name, self.certificate, self.nonce, nonce
         if not hmac.compare_digest(mac, _mac(self.key, _DRIVER, *covered)):
-            raise RendezvousProtocolError(_NO_PROOF)
+            raise OtherKeyError(_NO_PROOF)
         return _mac(self.key, _CLIENT, *covered)
 
 

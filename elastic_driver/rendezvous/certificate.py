@@ -15,8 +15,6 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Self
 
-from elastic_driver.errors import RendezvousProtocolError
-
 # Nobody looks at its dates; a clock that is wrong must not matter to a library that does.
 _AGE, _LIFE = datetime.timedelta(days=365), datetime.timedelta(days=36500)
 
@@ -77,7 +75,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """For whoever connects to the driver. It trusts anybody: :func:`check_fingerprint`, or an exchange that covers
+    """For whoever connects to the driver. It trusts anybody: :func:`has_fingerprint`, or an exchange that covers
     :func:`fingerprint_of`, has to follow the handshake.
     """
     context = _tls_1_3(ssl.PROTOCOL_TLS_CLIENT)
@@ -98,11 +96,6 @@ def fingerprint_of(connection: ssl.SSLSocket | ssl.SSLObject) -> str:
     return sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
 
 
-def check_fingerprint(connection: ssl.SSLSocket | ssl.SSLObject, fingerprint: str) -> None:
-    """Makes sure, after the handshake and before anything is said, that this is the driver's certificate.
-
-    Raises:
-        RendezvousProtocolError: it is not, or there is none.
-    """
-    if not compare_digest(fingerprint_of(connection).encode(), fingerprint.lower().encode()):
-        raise RendezvousProtocolError("what answers there has another certificate than this job's driver")
+def has_fingerprint(connection: ssl.SSLSocket | ssl.SSLObject, fingerprint: str) -> bool:
+    """Whether this is the driver's certificate. To be asked after the handshake, before anything is said."""
+    return compare_digest(fingerprint_of(connection).encode(), fingerprint.lower().encode())

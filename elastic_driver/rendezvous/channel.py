@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.errors import RendezvousProtocolError, in_words
 from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, Message, pack_frame
 
 # How often each end says what it has seen, and so that it lives.
@@ -92,7 +92,7 @@ class FrameConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._tell("the connection was closed" if exc is None else f"the connection broke: {exc}")
+        self._tell("the connection was closed" if exc is None else f"the connection broke: {in_words(exc)}")
 
     def write(self, first: int, seen: int, packed: list[bytes]) -> None:
         """Sends one frame. Never blocks."""

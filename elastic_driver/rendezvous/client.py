@@ -18,11 +18,15 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from elastic_driver.errors import (
+    OtherCertificateError,
     RendezvousClosedError,
     RendezvousError,
     RendezvousProtocolError,
     RendezvousTimeoutError,
     StaleRoundError,
+    StrangerError,
+    WrongTokenError,
+    in_words,
 )
 from elastic_driver.rendezvous.authentication import read_refusal
 from elastic_driver.rendezvous.connecting import connect, shut_down
@@ -163,6 +167,8 @@ class RendezvousClient:
         url: the driver's (:class:`~elastic_driver.rendezvous.driver_url.DriverUrl`), or that of this machine's agent.
         credential: who asks, and the key that proves it; a socket of this machine needs no key.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
+        stranger_s: how long another that answers in its place is tried again, before it has answered itself; None for
+            as long.
         owner: says whether it is to be waited for beyond that.
 
     Raises:
@@ -175,6 +181,7 @@ class RendezvousClient:
         credential: Credential,
         *,
         patience_s: float = PATIENCE_S,
+        stranger_s: float | None = None,
         owner: Owner | None = None,
     ) -> None:
         self._url = DriverUrl.parse(url)
@@ -182,6 +189,7 @@ class RendezvousClient:
             raise RendezvousProtocolError(f"cannot ask the driver at {url} as {credential.identity}: no key was given")
         self._credential = credential
         self._patience_s = patience_s
+        self._stranger_s = patience_s if stranger_s is None else stranger_s
         self._was_answered = False
         self._owner = owner
         self._is_closed = False
@@ -466,6 +474,7 @@ class RendezvousClient:
         deadline = time.monotonic() + (wait_s or 0.0)
         began = time.monotonic()
         failing_since: float | None = None
+        strange_since: float | None = None
         owner = None if hurry else self._owner
         patience_s, slack_s = (0.0, _GOODBYE_S) if hurry else (self._patience_s, min(_SLACK_S, self._patience_s))
         pause_s = _FIRST_PAUSE_S
@@ -476,21 +485,22 @@ class RendezvousClient:
             target = f"{API}/{path}?{urlencode(parameters)}" if parameters else f"{API}/{path}"
             try:
                 status, answer = self._once(method, target, body, left_s + slack_s)
-            except (OSError, http.client.HTTPException, RendezvousProtocolError) as error:
+            except WrongTokenError as error:
+                raise WrongTokenError(f"cannot ask the driver at {self._shown}: {error}") from error
+            except (OSError, http.client.HTTPException, StrangerError, RendezvousProtocolError) as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if isinstance(error, TimeoutError):
                     # It stood still, so it has not waited for anybody: there is as much left for that as before.
                     deadline = now + pause_s + left_s
+                strange_since = (strange_since or now) if isinstance(error, StrangerError) else None
+                is_strange = strange_since is not None and now + pause_s > strange_since + self._stranger_s
                 is_shut_out = self._is_shut_out(error)
-                if is_shut_out and not self._was_answered:
-                    raise RendezvousError(f"cannot reach the driver at {self._shown}: {error}") from error
+                if (is_shut_out or is_strange) and not self._was_answered:
+                    raise self._unreachable(error) from error
                 if now + pause_s > failing_since + patience_s and not self._closed.is_set():
                     if owner is None or is_shut_out or not owner.is_waited_for(began):
-                        raise RendezvousError(
-                            f"cannot reach the driver at {self._shown} for {patience_s:g} s: "
-                            f"{str(error) or type(error).__name__}"
-                        ) from error
+                        raise self._unreachable(error, f" for {patience_s:g} s") from error
                     has_waited = True
                     slack_s = min(2 * slack_s, _MOST_SLACK_S)
             else:
@@ -504,8 +514,17 @@ class RendezvousClient:
         raise RendezvousClosedError("cannot ask the driver: this client is closed")
 
     def _is_shut_out(self, error: Exception) -> bool:
-        """Whether waiting is no use, though the owner is alive: its socket is another user's, or not seen here."""
-        return self._url.socket is not None and isinstance(error, PermissionError | FileNotFoundError)
+        """Whether waiting is no use, though the owner is alive: its socket is another user's, or not seen here; or
+        whoever is at its address is another from the beginning.
+        """
+        if self._url.socket is None:
+            return isinstance(error, OtherCertificateError)
+        return isinstance(error, PermissionError | FileNotFoundError)
+
+    def _unreachable(self, error: Exception, for_how_long: str = "") -> RendezvousError:
+        if isinstance(error, StrangerError):
+            return type(error)(f"cannot ask the driver at {self._shown}: {error}")
+        return RendezvousError(f"cannot reach the driver at {self._shown}{for_how_long}: {in_words(error)}")
 
     @property
     def _shown(self) -> str:
@@ -520,7 +539,9 @@ class RendezvousClient:
         Raises:
             OSError: the connection broke, or was not made.
             http.client.HTTPException: likewise; or there is no room, or no time.
-            RendezvousProtocolError: who listens there is not the driver.
+            StrangerError: who listens there is not the driver.
+            WrongTokenError: it is the driver, and has another key.
+            RendezvousProtocolError: this identity is refused.
         """
         with self._lock:
             connection = self._idle.pop() if self._idle else _Connection(self._url, self._credential, self._closed)

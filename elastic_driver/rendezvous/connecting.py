@@ -19,11 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof, RefusedAuthenticationError, opening
-from elastic_driver.rendezvous.certificate import check_fingerprint, client_context, fingerprint_of
+from elastic_driver.errors import RendezvousProtocolError, StrangerError
+from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof, opening
+from elastic_driver.rendezvous.certificate import client_context, fingerprint_of, has_fingerprint
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.strangers import NO_PROOF, no_proof, no_tls, other_certificate
 from elastic_driver.system import local_socket
 
 _CONNECT_S = 10.0
@@ -51,22 +52,22 @@ def connect(
 
     Raises:
         OSError: nothing listens there, or the connection broke, or it took too long.
-        RendezvousProtocolError: what listens there is not the driver, or refuses; it may be the driver the next time.
+        StrangerError: what listens there is not the driver, or refuses; it may be the driver the next time.
+        WrongTokenError: it is the driver, and has another key.
     """
     until = time.monotonic() + timeout_s
-    connect_s = min(_left(until), _CONNECT_S)
     if url.socket is not None:
-        connection = local_socket.connect(url.socket, connect_s)
+        connection = local_socket.connect(url.socket, min(timeout_s, _CONNECT_S))
         with _closed_on_error(connection):
             on_socket(connection)
             connection.sendall(opening(str(credential.identity)))
         return connection
-    connection = _connect_tcp(*url.address, connect_s, on_socket)
+    connection = _connect_tcp(*url.address, min(until, time.monotonic() + _CONNECT_S), on_socket)
     encrypted = _context().wrap_socket(connection, do_handshake_on_connect=False)
     with _closed_on_error(encrypted), _cut_off(encrypted, until + _TIMER_SLACK_S):
         on_socket(encrypted)
         _shake_hands(encrypted, url.fingerprint, until)
-        _authenticate(encrypted, credential, until)
+        _authenticate(encrypted, credential, until, is_driver=bool(url.fingerprint))
     return encrypted
 
 
@@ -78,13 +79,14 @@ def shut_down(connection: socket.socket) -> None:
         return  # it was never connected, or the peer was quicker
 
 
-def _connect_tcp(host: str, port: int, timeout_s: float, on_socket: Callable[[socket.socket], None]) -> socket.socket:
+def _connect_tcp(host: str, port: int, until: float, on_socket: Callable[[socket.socket], None]) -> socket.socket:
+    """Tries one address of the host after the other; what one has taken, the others have no more."""
     error: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(timeout_s)
+            connection.settimeout(_left(until))
             on_socket(connection)
             connection.connect(address)
         except OSError as failed:
@@ -105,32 +107,27 @@ def _shake_hands(encrypted: ssl.SSLSocket, fingerprint: str, until: float) -> No
     except ssl.SSLEOFError as error:
         raise ConnectionResetError("the connection was ended during TLS's handshake") from error
     except ssl.SSLError as error:
-        raise RendezvousProtocolError(
-            "what answers there does not speak TLS 1.3, as drivers of this version do "
-            f"({(error.reason or str(error)).replace('_', ' ').lower()})"
-        ) from error
-    if fingerprint:
-        check_fingerprint(encrypted, fingerprint)
+        raise no_tls() from error
+    if fingerprint and not has_fingerprint(encrypted, fingerprint):
+        raise other_certificate()
 
 
-def _authenticate(encrypted: ssl.SSLSocket, credential: Credential, until: float) -> None:
+def _authenticate(encrypted: ssl.SSLSocket, credential: Credential, until: float, *, is_driver: bool) -> None:
     certificate = bytes.fromhex(fingerprint_of(encrypted))
     proof = Proof(str(credential.identity), credential.key, certificate, os.urandom(NONCE_BYTES))
     encrypted.settimeout(_left(until))
     encrypted.sendall(proof.request)
     answer = bytearray()
-    while missing := proof.missing(answer):
-        encrypted.settimeout(_left(until))
-        piece = encrypted.recv(missing)
-        if not piece:
-            raise RendezvousProtocolError(
-                "what answers there does not prove to be this job's driver: it has ended the connection"
-            )
-        answer += piece
     try:
+        while missing := proof.missing(answer):
+            encrypted.settimeout(_left(until))
+            piece = encrypted.recv(missing)
+            if not piece:
+                raise StrangerError(f"{NO_PROOF}: it has ended the connection")
+            answer += piece
         response = proof.response(answer)
-    except RefusedAuthenticationError as error:
-        raise RendezvousProtocolError(f"what answers there does not prove to be this job's driver ({error})") from error
+    except RendezvousProtocolError as error:
+        raise no_proof(error, credential, is_driver=is_driver) from error
     encrypted.sendall(response)
 
 

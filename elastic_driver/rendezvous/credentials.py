@@ -85,10 +85,12 @@ class Credential:
     Attributes:
         identity: who it is.
         key: which only it and the driver know; empty where only the kernel is asked, on a socket of this machine.
+        source: where a person has given it, in words ("the file token (--token-file)"); "" where nobody has.
     """
 
     identity: Identity
     key: bytes = field(default=b"", repr=False)
+    source: str = ""
 
     @classmethod
     def of_worker(cls, environ: Mapping[str, str]) -> Self:
@@ -180,13 +182,14 @@ def join_key(token: str) -> bytes:
     return _stretched(token, Role.JOINER)
 
 
-def member(token: str) -> Credential:
+def member(token: str, source: str = "") -> Credential:
     """With which agents of torchrun and Stores prove themselves to ``elasticrun rendezvous``, and it to them.
 
     Args:
         token: the service's, without white space around it; "" for a service without one, where it proves nothing.
+        source: see Credential.
     """
-    return Credential(Identity(Role.MEMBER), _stretched(token, Role.MEMBER) if token else bytes(KEY_BYTES))
+    return Credential(Identity(Role.MEMBER), _stretched(token, Role.MEMBER) if token else bytes(KEY_BYTES), source)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ class DriverUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads one. ``http`` is read as ``https``, with a warning: links and notes of older versions say so.
+        """Reads one. ``http`` is read as ``https``, with one warning: links and notes of older versions say so.
 
         Raises:
             RendezvousProtocolError: it is none, or its fingerprint is.
@@ -61,7 +61,7 @@ class DriverUrl:
                 "fingerprint, as the driver prints them"
             )
         if parts.scheme == "http":
-            _warn_of(url)
+            _warn_of_http()
         return cls(f"https://{parts.netloc}", match[1].lower() if match else "")
 
     @property
@@ -80,5 +80,5 @@ class DriverUrl:
 
 
 @functools.cache
-def _warn_of(url: str) -> None:
-    _log.warning("%s is taken for https%s: drivers speak TLS only", url, url.removeprefix("http"))
+def _warn_of_http() -> None:
+    _log.warning("http:// in a driver's URL is read as https://, since drivers speak TLS only: write https://")

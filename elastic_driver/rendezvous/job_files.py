@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from elastic_driver.codec import OsText
-from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.errors import RendezvousProtocolError, SettingsError, in_words
 from elastic_driver.rendezvous.messages import Body
 from elastic_driver.system.safe_files import put_text
 
@@ -72,12 +72,11 @@ class Posting:
         for attempt in range(3):
             try:
                 posting = cls(*_write(job))
-            except FileNotFoundError as error:
-                # The last of the other jobs has ended at this moment, and taken the folder along.
-                if attempt == 2:
-                    _log.warning("elasticrun status, drain and end will not find this job: %s", error)
             except (OSError, SettingsError) as error:
-                _log.warning("elasticrun status, drain and end will not find this job: %s", error)
+                # The last of the other jobs has ended at this moment, and taken the folder along.
+                if isinstance(error, FileNotFoundError) and attempt < 2:
+                    continue
+                _log.warning("elasticrun status, drain and end will not find this job: %s", _told(error))
                 break
             else:
                 with contextlib.suppress(SettingsError):
@@ -100,14 +99,14 @@ def running_jobs() -> list[JobFile]:
     try:
         folder = _folder()
     except OSError as error:
-        raise SettingsError(f"cannot look for jobs: {error.strerror}") from error
+        raise SettingsError(f"cannot look for jobs: {in_words(error)}") from error
     try:
         _check_private(folder)
         paths = sorted(folder.glob("*.json"))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise SettingsError(f"cannot look for jobs in {folder}: {error.strerror}") from error
+        raise SettingsError(f"cannot look for jobs in {folder}: {in_words(error)}") from error
     return [job for path in paths if (job := _read(path)) is not None]
 
 
@@ -215,6 +214,12 @@ def _read(path: Path) -> JobFile | None:
         except (OSError, ValueError, RendezvousProtocolError):
             return None
         return job
+
+
+def _told(error: OSError | SettingsError) -> str:
+    """With the path: what was to be there is this module's business."""
+    path = getattr(error, "filename", None)
+    return f"{path}: {in_words(error)}" if path else in_words(error)
 
 
 def _remove(path: Path) -> None:

@@ -288,7 +288,7 @@ class TokenReply(Body):
 
     Attributes:
         token: it; "" where no hosts may join.
-        url: of the driver, as people hand it on.
+        url: of the driver, as people hand it on; "" without a token.
         only_here: whether other machines cannot reach it there.
     """
 

@@ -16,7 +16,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from elastic_driver.errors import RendezvousError, SettingsError
+from elastic_driver.errors import RendezvousError, SettingsError, in_words
 from elastic_driver.rendezvous.connecting import connect
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
@@ -72,7 +72,7 @@ class OperatorAdapter(HTTPAdapter):
         try:
             text = read_named(Path(path), _MOST_BYTES).decode("ascii", "replace")
         except OSError as error:
-            raise SettingsError(f"cannot read the token's file {path}: {error.strerror}") from error
+            raise SettingsError(f"cannot read the token's file {path}: {in_words(error)}") from error
         try:
             key = bytes.fromhex(text.strip())
         except ValueError:

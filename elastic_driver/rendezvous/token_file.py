@@ -10,7 +10,7 @@ import os
 import secrets
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
 ENV_TOKEN_FILE = "ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE"
@@ -51,7 +51,7 @@ def read_token(path: Path) -> str:
     try:
         data = read_named(path, MOST_BYTES)
     except OSError as error:
-        raise SettingsError(f"cannot read the rendezvous token's file {path}: {error.strerror or error}") from error
+        raise SettingsError(f"cannot read the rendezvous token's file {path}: {in_words(error)}") from error
     try:
         text = data.decode().strip()
     except UnicodeDecodeError:
@@ -74,7 +74,7 @@ def make_token(path: Path) -> str:
     except FileExistsError:
         raise
     except OSError as error:
-        raise SettingsError(f"cannot write a token to {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot write a token to {path}: {in_words(error)}") from error
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{token}\n")
     return token

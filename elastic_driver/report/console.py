@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from elastic_driver.errors import in_words
 from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.status_line import status_line
@@ -324,6 +325,6 @@ class Console:
         except OSError as error:
             self._descriptors[stream] = None
             other: Stream = "stderr" if stream == "stdout" else "stdout"
-            reason = error.strerror or str(error)
+            reason = in_words(error)
             text = f"elasticrun: warning: cannot write to {stream}: {reason}; going on without it\n"
             self._write_now(other, text.encode())

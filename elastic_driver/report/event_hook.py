@@ -28,6 +28,7 @@ from typing import Self
 
 import psutil
 
+from elastic_driver.errors import in_words
 from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening, JobEnded
@@ -194,7 +195,7 @@ class EventHook:
         try:
             failure, output = self._run(line, is_last=is_last)
         except (OSError, MemoryError, RuntimeError, psutil.Error) as error:  # no descriptors, no processes
-            failure, output = f"cannot be run: {getattr(error, 'strerror', None) or error}", b""
+            failure, output = f"cannot be run: {in_words(error)}", b""
         if failure and not self._closing and (is_last or not self._hurrying):
             self._complain(event, failure, output)
 

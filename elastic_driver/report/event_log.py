@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening
 from elastic_driver.report.instant import Instant
@@ -54,7 +54,7 @@ class EventLog:
                 # A pipe does not block: one that nobody reads must hold up neither the start nor, once full, the end.
                 self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             except OSError as error:
-                raise SettingsError(f"cannot write the event log {path} (--event-log): {error.strerror}") from error
+                raise SettingsError(f"cannot write the event log {path} (--event-log): {in_words(error)}") from error
             self._writer = FileWriter("elasticrun-events")
             if _is_torn(self._descriptor):
                 # Else the first event would be a part of a line that nobody can read.
@@ -92,13 +92,13 @@ class EventLog:
         except BlockingIOError:
             self._trouble = "there is no room for a whole line"
         except OSError as error:
-            self._trouble = error.strerror or str(error)
+            self._trouble = in_words(error)
 
     def _close(self) -> None:
         try:
             os.close(self._descriptor)
         except OSError as error:  # some file systems tell only here that the disc is full
-            self._trouble = self._trouble or error.strerror or str(error)
+            self._trouble = self._trouble or in_words(error)
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
         """Closes the file when all is written, or the time is over. Idempotent."""

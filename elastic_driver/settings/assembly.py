@@ -119,9 +119,6 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
     # What the environment has, the workers inherit: only the rest is exported.
     values = {**_from_variables(environ, but=chosen), **{name: _typed(name, value) for name, value in chosen.items()}}
-    if values.get("tls"):
-        remark = "--tls: it has no effect, connections between machines are always encrypted"
-        values["remarks"] = (*(values.get("remarks") or ()), remark)
     values["passed_env"] = read_passed(values.get("passed_env", ()), environ)
     if mpi is None and values.get("rsh_agent") is None:
         values["remarks"] = (*(values.get("remarks") or ()), *_of_ssh_in_variable(environ, but=chosen))

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
 # Every key there is, with a page of comment each, has less.
@@ -112,7 +112,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         _refuse_doubles(path, yaml.compose(text, Loader=yaml.SafeLoader))
         data = yaml.safe_load(text)
     except OSError as error:
-        raise SettingsError(f"cannot read the config file {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot read the config file {path}: {in_words(error)}") from error
     except SettingsError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:

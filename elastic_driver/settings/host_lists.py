@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.hosts import Host, parse_host, parse_hosts
 from elastic_driver.system.safe_files import read_named
 
@@ -41,7 +41,7 @@ def read_hostfile(path: Path, default_slots: int) -> tuple[Host, ...]:
     try:
         lines = read_named(path, _HOSTFILE_BYTES).decode().splitlines()
     except OSError as error:
-        raise SettingsError(f"cannot read the hostfile {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot read the hostfile {path}: {in_words(error)}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"cannot read the hostfile {path}: it is not UTF-8 text") from error
     plain = []

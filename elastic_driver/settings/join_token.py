@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.token_file import MOST_BYTES, weakness
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import read_named
@@ -26,7 +26,7 @@ def read_join_token(path: Path) -> str:
     try:
         data = read_named(path, MOST_BYTES)
     except OSError as error:
-        raise SettingsError(f"cannot read the join token's file {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot read the join token's file {path}: {in_words(error)}") from error
     return join_token(data, f"the file {path}")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import KEY_BYTES
 from elastic_driver.rendezvous.token_file import weakness
 from elastic_driver.system.safe_files import read_named
@@ -25,7 +25,7 @@ def read_operator_key(path: Path) -> bytes:
         text = read_named(path, _MOST_BYTES).decode()
         key = bytes.fromhex(text.strip())
     except OSError as error:
-        raise SettingsError(f"cannot read the token's file {path}: {error.strerror}") from error
+        raise SettingsError(f"cannot read the token's file {path}: {in_words(error)}") from error
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:

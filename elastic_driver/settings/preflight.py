@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.settings.join_token import who_else_reads
 from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.pods import KUBERNETES
@@ -48,7 +48,7 @@ def preflight(settings: Settings) -> Sequence[str]:
             make_folder(settings.durable_dir)
         except OSError as error:
             raise SettingsError(
-                f"cannot use the folder {settings.durable_dir} (--durable-dir): {error.strerror}"
+                f"cannot use the folder {settings.durable_dir} (--durable-dir): {in_words(error)}"
             ) from error
     return _suspicions(settings)
 
@@ -62,7 +62,7 @@ def _check_files(settings: Settings) -> None:
         try:
             make_folder(folder)
         except OSError as error:
-            raise SettingsError(f"cannot make the folder {folder} ({flag}): {error.strerror}") from error
+            raise SettingsError(f"cannot make the folder {folder} ({flag}): {in_words(error)}") from error
         if not os.access(folder, os.W_OK):
             raise SettingsError(f"cannot write to the folder {folder} ({flag})")
     if log is not None and not log.parent.is_dir():
@@ -123,7 +123,7 @@ def _suspicions(settings: Settings) -> list[str]:
             "who can write to it can change the log",
         ),
     )
-    found = []
+    found = ["--tls has no effect any more: connections between machines are always encrypted"] if settings.tls else []
     for folder, flag, only_adding, consequence in folders:
         others = who_else_writes(folder, only_adding=only_adding) if folder is not None else ""
         if others:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.process_name import boot_id
 
 # Of connections that nobody has come to take yet. The system has a limit of its own (net.core.somaxconn).
@@ -36,7 +36,7 @@ _CREDENTIALS = struct.Struct("=iII")
 _KNOWN_PLACES = (Path("/tmp"), Path("/dev/shm"))
 
 
-class StrangerError(PermissionError):
+class OtherUserError(PermissionError):
     """A folder, or the process that listens there, is another user's, or may be."""
 
 
@@ -97,7 +97,7 @@ class SocketFolder:
 
         Raises:
             BlockingIOError: another process's lock does not allow it.
-            StrangerError: it is no folder, another user's, or open to others.
+            OtherUserError: it is no folder, another user's, or open to others.
             OSError: there is none.
         """
         found = _open(path)
@@ -130,13 +130,13 @@ class SocketFolder:
             except BlockingIOError:
                 raise
             except OSError as error:
-                reasons.append(f"{place}: {error.strerror or error}")
+                reasons.append(f"{place}: {in_words(error)}")
                 continue
             try:
                 folder.listen("probe").close()  # not every file system has sockets
                 folder.forget("probe")
             except OSError as error:
-                reasons.append(f"{place}: {error.strerror or error}")
+                reasons.append(f"{place}: {in_words(error)}")
                 folder.close()
                 continue
             with contextlib.suppress(OSError):  # some sites let nobody list /tmp
@@ -224,7 +224,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
         The socket, whose own time limit that is.
 
     Raises:
-        StrangerError: the folder or the process is another user's, or may be.
+        OtherUserError: the folder or the process is another user's, or may be.
         OSError: nobody listens there, or no connection was taken in that time.
     """
     until = time.monotonic() + timeout_s
@@ -242,7 +242,7 @@ def connect_at_once(path: Path) -> socket.socket:
 
     Raises:
         BlockingIOError: the process has more connections than it can take at once.
-        StrangerError, OSError: as :func:`connect`.
+        OtherUserError, OSError: as :func:`connect`.
     """
     return _connect(path, 0.0)
 
@@ -259,7 +259,7 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
             os.close(folder)
         _, user, _ = peer_of(connection)
         if user != os.geteuid():
-            raise StrangerError(errno.EPERM, f"a process of user {user} listens at {path}")
+            raise OtherUserError(errno.EPERM, f"a process of user {user} listens at {path}")
     except BaseException:
         connection.close()
         raise
@@ -290,7 +290,7 @@ def _open(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError as error:
-        raise StrangerError(error.errno, f"{path} is not a folder, but a symbolic link or a file") from error
+        raise OtherUserError(error.errno, f"{path} is not a folder, but a symbolic link or a file") from error
     except FileNotFoundError as error:
         raise FileNotFoundError(
             error.errno,
@@ -301,10 +301,10 @@ def _open(path: Path) -> int:
         return descriptor
     os.close(descriptor)
     if status.st_uid != os.geteuid():
-        raise StrangerError(
+        raise OtherUserError(
             errno.EPERM, f"{path} belongs to user {status.st_uid}, and this process to user {os.geteuid()}"
         )
-    raise StrangerError(errno.EPERM, f"{path} is open to other users")
+    raise OtherUserError(errno.EPERM, f"{path} is open to other users")
 
 
 def _check_user() -> None:
@@ -320,17 +320,17 @@ def _check_user() -> None:
         return  # a kernel without such namespaces
     user = os.geteuid()
     if not any(first <= user < first + count for first, _, count in ranges):
-        raise StrangerError(
+        raise OtherUserError(
             errno.EPERM, f"this user namespace does not map user {user} (/proc/self/uid_map), so that all look like it"
         )
 
 
 def _check_place(place: Path) -> None:
-    """Raises StrangerError where anybody can put another folder in the place of ours."""
+    """Raises OtherUserError where anybody can put another folder in the place of ours."""
     real = Path(os.path.realpath(place, strict=True))  # resolve() has no OSError for a loop of links
     for folder in (real, *real.parents):
         if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-            raise StrangerError(errno.EPERM, f"all users can rename what is in {folder} (chmod +t)")
+            raise OtherUserError(errno.EPERM, f"all users can rename what is in {folder} (chmod +t)")
 
 
 def _prefix() -> str:

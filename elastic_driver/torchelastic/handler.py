@@ -35,7 +35,13 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from elastic_driver.errors import RendezvousError, RendezvousProtocolError, SettingsError
+from elastic_driver.errors import (
+    RendezvousError,
+    RendezvousProtocolError,
+    SettingsError,
+    StrangerError,
+    WrongTokenError,
+)
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.node_messages import (
     Formed,
@@ -307,9 +313,9 @@ class ElasticHandler(RendezvousHandler):
             raise RendezvousStateError(str(error)) from error
         except RendezvousError as error:
             self._leave(Outcome.FAILED)
-            hint = f"; if it asks for a token, give its file: --rdzv-conf token_file=FILE, or {ENV_TOKEN_FILE}"
-            token = "" if self._settings.token_file else hint
-            raise RendezvousConnectionError(f"{error} (elasticrun rendezvous){token}") from error
+            hint = f"; its file is given by --rdzv-conf token_file=FILE, or {ENV_TOKEN_FILE}"
+            has_hint = isinstance(error, StrangerError | WrongTokenError) and not self._settings.token_file
+            raise RendezvousConnectionError(f"{error} (elasticrun rendezvous){hint if has_hint else ''}") from error
 
     # --- the heartbeat -----------------------------------------------------------------------------------------------
 

@@ -261,7 +261,7 @@ def service_client(
     """
     url = address if "://" in address else f"https://{address}"
     token = read_token(Path(token_file)) if token_file else ""
-    return RendezvousClient(url, member(token), patience_s=patience_s)
+    return RendezvousClient(url, member(token, f"the file {token_file}" if token_file else ""), patience_s=patience_s)
 
 
 @contextmanager

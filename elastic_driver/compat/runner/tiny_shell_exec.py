@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from elastic_driver.errors import in_words
+
 __all__ = ["execute"]
 
 
@@ -32,6 +34,6 @@ def execute(command: str, env: Mapping[str, str] | None = None) -> tuple[str, in
             check=False,
         )
     except (OSError, ValueError) as error:
-        print(f"cannot run {command!r}: {error}", file=sys.stderr)
+        print(f"cannot run {command!r}: {in_words(error)}", file=sys.stderr)
         return None
     return done.stdout, done.returncode

@@ -18,7 +18,7 @@ from kubernetes_asyncio.config import (
     load_kube_config,
 )
 
-from elastic_driver.errors import DiscoveryError
+from elastic_driver.errors import DiscoveryError, in_words
 from elastic_driver.system.safe_files import read_named
 
 # Where Kubernetes puts what the processes of a pod need to speak to the API.
@@ -51,7 +51,7 @@ class Access:
         try:
             return ApiClient(await self._configuration())
         except OSError as error:  # a certificate's file, or its key's
-            raise DiscoveryError(f"cannot reach Kubernetes: {error.strerror or error}") from error
+            raise DiscoveryError(f"cannot reach Kubernetes: {in_words(error)}") from error
 
     async def renew(self, client: ApiClient) -> None:
         """Reads anew who asks: the token has changed, or a login is over. Raises DiscoveryError."""
@@ -88,7 +88,7 @@ class Access:
             raise DiscoveryError(f"cannot log in to Kubernetes: no answer within {_LOGIN_S:g} s") from error
         except Exception as error:  # what is read is anybody's, and the package checks little of it
             source = ":".join(map(str, files)) if files else f"what the service account has in {self._folder}"
-            reason = " ".join(str(error).split())[:500] or type(error).__name__
+            reason = " ".join(in_words(error).split())[:500]
             raise DiscoveryError(f"cannot reach Kubernetes: cannot use {source}: {reason}") from error
         return made
 

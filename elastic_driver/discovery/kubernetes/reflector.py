@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import aiohttp
 from kubernetes_asyncio.client import ApiClient
 
-from elastic_driver.errors import DiscoveryError
+from elastic_driver.errors import DiscoveryError, in_words
 
 _T = TypeVar("_T")
 _PAGE = 250  # objects; a pod has 5 to 15 KB of JSON, and reading it keeps the loop busy
@@ -143,8 +143,10 @@ class Reflector(Generic[_T]):
                     retry_s = _FORBIDDEN_PAUSE_S
             except TimeoutError:
                 self._fail(f"no answer within {self._patience_s:g} s")
+            except aiohttp.ClientConnectorError as error:
+                self._fail(f"{error.host}:{error.port}: {in_words(error.os_error)}")
             except (aiohttp.ClientError, OSError) as error:
-                self._fail(str(error) or type(error).__name__)
+                self._fail(in_words(error))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 self._version = ""
                 self._fail(f"it answers what cannot be read: {type(error).__name__}: {error}")

@@ -350,15 +350,17 @@ class Agent:
     async def _keep(self) -> None:
         try:
             await self._link.keep()
+        except StrangersError as error:
+            self._end(End(How.STRANGE, REFUSED, str(error)))
         except RefusedError as error:
-            self._refused(str(error), is_driver=not isinstance(error, StrangersError))
+            self._refused(str(error))
         except DriverLostError as error:
             self._end(End(How.NOT_MET if self._workers is None else How.LOST, 1, str(error)))
 
-    def _refused(self, why: str, *, is_driver: bool) -> None:
+    def _refused(self, why: str) -> None:
         is_over = JOB_IS_OVER in why
         if self._workers is None:
-            how = How.STRANGE if not is_driver else How.TOO_LATE if is_over else How.REFUSED
+            how = How.TOO_LATE if is_over else How.REFUSED
             what = "agent" if self._home is None else "node"
             self._end(End(how, REFUSED, f"the driver does not take this {what}: {why}"))
         elif is_over or self._closing:

@@ -18,30 +18,19 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
-from elastic_driver.errors import ElasticError, RendezvousProtocolError
-from elastic_driver.rendezvous.authentication import (
-    NONCE_BYTES,
-    Proof,
-    RefusedAuthenticationError,
-    is_refusal,
-    opening,
-    read_refusal,
-)
-from elastic_driver.rendezvous.certificate import check_fingerprint, client_context, fingerprint_of
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof, is_refusal, opening, read_refusal
+from elastic_driver.rendezvous.certificate import client_context, fingerprint_of, has_fingerprint
 from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.frames import Frame
+from elastic_driver.rendezvous.strangers import NO_PROOF, no_proof, no_tls, other_certificate
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from elastic_driver.system import local_socket
 
 _HANDSHAKE_S = 10.0
 # Before a driver is asked again whose socket has more connections than it can take at once.
 _AGAIN_S = 0.02
-_OLD = "what answers there speaks no TLS: is it an elastic_driver of an older version? Both have to be of the same"
-
-
-class StrangerError(ElasticError):
-    """What answers there is not the driver, or takes us for a stranger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +66,7 @@ async def dial_in(
     Raises:
         OSError: no connection, or it broke.
         StrangerError: that is not the driver, or it does not take us.
+        WrongTokenError: it is the driver, and has another key.
     """
     loop = asyncio.get_running_loop()
     met: asyncio.Future[Met] = loop.create_future()
@@ -88,8 +78,8 @@ async def dial_in(
     def shaken(error: Exception | None) -> None:
         if error is None or met.done():
             return
-        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-            met.set_exception(StrangerError(_OLD))
+        if isinstance(error, ssl.SSLError):
+            met.set_exception(no_tls())
         else:
             met.set_exception(error if isinstance(error, OSError) else ConnectionAbortedError(str(error)))
 
@@ -147,10 +137,6 @@ def _place(url: str) -> tuple[str, int]:
     return host, port
 
 
-def _refused(why: str) -> str:
-    return f"what answers there does not take this agent in: {why}"
-
-
 class _Dialler(asyncio.Protocol):
     """The exchange, over TLS; or the name alone. Then a FrameConnection takes over."""
 
@@ -181,11 +167,8 @@ class _Dialler(asyncio.Protocol):
             self._connection = self._begin("")
             return
         tls = transport.get_extra_info("ssl_object")
-        try:
-            if self._fingerprint:
-                check_fingerprint(tls, self._fingerprint)
-        except RendezvousProtocolError:
-            self._fail(StrangerError("the certificate there is not the one whose fingerprint this agent was given"))
+        if self._fingerprint and not has_fingerprint(tls, self._fingerprint):
+            self._fail(other_certificate())
             return
         certificate = bytes.fromhex(fingerprint_of(tls))
         self._proof = Proof(name, self._credential.key, certificate, os.urandom(NONCE_BYTES))
@@ -207,12 +190,10 @@ class _Dialler(asyncio.Protocol):
             if missing:
                 return
             if data:  # the driver waits for the response
-                raise RendezvousProtocolError("what answers there does not prove to be this job's driver")
+                raise RendezvousProtocolError(NO_PROOF)
             transport.write(proof.response(self._answer))
-        except RefusedAuthenticationError as error:
-            self._fail(StrangerError(_refused(str(error))))
         except RendezvousProtocolError as error:
-            self._fail(StrangerError(str(error)))
+            self._fail(no_proof(error, self._credential, is_driver=bool(self._fingerprint)))
         else:
             cast("TlsTransport", transport).trust()
             self._hand_over(self._begin(proof.certificate.hex()))
@@ -225,7 +206,9 @@ class _Dialler(asyncio.Protocol):
         """See asyncio.Protocol."""
         if self._connection is not None:
             self._connection.abort(
-                _refused(read_refusal(self._answer)) if self._answer else "the connection was closed"
+                f"the driver refuses this agent: {read_refusal(self._answer)}"
+                if self._answer
+                else "the connection was closed"
             )
         elif not self._met.done():
             closed = ConnectionResetError("the connection was closed")

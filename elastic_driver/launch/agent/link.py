@@ -21,9 +21,17 @@ import secrets
 from collections import deque
 from typing import Protocol
 
-from elastic_driver.errors import ElasticError, RendezvousProtocolError
+from elastic_driver.errors import (
+    ElasticError,
+    NoTlsError,
+    OtherCertificateError,
+    RendezvousProtocolError,
+    StrangerError,
+    WrongTokenError,
+    in_words,
+)
 from elastic_driver.launch.agent import machine
-from elastic_driver.launch.agent.dial_in import Met, StrangerError, dial_in
+from elastic_driver.launch.agent.dial_in import Met, dial_in
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, Refused, Said, Welcome, said
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
@@ -57,7 +65,7 @@ class RefusedError(ElasticError):
 
 
 class StrangersError(RefusedError):
-    """What answers there is not the driver, or takes this agent for a stranger, and has done so for a while."""
+    """What answers there is not the driver, or has another token than this agent; says what to do about it."""
 
 
 class LinkOwner(Protocol):
@@ -109,7 +117,9 @@ class DriverLink:
         self._bootstrap = bootstrap
         self._agent_timeout_s = bootstrap.agent_timeout_s
         self._owner = owner
-        self._first_credential = Credential(Identity.parse(bootstrap.identity), bytes.fromhex(bootstrap.key))
+        self._first_credential = Credential(
+            Identity.parse(bootstrap.identity), bytes.fromhex(bootstrap.key), bootstrap.source
+        )
         # With which it comes back. The driver is told at the first hello; who says it again is no thief of the ticket.
         self._own_credential = Credential(Identity(Role.AGENT, number=self.agent), secrets.token_bytes(KEY_BYTES))
         self._fingerprint = bootstrap.fingerprint
@@ -173,16 +183,19 @@ class DriverLink:
         pause_s, strange_since = _FIRST_PAUSE_S, None
         first, has_failed = not self._is_welcomed, False
         while (left_s := until - self._loop.time()) > 0:
+            strange: StrangersError | None = None
             only_strangers = True
             for url in tuple(self._urls):
                 try:
                     async with asyncio.timeout(min(_TRY_S, max(left_s, 0.1))):
                         line = await self._try(url)
+                except WrongTokenError as error:
+                    raise self._shut_out(url, error) from error
                 except StrangerError as error:
-                    why = f"{url}: {error}"
+                    strange = self._shut_out(url, error)
                 except (OSError, RendezvousProtocolError) as error:  # TimeoutError is one
                     only_strangers = False
-                    why = f"{url}: {getattr(error, 'strerror', None) or str(error) or 'it does not answer'}"
+                    why = f"{url}: {in_words(error)}"
                 else:
                     # The others may be of networks that this machine is not in.
                     self._urls.sort(key=lambda each: each != url)
@@ -192,16 +205,17 @@ class DriverLink:
                 has_failed = True
                 self._owner.not_welcomed_yet(why, until - now)
             strange_since = None if not only_strangers else strange_since or now
-            if strange_since is not None and now - strange_since > _STRANGER_S:
+            if strange is not None and strange_since is not None and now - strange_since > _STRANGER_S:
                 if first:
-                    raise StrangersError(why + self._question())
+                    raise strange
                 if await self._has_successor():
                     raise RefusedError("the one that answers there was started since, and knows nothing of it")
             await asyncio.sleep(min(pause_s, max(0.0, until - now)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         if not first and strange_since is not None:
             raise DriverLostError("the driver is gone: the one that answers there now was started since")
-        raise DriverLostError(f"cannot reach the driver: {why}")
+        question = "; is that its URL, and does it run?" if first and self._bootstrap.slots else ""
+        raise DriverLostError(f"cannot reach the driver: {why}{question}")
 
     async def _has_successor(self) -> bool:
         """Whether a driver answers that has the job's secret, and takes this agent for a stranger.
@@ -219,10 +233,23 @@ class DriverLink:
                 return True
         return False
 
-    def _question(self) -> str:
-        if self._bootstrap.alike:
-            return "; have all nodes the same join token, and is the port the job's?"
-        return "; is that the job's URL, and its join token?" if self._bootstrap.slots else ""
+    def _shut_out(self, url: str, error: StrangerError | WrongTokenError) -> StrangersError:
+        """Why this agent cannot come in, for whoever has started it, and what to do."""
+        is_node = bool(self._bootstrap.alike)
+        if not self._bootstrap.slots:
+            return StrangersError(f"cannot reach the driver at {url}: {error}")
+        match error:
+            case WrongTokenError():
+                advice = "elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right one"
+            case NoTlsError() if is_node:
+                advice = "is the port the job's?"
+            case NoTlsError() | OtherCertificateError():
+                advice = "use the URL that the driver prints now"
+            case _ if is_node:
+                advice = "have all nodes the same join token, and is the port the job's?"
+            case _:
+                advice = "use the URL and the token that this job's driver prints"
+        return StrangersError(f"cannot join the job at {url}: {error}; {advice}")
 
     async def _try(self, url: str) -> _Line:
         line, self._next = self._next, None

@@ -13,6 +13,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterable
 
+from elastic_driver.errors import in_words
 from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, Said
 
 
@@ -55,7 +56,7 @@ class HeldPorts:
                 self._held[generation] = bound_port(ports)
             answer = PortHeld(generation, self._held[generation].getsockname()[1], "")
         except (OSError, OverflowError, ValueError) as error:
-            answer = PortHeld(generation, 0, getattr(error, "strerror", None) or str(error))
+            answer = PortHeld(generation, 0, in_words(error))
         self._send(answer)
 
 

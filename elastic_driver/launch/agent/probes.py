@@ -31,7 +31,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.errors import RendezvousProtocolError, in_words
 from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
 from elastic_driver.rendezvous.authentication import (
     MAC_BYTES,
@@ -138,7 +138,7 @@ class Probes:
             check = self._check = _Check(order, _key_from(order.secret))
             sock = _bound(order.address, order.ports, self._is_held)
         except (OSError, ValueError, OverflowError) as error:  # OverflowError: that is no port
-            self._send(Listening(order.check, 0, _words(error)))
+            self._send(Listening(order.check, 0, in_words(error)))
             return
         limit_s = min(max(order.limit_s, 0.0), _LONGEST_S)
         check.timer = asyncio.get_running_loop().call_later(limit_s, self._over, check)
@@ -155,7 +155,7 @@ class Probes:
             sock.close()
             if not isinstance(error, OSError):
                 raise
-            self._send(Listening(check.order.check, 0, _words(error)))
+            self._send(Listening(check.order.check, 0, in_words(error)))
             return
         if self._check is not check:  # it was over meanwhile
             server.close()
@@ -204,7 +204,7 @@ class Probes:
                 except RendezvousProtocolError:
                     one.failure = "what answers there is not that host's agent"
                 except (OSError, EOFError, ValueError, OverflowError) as error:
-                    one.failure = _words(error)
+                    one.failure = in_words(error)
                 if one.rtt_s is None:
                     failures[host] = one.failure
                 else:
@@ -428,8 +428,3 @@ def _read_wanted(name: str) -> tuple[str, int, float]:
         return kind, int(number), float(seconds)
     except ValueError:
         raise RendezvousProtocolError(f"cannot read {name!r} as what a probe wants") from None
-
-
-def _words(error: Exception) -> str:
-    strerror = error.strerror if isinstance(error, OSError) else None
-    return strerror or str(error) or type(error).__name__

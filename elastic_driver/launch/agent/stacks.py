@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from elastic_driver.errors import in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.agent.vitals_page import VitalsPage
@@ -163,7 +164,7 @@ def _ask(pid: int, number: int) -> str:
         if is_thread or not proc.number(values, b"ShdPnd", base=16) >> (number - 1) & 1:
             signal.pidfd_send_signal(process, number)
     except OSError as error:
-        return f"it cannot be asked: {error.strerror}"
+        return f"it cannot be asked: {in_words(error)}"
     finally:
         os.close(process)
     return ""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from elastic_driver.errors import LaunchError, RendezvousProtocolError
+from elastic_driver.errors import LaunchError, RendezvousProtocolError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
@@ -456,7 +456,7 @@ class HostWorkers:
                 columns=order.columns,
             )
         except OSError as error:
-            raise LaunchError(f"cannot start worker {worker}: no {order.stdin} for it: {error.strerror}") from error
+            raise LaunchError(f"cannot start worker {worker}: no {order.stdin} for it: {in_words(error)}") from error
         return one.input.given
 
     def _new_page(self, one: _Worker) -> str:
@@ -481,5 +481,5 @@ def _enter(welcome: Welcome) -> str:
     try:
         os.chdir(welcome.cwd)
     except OSError as error:
-        return f"cannot start workers on host {welcome.host} in the folder {welcome.cwd}: {error.strerror}"
+        return f"cannot start workers on host {welcome.host} in the folder {welcome.cwd}: {in_words(error)}"
     return ""

@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, in_words
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.dial.spawned import Spawned, spawn
 from elastic_driver.launch.words import CommandNotFoundError
@@ -149,8 +149,8 @@ def _start(
     except OSError as error:
         name = command[0]
         if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
-            raise CommandNotFoundError(f"cannot start an agent: {name!r}: {error.strerror}") from error
-        raise LaunchError(f"cannot start an agent: {name!r}: {error.strerror or error}") from error
+            raise CommandNotFoundError(f"cannot start an agent: {name!r}: {in_words(error)}") from error
+        raise LaunchError(f"cannot start an agent: {name!r}: {in_words(error)}") from error
 
 
 def _undo(starting: asyncio.Future[Spawned]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from elastic_driver.errors import LaunchError, shortage
+from elastic_driver.errors import LaunchError, in_words, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.local.process_tree import JobScanner, ProcessTree
@@ -277,7 +277,7 @@ class ProcessKeeper:
             try:
                 found = await self._scanner.find_all()
             except (OSError, MemoryError) as error:
-                self._warn(f"cannot look for what is left of the job: {shortage(error) or error}")
+                self._warn(f"cannot look for what is left of the job: {in_words(error)}")
             else:
                 for left in found.values():
                     for leftover in left:
@@ -386,7 +386,7 @@ class ProcessKeeper:
             await self._read(worker, one, process, spawned, launch)
         except (OSError, MemoryError, RuntimeError) as error:
             # Another host may have room. What no shortage explains is a bug, and not the host's.
-            reason = shortage(error) or (isinstance(error, OSError) and (error.strerror or str(error)))
+            reason = shortage(error) or (isinstance(error, OSError) and in_words(error))
             if not reason:
                 raise
             raise LaunchError(f"cannot start worker {worker}: {reason}") from error

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from elastic_driver.errors import in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.words import OutputSink, Stream
 
@@ -208,7 +209,7 @@ class WorkerOutput:
             return 0
         except OSError as error:
             if self._shown is None or error.errno != errno.EIO:  # which is how a terminal ends
-                self._warn(f"cannot read a worker's {stream}: {error}")
+                self._warn(f"cannot read a worker's {stream}: {in_words(error)}")
             data = b""
         if data:
             if self._shown is not None and stream == "stdout":
@@ -238,4 +239,4 @@ class WorkerOutput:
         except Exception as error:
             if not self._sink_failed:
                 self._sink_failed = True
-                self._warn(f"cannot pass on a worker's output: {error}")
+                self._warn(f"cannot pass on a worker's output: {in_words(error)}")

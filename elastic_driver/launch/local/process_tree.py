@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import psutil
 
-from elastic_driver.errors import shortage
+from elastic_driver.errors import in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.death import (
@@ -384,7 +384,7 @@ class ProcessTree:
         try:
             return await self._scanner.find(self.worker.key)
         except (OSError, MemoryError) as error:  # no descriptor is free to look into /proc
-            self._warn(f"cannot look for what worker {self.worker} started: {shortage(error) or error}")
+            self._warn(f"cannot look for what worker {self.worker} started: {in_words(error)}")
             return [] if self.exited.done() else [self._leader]
 
     def _died(self) -> None:

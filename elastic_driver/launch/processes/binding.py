@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, in_words
 
 ENV_BINDING = "ELASTIC_DRIVER_NUMA_BINDING"
 """The mode, in the environment of a worker that is to be bound."""
@@ -57,7 +57,7 @@ def bind(pid: int, environ: Mapping[str, str], *, root: Path = Path("/")) -> Non
     except ProcessLookupError:
         return  # it has ended already
     except (OSError, ValueError) as error:
-        raise LaunchError(f"cannot bind workers to processors (--numa-binding {mode}): {error}") from error
+        raise LaunchError(f"cannot bind workers to processors (--numa-binding {mode}): {in_words(error)}") from error
 
 
 def processors_of(

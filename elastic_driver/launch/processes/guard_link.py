@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, in_words
 from elastic_driver.launch.processes import guard
 from elastic_driver.launch.processes.death import watch_child
 from elastic_driver.launch.words import ExitStatus
@@ -55,7 +55,9 @@ class GuardLink:
         try:
             self._start()
         except OSError as error:
-            raise LaunchError(f"cannot start the process that ends workers when the driver dies: {error}") from error
+            raise LaunchError(
+                f"cannot start the process that ends workers when the driver dies: {in_words(error)}"
+            ) from error
 
     def started(self, pid: int) -> None:
         """A worker runs."""
@@ -143,4 +145,4 @@ class GuardLink:
         try:
             self._start()
         except (OSError, MemoryError, RuntimeError) as error:
-            self._warn(f"cannot start another guard process, workers may outlive a killed driver: {error}")
+            self._warn(f"cannot start another guard process, workers may outlive a killed driver: {in_words(error)}")

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import psutil
 
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.words import CommandNotFoundError, Stream
 from elastic_driver.system.tether import Tether
@@ -143,7 +143,7 @@ def spawn(
     except OSError as error:
         reason = _BAD_COMMAND.get(error.errno or 0)
         if reason is None:
-            raise LaunchError(f"cannot start worker {worker}: {name!r}: {error.strerror or error}") from error
+            raise LaunchError(f"cannot start worker {worker}: {name!r}: {in_words(error)}") from error
         if error.errno == errno.ENOENT and shutil.which(name, path=env.get("PATH")):
             reason = "the program that its first line (#!) names does not exist"
         raise CommandNotFoundError(f"cannot run {name!r}: {reason}") from error

@@ -31,7 +31,7 @@ import psutil
 
 from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_INTERFACE, ENV_PORT, ENV_STORE_PORT
 from elastic_driver.dialects.torchrun import PLACE_VARIABLES
-from elastic_driver.errors import shortage
+from elastic_driver.errors import in_words
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Given, Spawned, output_ends
@@ -192,8 +192,7 @@ class WarmStarts:
         try:
             self._current = self._start(self._wanted_plan)
         except (OSError, MemoryError, RuntimeError) as error:
-            reason = shortage(error) or str(error)
-            self._give_up(f"cannot start the process that they are to be forked from: {reason}")
+            self._give_up(f"cannot start the process that they are to be forked from: {in_words(error)}")
 
     async def wait_first(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Has the first workers forked, too: one import for all of a host, and not one for each.

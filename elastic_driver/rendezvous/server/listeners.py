@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.server.connection import Service
 from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.rendezvous.tls import Turns
@@ -61,7 +61,9 @@ class Listeners:
                 in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
                 if in_use and len(tried) > 1:
                     continue
-                hint = "the port is in use; choose another with --rendezvous-port, or 0 for any" if in_use else error
+                hint = in_words(error)
+                if in_use:
+                    hint = "the port is in use; choose another with --rendezvous-port, or 0 for any"
                 raise SettingsError(f"cannot listen on {host} port {port} for the rendezvous: {hint}") from error
         range_ = f"ports {min(tried)} to {max(tried)}"
         raise SettingsError(f"cannot listen on {host} for the rendezvous: {range_} are all in use (--port-range)")
@@ -79,7 +81,7 @@ class Listeners:
         try:
             return await self._listen(host, port)
         except (OSError, UnicodeError) as error:
-            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            reason = in_words(error)
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 reason = "the port is in use"
             raise SettingsError(f"cannot listen on {host} port {port}: {reason}") from error

@@ -33,7 +33,7 @@ from elastic_driver.rendezvous.authentication import (
     read_request,
     refusal,
 )
-from elastic_driver.rendezvous.credentials import Identity
+from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.routes import AGENT
 from elastic_driver.rendezvous.server.connection import (
     LINGER_S,
@@ -52,6 +52,7 @@ _PIECE = 2 << 10
 # OpenSSL takes 42 KB for whoever sends a byte of a ClientHello. It gets none before all of it is there, or so much.
 _MOST_HELLO = 16 << 10
 _NOBODY = "nobody may authenticate here under this name; is it another job's, or one that is over?"
+_NO_JOINERS = "no host can join here: that takes a job that was started with --accept-agents"
 
 
 class Newcomer(asyncio.BufferedProtocol):
@@ -182,7 +183,8 @@ class Newcomer(asyncio.BufferedProtocol):
             return
         key = self._service.key_of(identity)
         if self._no_room or key is None:
-            self._refuse(self._no_room or _NOBODY)
+            nobody = _NO_JOINERS if identity.role is Role.JOINER else _NOBODY
+            self._refuse(self._no_room or nobody)
             return
         self._identity = identity
         self._received = self._received[request.size :]

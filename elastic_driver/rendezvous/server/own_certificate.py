@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from ssl import SSLContext
 
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 
 
@@ -33,6 +34,9 @@ class OwnCertificate:
 
         Returns:
             Its fingerprint.
+
+        Raises:
+            SettingsError: this machine lacks what that takes: a package, a descriptor, TLS 1.3.
         """
         if self.context is None:
             await asyncio.shield(self.begin())
@@ -50,8 +54,11 @@ class OwnCertificate:
         return self._making
 
     def _make(self) -> SSLContext:
-        self._certificate = self._certificate or Certificate.new()
-        return server_context(self._certificate)
+        try:
+            self._certificate = self._certificate or Certificate.new()
+            return server_context(self._certificate)
+        except (OSError, ValueError, ImportError, MemoryError) as error:
+            raise SettingsError(f"cannot make the certificate for other machines: {in_words(error)}") from error
 
     def _made(self, making: asyncio.Future[SSLContext]) -> None:
         if not making.cancelled() and making.exception() is None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastic_driver.errors import DurableError
+from elastic_driver.errors import DurableError, in_words
 from elastic_driver.rendezvous.messages import DiscReport, PublishRequest
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
@@ -230,7 +230,7 @@ class Durable:
             self._complaint = ""
             prune(self.folder, self.keep, commit, self._job_id)
         except Exception as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            reason = in_words(error)
             path = Path(getattr(error, "filename", None) or ".")
             if path.parent == self.folder and not path.name.startswith("."):  # as temporary files, other ones each time
                 reason = f"{path.name}: {reason}"
@@ -296,7 +296,7 @@ class Durable:
                 commits = tuple(commit_ids(self.folder))
                 view = replace(view, commits=commits, drivers=self._marks.drivers, begun=self._marks.is_begun())
         except OSError as error:
-            view = replace(view, trouble=error.strerror or str(error))
+            view = replace(view, trouble=in_words(error))
         return view
 
 

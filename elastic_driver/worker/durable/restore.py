@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from elastic_driver.errors import DurableError, HorovodInternalError
+from elastic_driver.errors import DurableError, HorovodInternalError, in_words
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import CommitId, commit_path
@@ -189,7 +189,7 @@ def _load_from(state: DurableState, context: Context, commit: CommitId, rank: in
         except DurableError as error:
             outcome = _Outcome(why=str(error))
         except OSError as error:
-            why = f"{path} cannot be read: {error.strerror or error}"
+            why = f"{path} cannot be read: {in_words(error)}"
             outcome = _Outcome(why=why, local=True, vanished=isinstance(error, FileNotFoundError))
     reading: _Outcome = broadcast_object(outcome, root_rank=rank, name="durable.read")
     if reading.why:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, in_words
 from elastic_driver.worker.engine import plain_plan as plans
 from elastic_driver.worker.engine.collectives import (
     DTYPES,
@@ -275,7 +275,7 @@ class _Runner:
             # no neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
             if isinstance(error, MemoryError):
                 self._engine.note_out_of_memory()
-            self._engine.abort(str(error) or type(error).__name__)
+            self._engine.abort(in_words(error))
             failure = error
         self.current = None
         self._engine.finished(self, work, begun, agreed)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from elastic_driver.errors import in_words
 from elastic_driver.system.safe_files import open_named
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
@@ -84,7 +85,7 @@ class Trace:
             try:
                 self._put(b"".join(b",\n" + json.dumps({"pid": self._rank} | event).encode() for event in events))
             except OSError as error:  # a full disc: no reason to end the training
-                _log.warning("elastic_driver: cannot go on with the timeline: %s", error)
+                _log.warning("elastic_driver: cannot go on with the timeline: %s", in_words(error))
                 self._file.close()
                 self._file = None
 

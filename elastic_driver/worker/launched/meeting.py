@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from elastic_driver.codec import decode, encode
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import KEY_BYTES
-from elastic_driver.system.local_socket import SocketFolder, StrangerError, connect, is_ours, named_paths
+from elastic_driver.system.local_socket import OtherUserError, SocketFolder, connect, is_ours, named_paths
 from elastic_driver.system.process_name import network_id
 
 SOCKET = "meeting.sock"
@@ -109,8 +109,8 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
                     return decode(Welcome, _read(connection))
             except (OSError, ValueError) as error:  # not there yet, or it has just ended
                 problems.append(error)
-        why = "; ".join(map(_reason, problems))
-        if all(isinstance(error, StrangerError) for error in problems):
+        why = "; ".join(map(in_words, problems))
+        if all(isinstance(error, OtherUserError) for error in problems):
             raise SettingsError(f"cannot meet rank 0: {why}") from problems[0]
         if time.monotonic() > deadline:
             raise SettingsError(
@@ -119,10 +119,6 @@ def ask_rank_0(name: str, *, timeout_s: float) -> Welcome:
             ) from problems[0]
         # Nothing tells when the socket is made.
         time.sleep(_AGAIN_S)
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def _read(connection: socket.socket) -> bytes:

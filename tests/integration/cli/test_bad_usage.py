@@ -453,7 +453,7 @@ def test_closed_streams_do_not_mix_with_files(run: Run, tmp_path: Path) -> None:
 
 def test_a_reader_that_has_gone_does_not_end_the_job(run: Run) -> None:
     ran = run("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5", shell="| head -c 100 >/dev/null")
-    assert "cannot write to stdout: Broken pipe; going on without it" in ran.err
+    assert "cannot write to stdout: nobody reads it any more (broken pipe); going on without it" in ran.err
     assert "worker localhost[0] (rank 0) exited with code 5, within the first 60 s" in ran.err.splitlines()[-1]
 
 

@@ -54,9 +54,18 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
         friend = RendezvousClient(rendezvous.url, member(TOKEN), patience_s=PATIENCE_S)
         assert friend.jobs() == {}
         operator = Credential(Identity(Role.OPERATOR), JobKey(TOKEN.encode()).of(Identity(Role.OPERATOR)))
-        for stranger in (member(""), member(f"{TOKEN}."), operator):
-            client = RendezvousClient(rendezvous.url, stranger, patience_s=0.5)
-            with pytest.raises(RendezvousError, match="cannot reach"):
+        joiner = Credential(Identity(Role.JOINER), bytes(32))
+        for stranger, why in (
+            (member(""), "it asks for a token, and none was given"),
+            (member(f"{TOKEN}."), "its token is not the one that was given"),
+            (operator, "the driver there refuses: nobody may authenticate here under this name"),
+            (
+                joiner,
+                "the driver there refuses: no host can join here: that takes a job that was started with --accept",
+            ),
+        ):
+            client = RendezvousClient(rendezvous.url, stranger, patience_s=PATIENCE_S, stranger_s=0.0)
+            with pytest.raises(RendezvousError, match=f"cannot ask the driver at 127.0.0.1 port .*: {why}"):
                 client.say_node(JOIN.to_json())
             client.close()
         assert friend.jobs() == {}, "no stranger was heard"

@@ -80,4 +80,4 @@ def test_a_driver_that_cannot_be_asked_is_one_line(
         assert main(["stacks"]) == 2  # an elasticrun without this route
         posting.remove()
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("elasticrun: error: cannot reach the driver of job 1f: ")
+    assert line.startswith("elasticrun: error: job 1f: the driver refused the request (404): ")

@@ -143,7 +143,12 @@ def test_over_tls_with_the_certificate_of_the_job_only(
         assert main(["end", "--driver", own, "--token-file", str(token)]) == 0
         assert service.handler.ends == 2
         assert main(["end", "--driver", other, "--token-file", str(token)]) == 2
-        assert "another certificate than this job's driver" in capsys.readouterr().err
+        [line] = capsys.readouterr().err.splitlines()
+        assert line == (
+            f"elasticrun: error: cannot ask the driver at 127.0.0.1 port {service.port}: the certificate there is not "
+            "the one that the URL names: another driver answers there, or it was started anew; use the URL that "
+            "elasticrun jobs --write-token FILE, on the driver's machine, prints now"
+        )
         assert service.handler.ends == 2
         posting.remove()
 
@@ -151,14 +156,32 @@ def test_over_tls_with_the_certificate_of_the_job_only(
 def test_a_stolen_port_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(target_module, "_STRANGER_S", 0.0)
     token = tmp_path / "token"
     token.write_text(JobKey.new().of(Identity(Role.OPERATOR)).hex())
     with serving() as service:
+        url, fingerprint = service.url.split("#")
+        command = "elasticrun jobs --write-token FILE, on the driver's machine,"
         for words in (["status"], ["end"], ["drain", "a"], ["status", "--watch"]):
-            assert main([*words, "--driver", service.url, "--token-file", str(token)]) == 2
-            assert "does not prove to be this job's driver" in capsys.readouterr().err
+            differs = f"this job's operator's key is not the one from the file {token} (--token-file); {command}"
+            for mark, said in (
+                (f"#{fingerprint}", f"{differs} writes the right one"),
+                ("", f"either another job's driver answers there, or {differs} prints the URL and writes the key"),
+            ):
+                assert main([*words, "--driver", f"{url}{mark}", "--token-file", str(token)]) == 2
+                [line] = capsys.readouterr().err.splitlines()
+                assert line == f"elasticrun: error: cannot ask the driver at 127.0.0.1 port {service.port}: {said}"
         assert (service.handler.ends, service.handler.drained) == (0, [])
+
+
+def test_http_is_warned_of_once_as_of_other_things() -> None:
+    words = ("--driver", "http://127.0.0.1:1", "--driver", "http://127.0.0.1:2", "--slots", "1")
+    warning = "elasticrun: warning: http:// in a driver's URL is read as https://, since drivers speak TLS only: write https://"
+    for command in (("join", *words), ("status", *words[:2], "--token-file", "/no/such")):
+        ran = subprocess.run([sys.executable, "-m", "elastic_driver", *command], capture_output=True, text=True)
+        first, second = ran.stderr.splitlines()
+        assert (ran.returncode, first) == (2, warning)
+        assert second.startswith("elasticrun: error: ")
 
 
 def test_the_join_token_is_written_for_jobs_that_accept_agents(
@@ -228,8 +251,8 @@ def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest
     for job_id, complaint in (
         ("1", r"several jobs run, name one: 1f \(python train.py\); 1fe \(python train.py\)"),
         ("2", r"there is no job 2; running: 1f "),
-        ("1f", "cannot reach the driver of job 1f: "),
-        ("1fe", "cannot reach the driver of job 1fe: "),
+        ("1f", "job 1f: cannot reach the driver at its local socket /no/such/driver.sock: there is no "),
+        ("1fe", "job 1fe: cannot reach the driver at its local socket "),
     ):
         with pytest.raises(SettingsError, match=complaint):
             run([job_id])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -11,14 +12,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import requests
 
+from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
+from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.system.local_socket import SocketFolder
 from tests.support.processes.jobs import AFRESH, FORKING, Job
 from tests.support.processes.subcommands import elasticrun
@@ -92,6 +97,8 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
                 assert not ours & held(child), f"{child.cmdline()} could answer in the driver's place"
         for words in (("status",), ("stacks",), ("drain", "elsewhere"), ("jobs",)):
             assert elasticrun(*words).stdout, words
+        refused = elasticrun("jobs", "--write-join-token", str(tmp_path / "join"))
+        assert "lets no hosts join: it was started without --accept-agents" in refused.stderr
         assert listens(driver) == set()
 
         link = elasticrun("page").stdout
@@ -103,8 +110,6 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
         bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
         assert requests.get(url, headers=bearer, timeout=PATIENCE_S).status_code == 200
         assert listens(driver) == {("127.0.0.1", port)}, "all who ask have one port"
-        refused = elasticrun("jobs", "--write-join-token", str(tmp_path / "join"))
-        assert "lets no hosts join: it was started without --accept-agents" in refused.stderr
         with contextlib.closing(RendezvousClient(f"unix:{socket_of(job)}", OPERATOR)) as client:
             with pytest.raises(RendezvousProtocolError, match="there are tokens for operator, reader, joiner only"):
                 client.token(Role.WORKER)
@@ -220,3 +225,22 @@ def test_a_job_needs_no_network_and_no_cipher_and_is_found_from_another(
         assert ", running, " in elasticrun("status").stdout
         assert "it ends now" in elasticrun("end", job.events("job_started")[0]["job_id"]).stdout
         assert job.wait() == 128 + signal.SIGTERM
+
+
+def test_whoever_reads_that_the_job_has_started_finds_it(tmp_path: Path) -> None:
+    found: list[list[str]] = []
+    driver: Any = SimpleNamespace(
+        page=None,
+        job=SimpleNamespace(job_id="1f"),
+        settings=SimpleNamespace(quiet=False, command=("true",), accept_agents=False),
+        agents=SimpleNamespace(ways=SimpleNamespace(url="unix:/a/driver.sock"), meets_at=0),
+        chronicle=SimpleNamespace(started=lambda url, job_id: found.append([job.job_id for job in running_jobs()])),
+    )
+
+    async def post() -> None:
+        async with contextlib.AsyncExitStack() as way_out:
+            await ElasticDriver._post(driver, tmp_path / "driver.sock", way_out)
+
+    asyncio.run(post())
+    assert found == [["1f"]]
+    assert running_jobs() == []

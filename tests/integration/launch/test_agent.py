@@ -583,7 +583,8 @@ def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path:
         async with scene(tmp_path) as one:
             agent = one.agent(one.driver.joiner(urls=("http://127.0.0.1:1",)))
             line = await asyncio.wait_for(asyncio.to_thread(agent.stderr.readline), PATIENCE_S)
-            told = rb"elastic_driver agent: cannot reach the driver yet: http://127.0.0.1:1: .*; trying on for \d+ s\n"
+            told = rb"elastic_driver agent: cannot reach the driver yet: http://127.0.0.1:1: "
+            told += rb"nothing listens there \(connection refused\); trying on for \d+ s\n"
             assert re.fullmatch(told, line), line
             assert agent.popen.poll() is None
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from elastic_driver.launch.agent.dial_in import Met, StrangerError, dial_in
+from elastic_driver.errors import OtherCertificateError, StrangerError, WrongTokenError
+from elastic_driver.launch.agent.dial_in import Met, dial_in
 from elastic_driver.rendezvous.authentication import MAGIC, NONCE_BYTES, Challenge, opening, read_request, refusal
 from elastic_driver.rendezvous.certificate import Certificate, client_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.integration
 
 AGENT = Identity(Role.AGENT, number="ab" * 16)
 KEY = b"an agent's key of thirty-two byte"[:32]
+CREDENTIAL = Credential(AGENT, KEY)
 PROVES_NOTHING = "does not prove to be this job's driver"
 OTHER = Certificate.new()
 
@@ -37,11 +39,11 @@ class Agent:
         self.frames: list[Frame] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def dial(self, url: str, fingerprint: str = "", key: bytes = KEY) -> Met:
+    async def dial(self, url: str, fingerprint: str = "", credential: Credential = CREDENTIAL) -> Met:
         async with asyncio.timeout(PATIENCE_S):
             return await dial_in(
                 url,
-                Credential(AGENT, key),
+                credential,
                 fingerprint=fingerprint,
                 on_frame=self.frames.append,
                 on_lost=self.lost.set_result,
@@ -63,12 +65,17 @@ def act(main: Callable[[Agent], Awaitable[Any]], loop: str = "uvloop") -> Any:
     return found
 
 
-def refused(url: str, fingerprint: str = "") -> str:
+def refused(
+    url: str,
+    fingerprint: str = "",
+    credential: Credential = CREDENTIAL,
+    kind: type[StrangerError | WrongTokenError] = StrangerError,
+) -> str:
     """Why this is not taken for the driver."""
 
     async def main(agent: Agent) -> str:
-        with pytest.raises(StrangerError) as caught:
-            await agent.dial(url, fingerprint)
+        with pytest.raises(kind) as caught:
+            await agent.dial(url, fingerprint, credential)
         assert not agent.lost.done(), "it never was a connection"
         return str(caught.value)
 
@@ -110,7 +117,9 @@ def test_to_another_certificate_nothing_is_said() -> None:
             over_tls(script, OTHER)(plain)
 
     with listening(connection) as url:
-        assert "not the one whose fingerprint" in refused(url.url, url.fingerprint)
+        said = refused(url.url, url.fingerprint, kind=OtherCertificateError)
+    assert "the certificate there is not the one that the URL names" in said
+    assert "token" not in said
     assert b"".join(got) == b""
 
 
@@ -134,6 +143,21 @@ def test_a_relay_with_a_certificate_of_its_own_gets_no_proof() -> None:
         with listening(over_tls(relay, OTHER)) as between:
             assert PROVES_NOTHING in refused(between.url)
     assert b"".join(heard) == b""
+
+
+@pytest.mark.parametrize("knows_fingerprint", [True, False])
+def test_another_token_is_told_with_its_source(knows_fingerprint: bool) -> None:
+    """Where the certificate is the driver's, there is nothing else that can be wrong."""
+    joiner = Credential(Identity(Role.JOINER), KEY, "the file t (--join-token-file)")
+    with listening(over_tls(another_key)) as url:
+        if knows_fingerprint:
+            why = refused(url.url, url.fingerprint, joiner, WrongTokenError)
+            assert why == "this job's join token is not the one from the file t (--join-token-file)"
+        else:
+            assert refused(url.url, "", joiner) == (
+                "either another job's driver answers there, or this job's join token is not the one from the file t "
+                "(--join-token-file)"
+            )
 
 
 def say(data: bytes) -> Callable[[ssl.SSLSocket], None]:
@@ -181,11 +205,11 @@ STRANGERS = {
     "more than a challenge": (over_tls(more_than_a_challenge), PROVES_NOTHING),
     "refusal": (
         over_tls(say(refusal("nobody has this name\n\x1b"))),
-        r"does not take this agent in: nobody has this name??",
+        "what answers there refuses: nobody has this name??",
     ),
     "endless refusal": (over_tls(say(b"\x01\xff\xff" + bytes(100_000))), PROVES_NOTHING),
     "http": (over_tls(say(b"HTTP/1.1 400 Bad Request\r\n\r\n")), PROVES_NOTHING),
-    "an old driver": (plain, "an elastic_driver of an older version"),
+    "an old driver": (plain, "does not speak TLS 1.3"),
 }
 
 
@@ -225,7 +249,7 @@ def test_who_does_not_shake_hands_is_waited_for_no_longer_than_the_caller_likes(
     ("answer", "why"),
     [
         (pack_frame(0, 0, [Message("m", {}).pack()]), ""),
-        (refusal("nobody has this name\n\x1b"), "does not take this agent in: nobody has this name??"),
+        (refusal("nobody has this name\n\x1b"), "the driver refuses this agent: nobody has this name??"),
         (b"", "closed"),
     ],
     ids=["frame", "refusal", "nothing"],

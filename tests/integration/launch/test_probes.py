@@ -92,7 +92,7 @@ def test_two_agents_reach_each_other_and_tell_how_fast(tmp_path: Path) -> None:
             b.send(Unlisten(1))
             await until_refused(back.port)
             answer = await probes(one, a, probe({"b": back.port}))
-            assert answer.failures == {"b": "Connection refused"}
+            assert answer.failures == {"b": "nothing listens there (connection refused)"}
             assert answer.rtt_s == {}
 
     act(main)
@@ -244,7 +244,10 @@ def test_an_agent_ends_in_the_middle_of_a_check(tmp_path: Path) -> None:
             second.popen.kill()
             await second.ends()
             answer = await probes(one, a, probe({"b": port}, limit_s=1.0))
-            assert answer.failures["b"] in ("Connection refused", "the connection is closed at once"), answer
+            assert answer.failures["b"] in (
+                "nothing listens there (connection refused)",
+                "the connection is closed at once",
+            ), answer
             # With a listener and a probe under way it ends as at any time.
             with socket.create_server((ADDRESS, 0)) as mute:
                 a.send(probe({"b": mute.getsockname()[1]}))

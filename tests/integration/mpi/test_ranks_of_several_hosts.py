@@ -52,7 +52,10 @@ def test_a_stranger_is_not_served_and_a_stranger_s_server_is_not_asked(
     if knows_the_certificate:
         key, why = JobKey.new().of(identity), "does not prove to be this job's driver"
     else:
-        key, why = JobKey(bytes.fromhex(welcome.secret)).of(identity), "another certificate"
+        key, why = (
+            JobKey(bytes.fromhex(welcome.secret)).of(identity),
+            "the certificate there is not the one that the URL names",
+        )
         url = DriverUrl(url.url, "ab" * 32)
     client = RendezvousClient(str(url), Credential(identity, key), patience_s=0.5)
     with pytest.raises(RendezvousError, match=why):

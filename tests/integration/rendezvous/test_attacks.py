@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.launch.agent.dial_in import StrangerError, dial_in
+from elastic_driver.errors import RendezvousProtocolError, StrangerError
+from elastic_driver.launch.agent.dial_in import dial_in
 from elastic_driver.rendezvous.authentication import (
     MAC_BYTES,
     MAGIC,
@@ -196,7 +196,9 @@ def test_who_ends_tls_in_the_middle_gets_a_name_and_a_nonce() -> None:
     with serving() as service, closing(Middle(service.port)) as middle:
         error = dialled(middle.port, credential(JOINER))
         assert isinstance(error, StrangerError)
-        assert "does not prove to be this job's driver" in str(error)
+        assert "another job's driver answers there, or this job's join token is not the one that was given" in str(
+            error
+        )
         said = read_request(middle.said)
         assert said is not None
         assert (said.name, said.size) == ("joiner", len(middle.said)), "nothing follows the request"

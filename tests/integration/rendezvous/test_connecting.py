@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -11,12 +12,19 @@ from contextlib import suppress
 
 import pytest
 
-from elastic_driver.errors import RendezvousError, RendezvousProtocolError
+from elastic_driver.errors import (
+    OtherCertificateError,
+    RendezvousError,
+    RendezvousProtocolError,
+    StrangerError,
+    WrongTokenError,
+)
+from elastic_driver.rendezvous import connecting
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, opening, read_request, refusal
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.connecting import connect
-from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.system.local_socket import SocketFolder
 from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, PATIENCE_S, credential
@@ -76,7 +84,7 @@ def test_to_another_certificate_nothing_is_said() -> None:
 
     with (
         listening(over_tls(script, other)) as url,
-        pytest.raises(RendezvousProtocolError, match="another certificate"),
+        pytest.raises(OtherCertificateError, match="the certificate there is not the one that the URL names"),
     ):
         connect(url, credential(), timeout_s=PATIENCE_S)
     assert got == [b""]
@@ -101,7 +109,7 @@ def test_a_relay_with_a_certificate_of_its_own_gets_no_proof() -> None:
 
         with (
             listening(over_tls(relay, own)) as between,
-            pytest.raises(RendezvousProtocolError, match=STRANGER),
+            pytest.raises(StrangerError, match=STRANGER),
         ):
             connect(unknown(between), credential(), timeout_s=PATIENCE_S)
     assert heard == [b""]
@@ -137,10 +145,10 @@ STRANGERS = {
     "old TLS": lambda connection: _old_tls(connection),
 }
 WORDS = {
-    "refusal": r"this job's driver \(nobody has this name\?\?\)",
+    "refusal": r"what answers there refuses: nobody has this name\?\?",
     "nothing": "it has ended the connection",
     "half a challenge": "it has ended the connection",
-    "an old driver": r"does not speak TLS 1.3, as drivers of this version do \(",
+    "an old driver": "does not speak TLS 1.3: it is another program",
     "ssh": "does not speak TLS 1.3",
     "silence and the end": "was ended during TLS's handshake",
     "old TLS": "does not speak TLS 1.3",
@@ -168,11 +176,68 @@ def _old_tls(connection: socket.socket) -> None:
 def test_who_is_not_the_driver_is_told_nothing_and_tried_again(stranger: str) -> None:
     """It may have taken the port of a driver that is dead, or be on its way out of it."""
     with listening(STRANGERS[stranger], STRANGERS[stranger], over_tls(_answer)) as url:
-        with pytest.raises((RendezvousProtocolError, OSError), match=WORDS.get(stranger, STRANGER)):
+        with pytest.raises((StrangerError, OSError), match=WORDS.get(stranger, STRANGER)):
             connect(unknown(url), credential(), timeout_s=PATIENCE_S)
         client = RendezvousClient(url.url, credential(), patience_s=PATIENCE_S)
         assert client.status() == {"explain": "x"}
         client.close()
+
+
+SOURCE = "the file t (--token-file)"
+TOLD = {
+    Role.OPERATOR: ("this job's operator's key", "either another job's driver answers there, or "),
+    Role.MEMBER: ("its token", "either another rendezvous answers there, or "),
+}
+
+
+@pytest.mark.parametrize("role", TOLD)
+def test_another_token_is_told_with_its_source(role: Role) -> None:
+    """At once, where the certificate is the driver's: there is nothing else that can be wrong."""
+    asks, (differs, either) = Credential(Identity(role), credential().key, SOURCE), TOLD[role]
+    with listening(STRANGERS["another key"]) as url:
+        client = RendezvousClient(str(url), asks, patience_s=PATIENCE_S)
+        where = f"cannot ask the driver at 127.0.0.1 port {url.address[1]}: "
+        with pytest.raises(WrongTokenError, match=f"^{re.escape(f'{where}{differs} is not the one from {SOURCE}')}$"):
+            client.status()
+        client.close()
+    with listening(STRANGERS["another key"]) as url:
+        client = RendezvousClient(url.url, asks, patience_s=PATIENCE_S, stranger_s=0.0)
+        where = f"cannot ask the driver at 127.0.0.1 port {url.address[1]}: "
+        with pytest.raises(
+            StrangerError, match=f"^{re.escape(f'{where}{either}{differs} is not the one from {SOURCE}')}$"
+        ):
+            client.status()
+        client.close()
+
+
+def test_another_certificate_from_the_beginning_is_told_at_once() -> None:
+    def other(connection: socket.socket) -> None:
+        with suppress(OSError):  # it was cut off, perhaps in its handshake
+            over_tls(lambda encrypted: ignore(encrypted.recv(1)), Certificate.new())(connection)
+
+    with listening(other) as url:
+        client = RendezvousClient(str(url), credential(), patience_s=PATIENCE_S)
+        with pytest.raises(OtherCertificateError, match="the certificate there is not the one that the URL names"):
+            client.status()
+        client.close()
+
+
+def test_all_addresses_of_a_name_share_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [100.0], []
+
+    def late(connection: socket.socket) -> None:
+        limits.append(connection.gettimeout())
+        now[0] += 4.0
+        raise TimeoutError
+
+    def three(*_: object) -> object:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))] * 3
+
+    monkeypatch.setattr(connecting.socket, "getaddrinfo", three)
+    monkeypatch.setattr(connecting.time, "monotonic", lambda: now[0])
+    with pytest.raises(TimeoutError):
+        connect(DriverUrl("https://a:1"), credential(), timeout_s=9.0, on_socket=late)
+    assert limits == [9.0, 5.0, 1.0]
 
 
 def ignore(_: object) -> None:
@@ -191,9 +256,7 @@ def test_what_is_given_up_in_the_end_says_why() -> None:
 
     with listening(*[refuse] * 100) as url:
         client = RendezvousClient(url.url, credential(), patience_s=0.3)
-        with pytest.raises(
-            RendezvousError, match=r"cannot reach the driver at 127\.0\.0\.1 port .* for 0.3 s: .* TLS 1\.3"
-        ):
+        with pytest.raises(RendezvousError, match=r"cannot ask the driver at 127\.0\.0\.1 port \d+: .* TLS 1\.3"):
             client.status()
         client.close()
 
@@ -215,7 +278,7 @@ def test_who_is_silent_is_not_waited_for(script: Callable[[socket.socket], None]
         over.wait(PATIENCE_S)
 
     with listening(lambda connection: silent(connection)) as url:
-        with pytest.raises((TimeoutError, RendezvousProtocolError)):
+        with pytest.raises((TimeoutError, StrangerError)):
             connect(unknown(url), credential(), timeout_s=0.3)
         over.set()
 
@@ -248,7 +311,7 @@ def test_who_keeps_openssl_busy_is_cut_off() -> None:
             connection.settimeout = ignore  # type: ignore[method-assign]
 
     with listening(over_tls(silent)) as url:
-        with pytest.raises(RendezvousProtocolError, match="has ended the connection"):
+        with pytest.raises(StrangerError, match="has ended the connection"):
             connect(url, credential(), timeout_s=0.1, on_socket=unlimited)
         over.set()
 

@@ -61,11 +61,15 @@ def test_how_long_a_machine_lives_on(token: str) -> None:
 
 def test_the_secret_comes_from_a_file_standard_input_or_a_variable(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"ELASTIC_DRIVER_JOIN_TOKEN": f" {TOKEN}-of-the-variable ", "OTHER": "x"}
-    assert read([*WORDS, "--join-token-file", token], environ.copy()).key == KEY
-    assert read(WORDS, environ).key == join_key(f"{TOKEN}-of-the-variable").hex()
+    of_file = read([*WORDS, "--join-token-file", token], environ.copy())
+    assert (of_file.key, of_file.source) == (KEY, f"the file {token} (--join-token-file)")
+    of_variable = read(WORDS, environ)
+    assert of_variable.key == join_key(f"{TOKEN}-of-the-variable").hex()
+    assert of_variable.source == "the variable ELASTIC_DRIVER_JOIN_TOKEN"
     assert environ == {"OTHER": "x"}, "workers do not inherit it"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{TOKEN}-of-stdin\n".encode())))
-    assert read([*WORDS, "--join-token-file", "-"], {}).key == join_key(f"{TOKEN}-of-stdin").hex()
+    of_stdin = read([*WORDS, "--join-token-file", "-"], {})
+    assert (of_stdin.key, of_stdin.source) == (join_key(f"{TOKEN}-of-stdin").hex(), "standard input")
 
 
 def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from elastic_driver.driver import agents
 from elastic_driver.driver.agents import Ways, url_of
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from tests.support.fakes.fleet_fakes import AtOnce
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
@@ -152,6 +153,24 @@ def test_an_address_that_can_not_be_had_is_left_out_and_none_at_all_is_tried_aga
                 await ways.to("a")
         server.unusable = {SIX}
         assert await ways.to("a") == (f"https://{FOUR}:7000",)
+
+    on(test)
+
+
+def test_a_certificate_that_cannot_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error of the driver's own: a package may be missing, or a descriptor for a moment."""
+
+    def none() -> Certificate:
+        raise ImportError("No module named 'cryptography'")
+
+    async def test(ways: Ways, server: Server) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Certificate, "new", none)
+            for _ in range(2):
+                with pytest.raises(SettingsError, match=r"cannot make the certificate .*: No module named 'crypto"):
+                    await ways.to("a")
+            assert server.listens == []
+        assert len(await ways.to("a")) == 2
 
     on(test)
 

@@ -148,8 +148,3 @@ def test_words_for_mpirun_without_mpirun_are_told_of() -> None:
     settings = settings_from({"num_proc": 2, "command": ["a"], "mpi_args": "x", "binding_args": "y"}, {})
     assert settings.remarks == ("--mpi-args and --binding-args without --mpi: it has no effect, no mpirun runs",)
     assert settings_from({"num_proc": 2, "command": ["a"]}, {}).remarks == ()
-
-
-def test_tls_is_no_choice_any_more() -> None:
-    remark = "--tls: it has no effect, connections between machines are always encrypted"
-    assert settings_from({"num_proc": 2, "command": ["a"], "tls": True}, {}).remarks == (remark,)

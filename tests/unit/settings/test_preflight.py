@@ -102,6 +102,11 @@ def test_the_output_folder_is_made(tmp_path: Path) -> None:
     assert os.access(folder, os.W_OK)
 
 
+def test_what_has_no_effect_any_more_is_said() -> None:
+    told = "--tls has no effect any more: connections between machines are always encrypted"
+    assert preflight(make(tls=True)) == [told]
+
+
 def test_folders_that_others_can_write_to_are_said(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("durable", "output", "events")]
     for folder in folders:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.system.local_socket import SocketFolder, StrangerError, connect, is_ours, named_paths
+from elastic_driver.system.local_socket import OtherUserError, SocketFolder, connect, is_ours, named_paths
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.unit
@@ -346,12 +346,12 @@ def test_another_folder_in_its_place_is_not_believed(place: Path) -> None:
         link.symlink_to(folder.path)
         plain.touch()
         for path in (link, plain):
-            with pytest.raises(StrangerError, match="is not a folder"):
+            with pytest.raises(OtherUserError, match="is not a folder"):
                 connect(path / "s", PATIENCE_S)
-            with pytest.raises(StrangerError, match="is not a folder"):
+            with pytest.raises(OtherUserError, match="is not a folder"):
                 SocketFolder.at(path)
         folder.path.chmod(0o750)
-        with pytest.raises(StrangerError, match="is open to other users"):
+        with pytest.raises(OtherUserError, match="is open to other users"):
             connect(folder.path / "s", PATIENCE_S)
         listening.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -375,7 +375,7 @@ def test_another_user_neither_enters_nor_is_believed(place: Path) -> None:
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     with folder.listen("s") as listening:
         assert python(_CONNECTS, folder.path / "s", NOBODY) == (
-            f"StrangerError {folder.path} belongs to user 0, and this process to user {NOBODY}"
+            f"OtherUserError {folder.path} belongs to user 0, and this process to user {NOBODY}"
         )
         raw = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
         with pytest.raises(subprocess.CalledProcessError) as caught:
@@ -399,7 +399,7 @@ def test_another_user_who_listens_in_a_folder_of_ours_is_not_believed(place: Pat
     source = f"import os, socket, sys; os.setuid({NOBODY}); socket.socket(fileno=int(sys.argv[1])).listen()"
     number = listening.fileno()
     subprocess.run([sys.executable, "-S", "-c", source, str(number)], pass_fds=[number], check=True, timeout=150)
-    with pytest.raises(StrangerError, match=f"a process of user {NOBODY} listens at"):
+    with pytest.raises(OtherUserError, match=f"a process of user {NOBODY} listens at"):
         connect(folder.path / "s", PATIENCE_S)
     listening.close()
     folder.close()
@@ -415,7 +415,7 @@ def test_users_of_another_namespace(place: Path, theirs: tuple[str, ...]) -> Non
         if theirs:
             assert said == "connected"
         else:
-            assert said.startswith(f"StrangerError this user namespace does not map user {NOBODY}")
+            assert said.startswith(f"OtherUserError this user namespace does not map user {NOBODY}")
     folder.close()
 
 

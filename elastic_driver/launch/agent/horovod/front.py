@@ -25,7 +25,7 @@ from elastic_driver.dialects.horovod import (
     OFF,
     planned,
 )
-from elastic_driver.errors import RendezvousError
+from elastic_driver.errors import RendezvousError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.horovod.detection import Detection
 from elastic_driver.launch.agent.horovod.notification import notify
@@ -124,7 +124,7 @@ class HorovodFront:
         try:
             variables = dict(await port.open(os.getuid()))
         except OSError as error:
-            self._around.warn(f"worker {worker} cannot be served as one of Horovod's: {error.strerror}")
+            self._around.warn(f"worker {worker} cannot be served as one of Horovod's: {in_words(error)}")
             return {}
         self._ports[worker] = port
         if self._looking is None:

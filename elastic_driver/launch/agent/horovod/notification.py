@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from elastic_driver.errors import RendezvousError, RendezvousProtocolError
+from elastic_driver.errors import RendezvousError, RendezvousProtocolError, in_words
 
 _SEAL_BYTES = 32
 _LENGTH = struct.Struct("i")
@@ -131,7 +131,7 @@ async def notify(registration: Registration, *, timestamp: float, res: int, own:
             try:
                 await _ask(host, port, registration.key, body)
             except (OSError, EOFError, RendezvousProtocolError) as error:
-                errors.append(f"{host}:{port}: {error}")
+                errors.append(f"{host}:{port}: {in_words(error)}")
             else:
                 return
     raise RendezvousError(f"the worker takes no notices: {'; '.join(errors) or 'none of its addresses is here'}")

@@ -1,0 +1,57 @@
+"""Who answers at the driver's address and does not prove to be the driver: what that means, as an error and in words.
+
+Owns the words for clients and agents. What they do about it is theirs, and so is what a user is told to do. Each text
+goes on behind "cannot ask the driver at ADDRESS: ".
+"""
+
+from __future__ import annotations
+
+from elastic_driver.errors import NoTlsError, OtherCertificateError, StrangerError, WrongTokenError
+from elastic_driver.rendezvous.authentication import OtherKeyError, RefusedAuthenticationError
+from elastic_driver.rendezvous.credentials import Credential, Role, member
+
+NO_PROOF = "what answers there does not prove to be this job's driver"
+# Whose token or key it is, and what else may answer there. Others have keys that no person has typed or copied.
+_SECRETS = {Role.JOINER: "join token", Role.OPERATOR: "operator's key", Role.MEMBER: "token"}
+_OTHERS = {
+    Role.JOINER: ("another job's driver", "this job's"),
+    Role.OPERATOR: ("another job's driver", "this job's"),
+    Role.MEMBER: ("another rendezvous", "its"),
+}
+
+
+def other_certificate() -> OtherCertificateError:
+    """Whoever has given the address has also told the certificate, and this is another."""
+    return OtherCertificateError(
+        "the certificate there is not the one that the URL names: another driver answers there, or it was started anew"
+    )
+
+
+def no_tls() -> NoTlsError:
+    """Its handshake has failed."""
+    return NoTlsError(
+        "what answers there does not speak TLS 1.3: it is another program, or an elastic_driver of another version"
+    )
+
+
+def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> StrangerError | WrongTokenError:
+    """What it means that the exchange has failed.
+
+    Args:
+        error: how.
+        credential: with which.
+        is_driver: whether the certificate is known to be the driver's.
+    """
+    if isinstance(error, RefusedAuthenticationError):
+        return StrangerError(f"{'the driver' if is_driver else 'what answers'} there refuses: {error}")
+    secret = _SECRETS.get(credential.identity.role)
+    if secret is None or not isinstance(error, OtherKeyError):
+        return StrangerError(NO_PROOF)
+    source = f"the one from {credential.source}" if credential.source else "the one that was given"
+    other, its = _OTHERS[credential.identity.role]
+    differs = f"{its} {secret} is not {source}"
+    if credential == member(""):
+        differs = "it asks for a token, and none was given"
+    if is_driver:
+        return WrongTokenError(differs)
+    return StrangerError(f"either {other} answers there, or {differs}")
