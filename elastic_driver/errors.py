@@ -85,6 +85,10 @@ class NoTlsError(StrangerError):
     """Whoever answers at the driver's address does not speak TLS as drivers do."""
 
 
+class TurnedAwayError(StrangerError):
+    """Whoever answers at the driver's address has refused, in its own words: it may have no room, or be another."""
+
+
 class WrongTokenError(RendezvousError):
     """The driver, known by its certificate, has another token or key than this process. No other try can help."""
 

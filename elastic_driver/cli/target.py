@@ -16,9 +16,12 @@ from typing import TypeVar
 from elastic_driver.errors import (
     NoTlsError,
     OtherCertificateError,
+    RendezvousClosedError,
     RendezvousError,
+    RendezvousProtocolError,
     SettingsError,
     StrangerError,
+    TurnedAwayError,
     WrongTokenError,
 )
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -125,12 +128,16 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
             client.close()
     except RendezvousError as error:
         whose = "" if target.job is None else f"job {target.name}: "
-        raise SettingsError(f"{whose}{error}{_what_to_do(error)}") from error
+        # On this machine its job's file is there, so there is nothing to ask the user.
+        hint = "" if target.job else "; is that its URL, and does it run?"
+        raise SettingsError(f"{whose}{error}{_what_to_do(error, hint)}") from error
 
 
-def _what_to_do(error: RendezvousError) -> str:
+def _what_to_do(error: RendezvousError, hint: str) -> str:
     command = "elasticrun jobs --write-token FILE, on the driver's machine,"
     match error:
+        case TurnedAwayError() | RendezvousClosedError() | RendezvousProtocolError():  # it has said why
+            return ""
         case WrongTokenError():
             return f"; {command} writes the right one"
         case OtherCertificateError() | NoTlsError():
@@ -138,4 +145,4 @@ def _what_to_do(error: RendezvousError) -> str:
         case StrangerError():
             return f"; {command} prints the URL and writes the key"
         case _:
-            return ""
+            return hint

@@ -6,7 +6,7 @@ goes on behind "cannot ask the driver at ADDRESS: ".
 
 from __future__ import annotations
 
-from elastic_driver.errors import NoTlsError, OtherCertificateError, StrangerError, WrongTokenError
+from elastic_driver.errors import NoTlsError, OtherCertificateError, StrangerError, TurnedAwayError, WrongTokenError
 from elastic_driver.rendezvous.authentication import OtherKeyError, RefusedAuthenticationError
 from elastic_driver.rendezvous.credentials import Credential, Role, member
 
@@ -43,7 +43,7 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> St
         is_driver: whether the certificate is known to be the driver's.
     """
     if isinstance(error, RefusedAuthenticationError):
-        return StrangerError(f"{'the driver' if is_driver else 'what answers'} there refuses: {error}")
+        return TurnedAwayError(f"{'the driver' if is_driver else 'what answers'} there refuses: {error}")
     secret = _SECRETS.get(credential.identity.role)
     if secret is None or not isinstance(error, OtherKeyError):
         return StrangerError(NO_PROOF)

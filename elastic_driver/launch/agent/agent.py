@@ -142,11 +142,11 @@ def run_agent(bootstrap: Bootstrap) -> int:
         The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when it never took it in,
         else 1.
     """
-    with _logging_to_stderr():
+    with _logging_to_stderr(_who_says(bootstrap)):
         while True:
             end = _one_life(bootstrap, None)
             if end.why:
-                _say(end.why)
+                _say(end.why, _who_says(bootstrap))
             if not end.again:
                 return end.code
 
@@ -162,7 +162,7 @@ def attend(bootstrap: Bootstrap, home: Home) -> End:
         Its end, of which it has told nobody. The code is 0 when the job has succeeded, or the node has left by
         elasticrun leave; 128 and its number after a signal; 2 when it was never taken in, else 1.
     """
-    with _logging_to_stderr():
+    with _logging_to_stderr(_who_says(bootstrap)):
         return _one_life(bootstrap, home)
 
 
@@ -274,7 +274,7 @@ class Agent:
         if self._home is not None:
             self._home.waits(why)
         elif self._bootstrap.slots:
-            _say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
+            self._say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
 
     def welcomed(self, welcome: Welcome) -> None:
         """See LinkOwner."""
@@ -283,7 +283,7 @@ class Agent:
         slots = self._bootstrap.slots
         if slots:
             some = f"{slots} slot{'' if slots == 1 else 's'}"
-            _say(f"this host has joined job {welcome.job_id} as {welcome.host}, with {some}")
+            self._say(f"this host has joined job {welcome.job_id} as {welcome.host}, with {some}")
         try:
             self._workers = HostWorkers(
                 welcome,
@@ -460,7 +460,7 @@ class Agent:
         self._signal = number  # elasticrun leave is no signal
         if is_node:
             self._workers.ends_by = number
-        _say(f"{name}: leaving the job (again to end at once)")
+        self._say(f"{name}: leaving the job (again to end at once)")
         grace_s = self._bootstrap.grace_s if number == signal.SIGTERM else 0.0
         self._leave(f"its agent was sent {name}", grace_s or None)
 
@@ -501,7 +501,7 @@ class Agent:
         if not self._closing:
             left = "" if notice.within_s is None else f", in {notice.within_s:.0f} s"
             if self._bootstrap.slots:
-                _say(f"{notice.why}{left}: leaving the job")
+                self._say(f"{notice.why}{left}: leaving the job")
             self._leave(notice.why, notice.within_s)
 
     def _end_vitals_watch(self) -> None:
@@ -563,25 +563,33 @@ class Agent:
     def _failed(self, error: BaseException) -> None:
         self._end(End(How.FAILED, 1, shortage(error) or f"internal error of the agent: {error!r}"))
 
+    def _say(self, text: str) -> None:
+        _say(text, _who_says(self._bootstrap))
+
     def _failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is None or "transport" in context or "protocol" in context or "socket" in context:
-            _say(f"{context.get('message', 'error')}: {error!r}")
+            self._say(f"{context.get('message', 'error')}: {error!r}")
         else:
             self._failed(error)
 
 
-def _say(text: str) -> None:
+def _who_says(bootstrap: Bootstrap) -> str:
+    """What begins a line of the agent's: the command that a person has typed, where one has."""
+    return "elasticrun join" if bootstrap.slots and not bootstrap.alike else "elastic_driver agent"
+
+
+def _say(text: str, who: str) -> None:
     """One line on standard error, which may be closed: whoever has started the agent may be gone."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"elastic_driver agent: {text}", file=sys.stderr, flush=True)
+        print(f"{who}: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _logging_to_stderr() -> Iterator[None]:
+def _logging_to_stderr(who: str) -> Iterator[None]:
     class ToStderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            _say(record.getMessage())
+            _say(f"warning: {record.getMessage()}", who)
 
     logger, handler = logging.getLogger("elastic_driver"), ToStderr(logging.WARNING)
     logger.addHandler(handler)

@@ -27,6 +27,7 @@ from elastic_driver.errors import (
     OtherCertificateError,
     RendezvousProtocolError,
     StrangerError,
+    TurnedAwayError,
     WrongTokenError,
     in_words,
 )
@@ -239,6 +240,8 @@ class DriverLink:
         if not self._bootstrap.slots:
             return StrangersError(f"cannot reach the driver at {url}: {error}")
         match error:
+            case TurnedAwayError():
+                return StrangersError(f"cannot join the job at {url}: {error}")
             case WrongTokenError():
                 advice = "elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right one"
             case NoTlsError() if is_node:

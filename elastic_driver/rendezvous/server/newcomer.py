@@ -51,8 +51,7 @@ _TLS = 0x16  # with which a record of its handshake begins, and nothing of HTTP
 _PIECE = 2 << 10
 # OpenSSL takes 42 KB for whoever sends a byte of a ClientHello. It gets none before all of it is there, or so much.
 _MOST_HELLO = 16 << 10
-_NOBODY = "nobody may authenticate here under this name; is it another job's, or one that is over?"
-_NO_JOINERS = "no host can join here: that takes a job that was started with --accept-agents"
+_NOBODY = "nobody may authenticate here under this name"
 
 
 class Newcomer(asyncio.BufferedProtocol):
@@ -183,8 +182,7 @@ class Newcomer(asyncio.BufferedProtocol):
             return
         key = self._service.key_of(identity)
         if self._no_room or key is None:
-            nobody = _NO_JOINERS if identity.role is Role.JOINER else _NOBODY
-            self._refuse(self._no_room or nobody)
+            self._refuse(self._no_room or _nobody_as(identity.role))
             return
         self._identity = identity
         self._received = self._received[request.size :]
@@ -284,6 +282,12 @@ class Newcomer(asyncio.BufferedProtocol):
             return False
         mapped = getattr(address, "ipv4_mapped", None)
         return bool((mapped or address).is_loopback)
+
+
+def _nobody_as(role: Role) -> str:
+    if role is Role.JOINER:
+        return "no host can join here, without a job that was started with --accept-agents"
+    return f"nobody may authenticate here as {role}; is it another job's, or one that is over?"
 
 
 class _ClientHello:

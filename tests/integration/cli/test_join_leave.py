@@ -132,8 +132,12 @@ def test_a_wrong_token_joins_nothing(tmp_path: Path, runtime: Path) -> None:
         assert written.stdout.startswith(f"elasticrun join --slots N --driver {driver} --join-token-file ")
         right = agents.enter_context(joined(tmp_path, "node-y", driver, token=token.read_text()))
         job.wait_for_steps(1)
-        assert stranger.wait(150) != 0
-        assert (tmp_path / "node-x.txt").read_text().strip(), "it says why"
+        assert stranger.wait(150) == 2
+        assert (tmp_path / "node-x.txt").read_text() == (
+            f"elasticrun join: cannot join the job at {driver.partition('#')[0]}: this job's join token is not the one "
+            "from standard input; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right "
+            "one\n"
+        )
         assert "node-x" not in job.said()
         os.kill(right.pid, signal.SIGKILL)
         job.wait_for("the loss", lambda: "node-y" in job.said().partition("round 1: 1 worker")[2])

@@ -58,10 +58,10 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
         for stranger, why in (
             (member(""), "it asks for a token, and none was given"),
             (member(f"{TOKEN}."), "its token is not the one that was given"),
-            (operator, "the driver there refuses: nobody may authenticate here under this name"),
+            (operator, "the driver there refuses: nobody may authenticate here as operator; is it"),
             (
                 joiner,
-                "the driver there refuses: no host can join here: that takes a job that was started with --accept",
+                "the driver there refuses: no host can join here, without a job that was started with --accept",
             ),
         ):
             client = RendezvousClient(rendezvous.url, stranger, patience_s=PATIENCE_S, stranger_s=0.0)

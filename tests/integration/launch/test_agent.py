@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -569,6 +570,79 @@ def test_a_stranger_is_not_told_anything(tmp_path: Path) -> None:
     act(main)
 
 
+EITHER = "either another job's driver answers there, or this job's join token is not the one that was given"
+SHUT_OUT: dict[str, tuple[dict[str, Any], int, str]] = {
+    "another token": (
+        {"key": "00" * 32},
+        2,
+        f"cannot join the job at URL: {EITHER}; use the URL and the token that this job's driver prints",
+    ),
+    "another token, and it is the driver": (
+        {"key": "00" * 32, "fingerprint": ""},
+        2,
+        "cannot join the job at URL: this job's join token is not the one that was given; elasticrun jobs "
+        "--write-join-token FILE, on the driver's machine, writes the right one",
+    ),
+    "another driver": (
+        {"fingerprint": "ab" * 32},
+        2,
+        "cannot join the job at URL: the certificate there is not the one that the URL names: another driver answers "
+        "there, or it was started anew; use the URL that the driver prints now",
+    ),
+    "a job that nobody joins": (
+        {"takes_joiners": False},
+        2,
+        "cannot join the job at URL: what answers there refuses: no host can join here, without a job that was started "
+        "with --accept-agents",
+    ),
+    "another node's token": (
+        {"key": "00" * 32, "alike": {"--nnodes": "2"}},
+        2,
+        f"cannot join the job at URL: {EITHER}; have all nodes the same join token, and is the port the job's?",
+    ),
+    "nobody": (
+        {"urls": ("https://127.0.0.1:1",), "first_s": 0.2},
+        1,
+        "cannot reach the driver: URL: nothing listens there (connection refused); is that its URL, and does it run?",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SHUT_OUT)
+def test_who_cannot_join_is_told_in_one_sentence_what_is_wrong_and_what_to_do(tmp_path: Path, what: str) -> None:
+    given, code, why = SHUT_OUT[what]
+
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            values = dict(given)
+            if not values.pop("takes_joiners", True):
+                one.driver.tickets._join_key = None
+            if values.get("fingerprint") == "":
+                values["fingerprint"] = await one.driver._certificate.make()
+            bootstrap = one.driver.joiner(**values)
+            who = "elastic_driver agent" if bootstrap.alike else "elasticrun join"
+            ended, text = await one.agent(bootstrap).ends()
+            lines = text.splitlines()
+            assert ended == code, text
+            assert lines[-1] == f"{who}: {why.replace('URL', bootstrap.urls[0], 1)}"
+            assert len(lines) == (2 if what == "nobody" else 1)
+
+    act(main)
+
+
+def test_a_dialled_agent_says_it_to_its_driver(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            bootstrap = one.driver.bootstrap(fingerprint="ab" * 32)
+            assert await one.agent(bootstrap).ends() == (
+                2,
+                f"elastic_driver agent: cannot reach the driver at {bootstrap.urls[0]}: the certificate there is not "
+                "the one that the URL names: another driver answers there, or it was started anew\n",
+            )
+
+    act(main)
+
+
 def test_one_url_of_several_does(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
@@ -583,7 +657,7 @@ def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path:
         async with scene(tmp_path) as one:
             agent = one.agent(one.driver.joiner(urls=("http://127.0.0.1:1",)))
             line = await asyncio.wait_for(asyncio.to_thread(agent.stderr.readline), PATIENCE_S)
-            told = rb"elastic_driver agent: cannot reach the driver yet: http://127.0.0.1:1: "
+            told = rb"elasticrun join: cannot reach the driver yet: http://127.0.0.1:1: "
             told += rb"nothing listens there \(connection refused\); trying on for \d+ s\n"
             assert re.fullmatch(told, line), line
             assert agent.popen.poll() is None

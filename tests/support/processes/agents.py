@@ -229,7 +229,7 @@ class FakeDriver:
         return Bootstrap(**values)
 
     def joiner(self, host: str = "a", slots: int = 2, **more: Any) -> Bootstrap:
-        return self.bootstrap(host, identity="joiner", key=JOIN_KEY.hex(), slots=slots, **more)
+        return self.bootstrap(host, **{"identity": "joiner", "key": JOIN_KEY.hex(), "slots": slots} | more)
 
 
 class Agent:
