@@ -201,8 +201,10 @@ def shortage(error: BaseException) -> str:
 def in_words(error: BaseException) -> str:
     """What an error says, for people: an OSError without its number and the rest that Python and asyncio put around it.
 
-    The path or the address that it is about is left to the sentence around it.
+    The path or the address that it is about is left to the sentence around it; see also :func:`with_path`.
     """
+    if isinstance(error, MemoryError):
+        return str(error) or shortage(error)  # which says more where numpy or torch has raised it
     if not isinstance(error, OSError):
         return shortage(error) or str(error) or type(error).__name__
     if hasattr(error, "library") and not isinstance(error, TimeoutError):  # it is OpenSSL's
@@ -215,6 +217,12 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and (not error.args or text.endswith("timed out")):
         return "no answer in time"
     return _BIND.sub("", text) or type(error).__name__
+
+
+def with_path(error: BaseException) -> str:
+    """The same behind the path that the error is about, if it is about one."""
+    path = getattr(error, "filename", None)
+    return f"{path}: {in_words(error)}" if path else in_words(error)
 
 
 def _of_number(number: int | None) -> str:

@@ -123,7 +123,8 @@ def _take_place() -> None:
         answer = connection.getresponse()
         body = answer.read()
     except OSError as error:
-        raise RuntimeError(f"cannot ask this worker's agent for its place: {in_words(error)}") from error
+        reason = in_words(error)
+        raise RuntimeError(f"cannot ask for this worker's place: its agent does not answer: {reason}") from error
     finally:
         connection.close()
     if answer.status != 200:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic_driver.errors import RendezvousProtocolError, in_words
+from elastic_driver.errors import RendezvousProtocolError, with_path
 from elastic_driver.function.outcome import outcome_path
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import PIECE_BYTES, CallReply
@@ -126,7 +126,7 @@ class _Outcome:
             work()
         except OSError as error:
             self._is_spoilt = True
-            _log.warning("cannot keep what worker %s returned: %s", self._worker, in_words(error))
+            _log.warning("cannot keep what worker %s returned: %s", self._worker, with_path(error))
 
 
 def _numbers(path: tuple[str, ...]) -> tuple[int, ...]:

@@ -28,13 +28,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
+import aiohttp
 import kopf
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from elastic_driver.discovery.kubernetes.access import Access
-from elastic_driver.errors import DiscoveryError
+from elastic_driver.errors import DiscoveryError, in_words
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import GONE, Api
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
@@ -367,6 +368,8 @@ def _is_passing(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot reach the API server at {error.host}:{error.port}: {in_words(error.os_error)}"
     if not isinstance(error, ApiException):
         return f"{type(error).__name__}: {error}"
     with contextlib.suppress(ValueError, TypeError, KeyError):

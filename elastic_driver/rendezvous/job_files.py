@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from elastic_driver.codec import OsText
-from elastic_driver.errors import RendezvousProtocolError, SettingsError, in_words
+from elastic_driver.errors import RendezvousProtocolError, SettingsError, in_words, with_path
 from elastic_driver.rendezvous.messages import Body
 from elastic_driver.system.safe_files import put_text
 
@@ -76,7 +76,7 @@ class Posting:
                 # The last of the other jobs has ended at this moment, and taken the folder along.
                 if isinstance(error, FileNotFoundError) and attempt < 2:
                     continue
-                _log.warning("elasticrun status, drain and end will not find this job: %s", _told(error))
+                _log.warning("elasticrun status, drain and end will not find this job: %s", with_path(error))
                 break
             else:
                 with contextlib.suppress(SettingsError):
@@ -214,12 +214,6 @@ def _read(path: Path) -> JobFile | None:
         except (OSError, ValueError, RendezvousProtocolError):
             return None
         return job
-
-
-def _told(error: OSError | SettingsError) -> str:
-    """With the path: what was to be there is this module's business."""
-    path = getattr(error, "filename", None)
-    return f"{path}: {in_words(error)}" if path else in_words(error)
 
 
 def _remove(path: Path) -> None:

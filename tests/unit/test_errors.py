@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import elastic_driver
-from elastic_driver.errors import in_words, shortage
+from elastic_driver.errors import in_words, shortage, with_path
 
 pytestmark = pytest.mark.unit
 
@@ -59,10 +59,18 @@ MAKE_THEM = {"errors.py", "system/local_socket.py", "launch/dial/spawned.py"}
         (ValueError("no number"), "no number"),
         (EOFError(), "EOFError"),
         (MemoryError(), "no memory is left"),
+        (MemoryError("cannot allocate 8 GiB"), "cannot allocate 8 GiB"),
+        (RuntimeError("can't start new thread"), shortage(RuntimeError("can't start new thread"))),
     ],
 )
 def test_in_words(error: BaseException, words: str) -> None:
     assert in_words(error) == words
+
+
+def test_with_its_path() -> None:
+    assert with_path(FileNotFoundError(errno.ENOENT, "No such file", "/no/such")) == "/no/such: No such file"
+    assert with_path(OSError(errno.ENOSPC, "No space")) == "No space"
+    assert with_path(ValueError("no number")) == "no number"
 
 
 def test_openssl_in_words() -> None:

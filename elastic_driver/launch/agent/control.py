@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_driver.codec import CodecError, Seconds, encode, from_data, from_text
-from elastic_driver.errors import LaunchError, SettingsError, in_words
+from elastic_driver.errors import LaunchError, SettingsError, with_path
 from elastic_driver.rendezvous.job_files import private_folder
 from elastic_driver.system.local_socket import SocketFolder, connect, is_ours
 
@@ -121,7 +121,7 @@ class ControlSocket:
             listening = self._folder.listen(f"agent-{self._agent}.sock")
             self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=_LINE_BYTES)
         except (OSError, SettingsError) as error:
-            _log.warning("elasticrun leave will not find this agent: %s", in_words(error))
+            _log.warning("elasticrun leave will not find this agent: %s", with_path(error))
 
     async def close(self) -> None:
         """Removes the socket; who waits for an answer has had it, or gets none."""

@@ -21,7 +21,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from elastic_driver.errors import HorovodInternalError, RendezvousError, in_words
+from elastic_driver.errors import HorovodInternalError, RendezvousError, in_words, with_path
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import DiscReport, RoundAssignment
 from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
@@ -170,7 +170,7 @@ class Context:
         try:
             self.engine.start_timeline(path, mark_cycles=self._timeline.mark_cycles)
         except OSError as error:  # as in Horovod: no reason to end the training, in a later round least of all
-            _log.warning("elastic_driver: cannot write the timeline of HOROVOD_TIMELINE: %s", in_words(error))
+            _log.warning("elastic_driver: cannot write the timeline of HOROVOD_TIMELINE: %s", with_path(error))
 
     @property
     def engine(self) -> Engine:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import pytest
 import requests
 import yaml
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import Api
-from elastic_driver.kubernetes.controller import Controller, main
+from elastic_driver.kubernetes.controller import Controller, _said, main
 from elastic_driver.kubernetes.plan import DriverSays
 from elastic_driver.kubernetes.spec import PLURAL
 from tests.support.clusters.controllers import running_controller
@@ -457,3 +459,18 @@ def test_without_its_libraries_it_says_what_to_install() -> None:
     assert (ran.returncode, ran.stdout) == (2, "")
     expected = "elastic-driver-controller: error: kopf is missing: pip install 'elastic-driver[kubernetes]'\n"
     assert ran.stderr == expected
+
+
+def test_a_server_that_is_not_there_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as session:
+            await session.get(f"http://127.0.0.1:{port}")
+
+    with pytest.raises(aiohttp.ClientConnectorError) as caught:
+        asyncio.run(ask())
+    assert _said(caught.value) == (
+        f"cannot reach the API server at 127.0.0.1:{port}: nothing listens there (connection refused)"
+    )

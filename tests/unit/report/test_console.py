@@ -365,7 +365,8 @@ def test_a_reader_that_has_gone_is_said_once_and_borne() -> None:
     os.close(out_write)
     os.close(err_write)
     assert reader.text() == (
-        "elasticrun: warning: cannot write to stdout: Broken pipe; going on without it\nelasticrun: still here\n"
+        "elasticrun: warning: cannot write to stdout: nobody reads it any more (broken pipe); going on without it\n"
+        "elasticrun: still here\n"
     )
 
 

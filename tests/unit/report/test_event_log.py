@@ -129,7 +129,9 @@ def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
         os.close(reader)
         log.write("one")
         log.write("two")
-    assert said == [f"cannot write the event log {tmp_path / 'e'}: Broken pipe; going on without it"]
+    assert said == [
+        f"cannot write the event log {tmp_path / 'e'}: nobody reads it any more (broken pipe); going on without it"
+    ]
 
 
 def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
