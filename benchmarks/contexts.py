@@ -59,7 +59,7 @@ def serve(pipe: Connection) -> None:
 
     async def main() -> None:
         keys = KeyRoutes()
-        server = RendezvousServer(keys.routes, key=KEY)
+        server = RendezvousServer(keys.routes, key_of=KEY.of)
         folder = SocketFolder.new()
         await server.start_local(folder.listen("workers.sock"), workers=4096)
         pipe.send(f"unix:{folder.path}/workers.sock")

@@ -136,7 +136,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     watch = _Watch()
     workers = Workers(around, _Dialect(), command=["sleep", "600"], grace_s=1.0, drain_s=1.0, listener=watch)
     fleet.serve(nobody, workers, meetings, warming)
-    server = RendezvousServer((), key=JobKey.new(), agents=admission, certificate=certificate)
+    server = RendezvousServer((), key_of=tickets.key_of, agents=admission.take_over, certificate=certificate)
     await ways.begin(server.listeners, await server.start("127.0.0.1", 0))
     took: list[float] = []
     try:

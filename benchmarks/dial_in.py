@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from elastic_driver.launch.agent.dial_in import Met, dial_in  # noqa: E402
 from elastic_driver.rendezvous.channel import FrameConnection  # noqa: E402
-from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role  # noqa: E402
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role  # noqa: E402
 from elastic_driver.rendezvous.frames import Frame, Message  # noqa: E402
 from elastic_driver.rendezvous.server.server import RendezvousServer  # noqa: E402
 from elastic_driver.system.local_socket import SocketFolder  # noqa: E402
@@ -59,7 +59,7 @@ class Agents:
 
 async def serve() -> None:
     """The driver's process: says where it is, and for each line that it reads its processor time so far."""
-    server = RendezvousServer((), key=JobKey.new(), agents=Agents())
+    server = RendezvousServer((), key_of=Agents().key_of, admits=lambda identity: True, agents=Agents().take_over)
     port = await server.start("127.0.0.1", 0, workers=2000)
     folder = SocketFolder.new()
     await server.start_local(folder.listen("driver.sock"))

@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from large_job import LargeStatus
 
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from tests.support.fakes.rendezvous_service import KEY
 from tests.support.fakes.shown_job import ShownJob
 
 
@@ -67,7 +66,7 @@ async def measure(options: argparse.Namespace) -> None:
     for _ in range(20):
         real.document()
     print(f"a status of {options.workers} workers: {(time.perf_counter() - began) / 20 * 1e3:.1f} ms")
-    server = RendezvousServer([], key=KEY, web=job.site)
+    server = RendezvousServer([], web=job.site)
     port = await server.start("127.0.0.1", 0)
     processes = multiprocessing.get_context("spawn")
 

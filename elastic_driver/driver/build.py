@@ -195,7 +195,7 @@ def build(
             more={PATH: metrics.answer},
             open_loopback=agents.ways.open_loopback,
         )
-    tokens = Tokens(key, agents)
+    tokens = Tokens(key, agents, has_chief=servers is not None)
     table: list[Route] = [
         *(*routes, *rounds.routes, *status.routes, *reports.routes, *tokens.routes),
         _store_route(clock),
@@ -207,8 +207,9 @@ def build(
     server = RendezvousServer(
         # Workers ask their agents.
         [route for route in table if route.roles != WORKER],
-        key=key,
-        agents=agents.admission,
+        key_of=tokens.key_of,
+        admits=tokens.admits,
+        agents=agents.admission.take_over,
         on_error=crash,
         on_full=chronicle.warning,
         web=Probed(metrics if page is None else page.web),

@@ -1,7 +1,7 @@
-"""With what a job is reached from elsewhere: its tokens, for operators, readers and hosts that join.
+"""Who may speak to the driver, and with which token: operators, readers and hosts that join.
 
-Owns the route by which an operator gets them. What they are good for is the business of
-:mod:`elastic_driver.rendezvous.credentials` and of :mod:`elastic_driver.launch.fleet.tickets`.
+Owns whom the driver's server admits, and the route by which an operator gets a token. What a token is good for is the
+business of :mod:`elastic_driver.rendezvous.credentials` and of :mod:`elastic_driver.launch.fleet.tickets`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,29 @@ class Tokens:
 
     Args:
         key: of the job.
-        agents: of the job, which have the join token and the addresses.
+        agents: of the job, which have the join token, the tickets and the addresses.
+        has_chief: whether the driver starts one.
     """
 
-    def __init__(self, key: JobKey, agents: AgentSide) -> None:
+    def __init__(self, key: JobKey, agents: AgentSide, *, has_chief: bool) -> None:
+        self._key, self._has_chief = key, has_chief
         self._tokens: dict[str, str] = {
             Role.OPERATOR: key.of(Identity(Role.OPERATOR)).hex(),
             Role.READER: key.of(Identity(Role.READER)).hex(),
             Role.JOINER: agents.join_token,
         }
         self._agents = agents
+
+    def key_of(self, identity: Identity) -> bytes | None:
+        """With what operators and agents authenticate over TLS; None for all others.
+
+        Workers ask their agents. The chief is on this machine.
+        """
+        return self._key.of(identity) if identity.role is Role.OPERATOR else self._agents.tickets.key_of(identity)
+
+    def admits(self, identity: Identity) -> bool:
+        """Whether a process of this user may speak at the driver's socket under this name."""
+        return (self._has_chief and identity.role is Role.CHIEF) or self.key_of(identity) is not None
 
     @property
     def routes(self) -> Routes:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_driver.rendezvous.credentials import Identity, Role, member
+from elastic_driver.rendezvous.credentials import Role, member
 from elastic_driver.rendezvous.routes import MEMBER, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
@@ -42,16 +42,6 @@ class Place:
     host: str
     port: int
     token: str
-
-
-class _Keys:
-    """Of the members only. See the server's Keys."""
-
-    def __init__(self, token: str) -> None:
-        self._member = member(token)
-
-    def of(self, identity: Identity) -> bytes | None:
-        return self._member.key if identity.role is Role.MEMBER else None
 
 
 async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Callable[[int, str], object]) -> int:
@@ -102,9 +92,10 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         values.drop(scope)
 
     jobs = Jobs(clock, tell=lambda job, text: tell(f"job {job}: {text}"), forget=forget)
+    key = member(place.token).key
     server = RendezvousServer(
         _routes(store, jobs),
-        key=_Keys(place.token),
+        key_of=lambda identity: key if identity.role is Role.MEMBER else None,
         on_error=failed_with_a_request,
         on_full=tell,
         web=Probed(None),

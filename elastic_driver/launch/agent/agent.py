@@ -211,7 +211,7 @@ class Agent:
         keys = KeyRoutes(upstream=self._rounds)
         self._rounds.serve(keys)
         self._server = RendezvousServer(
-            (*self._rounds.routes, *keys.routes), key=self, on_error=self._failed, on_full=self._warn
+            (*self._rounds.routes, *keys.routes), admits=self._admits, on_error=self._failed, on_full=self._warn
         )
         self._horovod = HorovodFront(self._rounds, keys, self, tasks=self._tasks, warn=self._warn)
         self._control = ControlSocket(self._link.agent, self._ordered)
@@ -390,9 +390,8 @@ class Agent:
 
     # --- for the server and its handler ----------------------------------------------------------------------------
 
-    def of(self, identity: Identity) -> bytes | None:
-        """The key of a worker of this host; None for all others."""
-        return None if self._workers is None else self._workers.of(identity)
+    def _admits(self, identity: Identity) -> bool:
+        return self._workers is not None and self._workers.has(identity.worker)
 
     def runs(self, worker: WorkerId) -> bool:
         """Whether the worker's process is there."""

@@ -51,7 +51,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Welcome,
     worker_named,
 )
-from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
@@ -102,7 +101,7 @@ class NodeScreen(Protocol):
 
 
 class HostWorkers:
-    """See above. Its keeper's OutputSink and ProcessListener, and its server's Keys. Used on the event loop only.
+    """See above. Its keeper's OutputSink and ProcessListener. Used on the event loop only.
 
     Args:
         welcome: what the driver has told this agent.
@@ -163,9 +162,9 @@ class HostWorkers:
 
     # --- for the server and its handler ----------------------------------------------------------------------------
 
-    def of(self, identity: Identity) -> bytes | None:
-        """No key for a worker of this host, whose user the kernel names; None for all others."""
-        return b"" if identity.worker in self._workers else None
+    def has(self, worker: WorkerId | None) -> bool:
+        """Whether it is one of this host's; None is not."""
+        return worker in self._workers
 
     def runs(self, worker: WorkerId) -> bool:
         """Whether the worker's process is there, or about to be."""

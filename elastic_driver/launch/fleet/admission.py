@@ -101,10 +101,6 @@ class Admission:
         self._host = host
         self._arrivals: set[Arrival] = set()
 
-    def key_of(self, identity: Identity) -> bytes | None:
-        """What an agent authenticates with; None for nobody that there is."""
-        return self._tickets.key_of(identity)
-
     def take_over(self, identity: Identity) -> asyncio.Protocol:
         """What a connection is handed over to, once this peer has authenticated on it."""
         arrival = Arrival(identity, self._tickets, self._job_facts, self._host, self._arrivals.discard)

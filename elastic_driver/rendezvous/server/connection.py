@@ -14,7 +14,7 @@ import fcntl
 import socket
 import termios
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import NoReturn, Protocol, cast
@@ -179,11 +179,16 @@ class Service(Protocol):
     def guests(self) -> Register:
         """All who are connected."""
 
-    def key_of(self, identity: Identity) -> bytes | None:
-        """What this peer authenticates with; None for nobody that there is."""
+    @property
+    def key_of(self) -> Callable[[Identity], bytes | None]:
+        """With what a peer authenticates over TLS; None for whom this server does not admit."""
 
-    def agent(self, identity: Identity) -> asyncio.Protocol:
-        """What an agent's connection is handed over to. It has authenticated as somebody with a key."""
+    @property
+    def admits(self) -> Callable[[Identity], bool]:
+        """Whether a peer may speak on a Unix socket."""
+
+    def successor(self, identity: Identity) -> asyncio.Protocol:
+        """What the connection of a peer that was admitted is handed over to."""
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""

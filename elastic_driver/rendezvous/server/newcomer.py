@@ -30,11 +30,11 @@ from elastic_driver.rendezvous.authentication import (
     MAGIC,
     NONCE_BYTES,
     Challenge,
+    Request,
     read_request,
     refusal,
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.routes import AGENT
 from elastic_driver.rendezvous.server.connection import (
     LINGER_S,
     Connection,
@@ -180,15 +180,18 @@ class Newcomer(asyncio.BufferedProtocol):
         except ValueError:
             self._refuse(_NOBODY)
             return
-        key = self._service.key_of(identity)
-        if self._no_room or key is None:
-            self._refuse(self._no_room or _nobody_as(identity.role))
-            return
-        self._identity = identity
         self._received = self._received[request.size :]
-        if self._is_local:
+        if self._no_room:
+            self._refuse(self._no_room)
+        elif self._is_local and self._service.admits(identity):
             self._authenticated(identity)
-            return
+        elif not self._is_local and (key := self._service.key_of(identity)) is not None:
+            self._identity = identity
+            self._send_challenge(request, key)
+        else:
+            self._refuse(_nobody_as(identity.role))
+
+    def _send_challenge(self, request: Request, key: bytes) -> None:
         self._service.guests.met(self)
         certificate = bytes.fromhex(self._service.certificate.fingerprint)
         self._challenge = Challenge(request, key, certificate, os.urandom(NONCE_BYTES))
@@ -210,10 +213,7 @@ class Newcomer(asyncio.BufferedProtocol):
     def _authenticated(self, identity: Identity) -> None:
         if isinstance(self._transport, TlsTransport):
             self._transport.trust()
-        if identity.role in AGENT:
-            self._hand_over(self._service.agent(identity))
-        else:
-            self._hand_over(Connection(self._service, identity))
+        self._hand_over(self._service.successor(identity))
 
     def _hand_over(self, protocol: asyncio.Protocol) -> None:
         """From now on the connection is another protocol's, which gets what has come already."""

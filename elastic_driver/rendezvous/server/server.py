@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
 from elastic_driver.errors import RendezvousError
@@ -44,30 +43,26 @@ __all__ = ["CONNECTIONS_EACH", "RendezvousServer", "ServerLimits"]
 _API = f"{API}/"
 
 
-class Keys(Protocol):
-    """With what those who ask prove themselves; a JobKey is one."""
-
-    def of(self, identity: Identity) -> bytes | None:
-        """Somebody's; None for nobody."""
+def _has_no_key(identity: Identity) -> None:
+    """Nobody may come over TLS."""
 
 
-class Agents(Protocol):
-    """Takes agents in."""
-
-    def key_of(self, identity: Identity) -> bytes | None:
-        """What an agent authenticates with; None for nobody."""
-
-    def take_over(self, identity: Identity) -> asyncio.Protocol:
-        """What the connection of an agent gets that has authenticated."""
+def _is_not_admitted(identity: Identity) -> bool:
+    """Nor over a Unix socket."""
+    return False
 
 
 class RendezvousServer:
     """Serves one job. Runs in one event loop; its methods are called there.
 
+    Whom it admits is decided when it is made: nobody, where nothing is said. Browsers and readers authenticate with
+    each request, to ``web`` and by ``reader``.
+
     Args:
         routes: all that can be asked here.
-        key: what whoever asks authenticates with, but for agents.
-        agents: takes those in; None where none come.
+        key_of: with what whoever connects over TLS authenticates; None for whom this server does not admit.
+        admits: whether somebody may speak on a Unix socket, where the kernel has named the user.
+        agents: makes what the connection of an admitted agent is handed over to; needed where any is admitted.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that a route should not have raised. Its request is answered with 500.
         on_full, on_worker_gone: see :class:`Guests`.
@@ -76,6 +71,7 @@ class RendezvousServer:
         certificate: that there is already; None to make one when it is needed.
 
     Attributes:
+        key_of, admits: see above.
         certificate: with which it is known over TLS.
         guests: who is connected.
         listeners: where it listens.
@@ -86,8 +82,9 @@ class RendezvousServer:
         self,
         routes: Routes,
         *,
-        key: Keys,
-        agents: Agents | None = None,
+        key_of: Callable[[Identity], bytes | None] = _has_no_key,
+        admits: Callable[[Identity], bool] = _is_not_admitted,
+        agents: Callable[[Identity], asyncio.Protocol] | None = None,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         on_full: Callable[[str], None] | None = None,
@@ -102,7 +99,8 @@ class RendezvousServer:
         self.guests = Guests(self.limits, on_full=on_full, on_worker_gone=on_worker_gone)
         self.listeners = Listeners(self)
         self.certificate = certificate or OwnCertificate()
-        self._key, self._agents = key, agents
+        self.key_of, self.admits = key_of, admits
+        self._agents = agents
         self._table = RouteTable(routes)
         self._on_error = on_error
         self._pending: set[PendingAnswer] = set()
@@ -163,16 +161,12 @@ class RendezvousServer:
 
     # --- for connections (Service) ---------------------------------------------------------------------------------
 
-    def key_of(self, identity: Identity) -> bytes | None:
+    def successor(self, identity: Identity) -> asyncio.Protocol:
         """See Service."""
-        if identity.role in AGENT:
-            return None if self._agents is None else self._agents.key_of(identity)
-        return self._key.of(identity)
-
-    def agent(self, identity: Identity) -> asyncio.Protocol:
-        """See Service."""
-        assert self._agents is not None, "they have a key"
-        return self._agents.take_over(identity)
+        if identity.role not in AGENT:
+            return Connection(self, identity)
+        assert self._agents is not None, "whoever admits agents takes them over"
+        return self._agents(identity)
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """See Service."""

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.credentials import Identity, JobKey
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
@@ -60,9 +60,16 @@ class JobHost:
         rounds.serve(keys)
         # The kernel closes a rank's connections when its process ends, however that ends.
         server = RendezvousServer(
-            (*rounds.routes, *keys.routes), key=self._key, on_error=_report, on_worker_gone=rounds.gone
+            (*rounds.routes, *keys.routes),
+            key_of=lambda identity: self._key.of(identity) if self._is_rank(identity) else None,
+            admits=self._is_rank,
+            on_error=_report,
+            on_worker_gone=rounds.gone,
         )
         return rounds, server
+
+    def _is_rank(self, identity: Identity) -> bool:
+        return identity.worker in self._workers
 
     def serve_where_ranks_meet(self, name: str) -> meeting.Welcome:
         """Serves the ranks of this machine, which ask under this name how.

@@ -38,7 +38,7 @@ class LaunchedRounds:
     """See above.
 
     Args:
-        workers: the ranks' names, by rank.
+        workers: the ranks' names, by rank. The server admits no others.
         slots: their places.
         start_timeout_s: how long ranks may wait for others that have not called ``init()``.
     """
@@ -83,7 +83,7 @@ class LaunchedRounds:
         Raises:
             RendezvousClosedError: there will be none; or another process has this rank already.
         """
-        rank = self._rank(request.worker)
+        rank = self._rank_of[request.worker]
         if self._over:
             raise RendezvousClosedError(self._over)
         if self._ended:
@@ -118,7 +118,7 @@ class LaunchedRounds:
         Raises:
             StaleRoundError: the round has passed.
         """
-        rank = self._rank(request.worker)
+        rank = self._rank_of[request.worker]
         if request.exiting or request.leaving:
             (self._ended if request.exiting else self._away).add(rank)
             if request.exiting and self._ready:
@@ -151,12 +151,6 @@ class LaunchedRounds:
 
     def running(self, report: RunningReport) -> None:
         """A rank trains: nobody counts that here."""
-
-    def _rank(self, worker: WorkerId) -> int:
-        rank = self._rank_of.get(worker)
-        if rank is None:
-            raise RendezvousClosedError(f"{worker} is none of the job's {len(self._slots)} ranks")
-        return rank
 
     def _form(self) -> None:
         asked = [self._ready[rank].backends for rank in range(len(self._slots))]

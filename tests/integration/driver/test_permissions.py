@@ -9,8 +9,10 @@ import pytest
 
 from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
-from elastic_driver.hosts import Host
+from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from elastic_driver.launch.fleet.tickets import Tickets, User
 from elastic_driver.launch.local.keeper import ProcessKeeper, ProcessListener
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.credentials import Identity, Role
@@ -20,6 +22,7 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
 from tests.support.fakes.driver_fakes import OURS, FakeConsole, FakeSource, FakeWorld, Job
+from tests.support.fakes.fleet_fakes import FakeFleet
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.integration
@@ -53,24 +56,64 @@ class Peer:
         self.status, self.body = status, body
 
 
+# Under which names somebody may speak to the driver: over TLS, with a key; and at its socket, as this user.
+EVERYBODY = (
+    Identity(Role.OPERATOR),
+    Identity(Role.JOINER),
+    Identity(Role.AGENT, number="a1"),
+    Identity(Role.AGENT, number="a2"),
+    Identity(Role.CHIEF, number="1"),
+    Identity(Role.WORKER, WorkerId("a", 0, 0)),
+    Identity(Role.MEMBER),
+    Identity(Role.READER),
+)
+
+
 def no_chief(listener: ProcessListener) -> ProcessKeeper:
     return None  # type: ignore[return-value] # nobody starts it
 
 
-def test_who_may_ask_the_driver_for_what() -> None:
+def a_driver(fleet: FakeFleet, *, has_chief: bool = True) -> ElasticDriver:
+    return build(
+        Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(A,), page=True),
+        discovery=FleetDiscovery(FakeSource(A), fleet.fleet),
+        chronicle=Chronicle(Narrator(FakeConsole())),  # type: ignore[arg-type]
+        dialect=OURS,
+        job_id="fake",
+        agents=fleet.side(),
+        tally=Tally(),
+        chief=ChiefSide(no_chief, None, ("true",), str) if has_chief else None,  # type: ignore[arg-type]
+        routes=(Route("GET", "call", WORKER, lambda request: None),),
+    )
+
+
+@pytest.mark.parametrize("has_chief", [True, False])
+@pytest.mark.parametrize("may_join", [True, False])
+def test_whom_the_driver_admits(*, has_chief: bool, may_join: bool) -> None:
     async def main(loop: VirtualLoop) -> None:
         fleet = FakeWorld().fleet
-        driver = build(
-            Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(A,), page=True),
-            discovery=FleetDiscovery(FakeSource(A), fleet.fleet),
-            chronicle=Chronicle(Narrator(FakeConsole())),  # type: ignore[arg-type]
-            dialect=OURS,
-            job_id="fake",
-            agents=fleet.side(),
-            tally=Tally(),
-            chief=ChiefSide(no_chief, None, ("true",), str),  # type: ignore[arg-type]
-            routes=(Route("GET", "call", WORKER, lambda request: None),),
+        fleet.tickets = tickets = Tickets(loop.time, join_key=b"j" * 32 if may_join else None)
+        server = a_driver(fleet, has_chief=has_chief).server
+        used, unused = tickets.issue("a", 60.0), tickets.issue("b", 60.0)
+        withdrawn, late = tickets.issue("c", 60.0), tickets.issue("d", -1.0)
+        tickets.withdraw(withdrawn)
+        assert tickets.take(used.identity, User("a1", b"", "", 1)) is used
+        tickets.admit("a1", b"a" * 32)
+        expected = {"operator", "agent a1", str(used.identity), str(unused.identity)} | (
+            {"joiner"} if may_join else set()
         )
+        everybody = (*EVERYBODY, *(each.identity for each in (used, unused, withdrawn, late)))
+        assert {str(each) for each in everybody if server.key_of(each) is not None} == expected
+        assert {str(each) for each in everybody if server.admits(each)} == expected | (
+            {"chief 1"} if has_chief else set()
+        )
+
+    run_virtually(main)
+
+
+def test_who_may_ask_the_driver_for_what() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        driver = a_driver(FakeWorld().fleet)
         asked = {}
         for path in {path for _, path in ASKED_AT_THE_DRIVER} | WORKERS_ASK | {"next-round", "rounds/1/kv/s/k"}:
             for method in ("GET", "POST", "PUT"):

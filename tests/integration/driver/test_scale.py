@@ -13,7 +13,6 @@ import uvloop
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
-from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.settings.settings import Settings
 
@@ -118,7 +117,7 @@ def test_a_member_dies_while_the_others_connect() -> None:
 
 def test_too_few_open_files_are_said_at_the_start() -> None:
     async def main() -> None:
-        server = RendezvousServer([], key=JobKey.new())
+        server = RendezvousServer([])
         with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 8000000256 open files"):
             await server.start("127.0.0.1", 0, workers=1_000_000_000, descriptors_each=5)
 
@@ -130,7 +129,7 @@ def test_too_few_open_files_for_as_many_as_there_may_come_to_be_are_told() -> No
     told: list[str] = []
 
     async def main() -> None:
-        server = RendezvousServer([], key=JobKey.new(), on_full=told.append)
+        server = RendezvousServer([], on_full=told.append)
         await server.start("127.0.0.1", 0, workers=4, at_most=1_000_000_000, descriptors_each=5)
         await server.close()
 

@@ -48,15 +48,14 @@ class Local:
         )
 
         def make() -> RendezvousServer:
-            return RendezvousServer(routes, key=self, on_error=service.errors.append)
+            return RendezvousServer(routes, admits=self.admits, on_error=service.errors.append)
 
         self.server: RendezvousServer = service.call(make)
         service.wait(self.server.start_local(self.folder.listen("workers.sock"), workers=4))
         service.call(lambda: self.keys.begin_round(1))
 
-    def of(self, identity: Identity) -> bytes | None:
-        """See Keys: there are two workers."""
-        return b"" if identity.worker in (WORKER, SECOND) else None
+    def admits(self, identity: Identity) -> bool:
+        return identity.worker in (WORKER, SECOND)
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
         self.puts.append((round_id, scope, key, value))

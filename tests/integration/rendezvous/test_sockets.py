@@ -130,7 +130,7 @@ def test_expect_100_continue(peer: Peer) -> None:
 
 def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
     async def second() -> None:
-        await RendezvousServer(Handler().routes, key=KEY).start("127.0.0.1", service.port)
+        await RendezvousServer(Handler().routes, key_of=KEY.of).start("127.0.0.1", service.port)
 
     with pytest.raises(SettingsError) as caught:
         service.wait(second())
@@ -143,7 +143,7 @@ def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
 def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler().routes, key=KEY)
+        server = RendezvousServer(Handler().routes, key_of=KEY.of)
         with pytest.raises(SettingsError, match="cannot listen on"):
             await server.start(host, port)
         await server.close()
@@ -155,7 +155,7 @@ def test_a_range_of_ports() -> None:
     async def main() -> None:
         low = 21310  # below the ports that the system hands out to others
         taken = socket.create_server(("127.0.0.1", low + 2))
-        server, second, third = (RendezvousServer(Handler().routes, key=KEY) for _ in range(3))
+        server, second, third = (RendezvousServer(Handler().routes, key_of=KEY.of) for _ in range(3))
         assert await server.start("127.0.0.1", range(low + 2, low - 1, -1)) == low + 1
         taken_too = socket.create_server(("127.0.0.2", low + 1))
         assert await server.listeners.open("127.0.0.2", (low + 1, *range(low + 2, low - 1, -1))) == low + 2
@@ -172,7 +172,7 @@ def test_a_range_of_ports() -> None:
 
 def test_ipv6() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler().routes, key=KEY, reader=READER.encode())
+        server = RendezvousServer(Handler().routes, key_of=KEY.of, reader=READER.encode())
         port = await server.start("::1", 0)
         reader, writer = await asyncio.open_connection("::1", port)
         writer.write(request("GET", "/v1/status", b"", READER))
@@ -215,13 +215,13 @@ def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
 
 def test_close_before_start_and_twice() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler().routes, key=KEY)
+        server = RendezvousServer(Handler().routes, key_of=KEY.of)
         await server.close()
-        server = RendezvousServer(Handler().routes, key=KEY)
+        server = RendezvousServer(Handler().routes, key_of=KEY.of)
         port = await server.start("127.0.0.1", 0)
         await server.close()
         await server.close()
-        again = RendezvousServer(Handler().routes, key=KEY)
+        again = RendezvousServer(Handler().routes, key_of=KEY.of)
         assert await again.start("127.0.0.1", port) == port
         await again.close()
 

@@ -111,7 +111,9 @@ class FakeJob:
         self._folder = SocketFolder.new()
         self._keys = KeyRoutes()
         status = Route("GET", "status", ALL, lambda _: {})
-        self._server = RendezvousServer((*routes_of_rounds(self), *self._keys.routes, status), key=self.key)
+        self._server = RendezvousServer(
+            (*routes_of_rounds(self), *self._keys.routes, status), admits=lambda identity: True
+        )
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-driver")
 
     def __enter__(self) -> FakeJob:

@@ -136,16 +136,6 @@ class Hangup(asyncio.Protocol):
         transport.close()
 
 
-class Hangups:
-    """Takes agents in, and hangs up."""
-
-    def key_of(self, identity: Identity) -> bytes:
-        return KEY.of(identity)
-
-    def take_over(self, identity: Identity) -> Hangup:
-        return Hangup()
-
-
 class BaseService:
     """A running server. Everything of it is touched in its loop only, through :meth:`call`."""
 
@@ -198,8 +188,9 @@ class BaseService:
     def _make(self) -> RendezvousServer:
         return RendezvousServer(
             self.routes,
-            key=KEY,
-            agents=Hangups(),
+            key_of=KEY.of,
+            admits=lambda identity: True,
+            agents=lambda identity: Hangup(),
             certificate=OwnCertificate(self.certificate or CERTIFICATE),
             limits=self.limits,
             on_error=self.errors.append,

@@ -30,7 +30,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Start,
     Started,
 )
-from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from tests.support.paths import PROGRAMS
@@ -81,7 +80,11 @@ class FakeDriver:
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
-            (), key=JobKey.new(), agents=self.admission, certificate=self._certificate
+            (),
+            key_of=self.tickets.key_of,
+            admits=lambda identity: self.tickets.key_of(identity) is not None,
+            agents=self.admission.take_over,
+            certificate=self._certificate,
         )
         self.port = await server.start("127.0.0.1", self.port)
 

@@ -47,7 +47,7 @@ class Place:
         self.admission = Admission(self.tickets, replace(JOB_FACTS, **job_facts), fleet.fleet)
 
     def dial(self, identity: Identity = JOINER) -> Dial:
-        assert self.admission.key_of(identity) is not None, "a stranger"
+        assert self.tickets.key_of(identity) is not None, "a stranger"
         return Dial(self.admission, identity)
 
 
