@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.launch.fleet.addresses import Addresses
@@ -90,8 +90,8 @@ class Ways:
         self._port = 0  # the first that it had
         self._loopback_port = 0  # 0 until it listens there
         self._ports: dict[str, int] = {}
-        self._opening_loopback: asyncio.Task[None] | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._loopback_opening, self._opening = _Opening(self._open_loopback), _Opening(self._open)
+        self._turn = asyncio.Lock()  # of who looks for a port: the next has the same
 
     async def begin(self, server: Server, socket: Path) -> None:
         """The server listens at its socket.
@@ -143,9 +143,7 @@ class Ways:
         Raises:
             SettingsError: no port can be had.
         """
-        if self._opening_loopback is None or (self._opening_loopback.done() and not self._loopback_port):
-            self._opening_loopback = asyncio.create_task(self._open_loopback())
-        await asyncio.shield(self._opening_loopback)
+        await self._loopback_opening.wait()
         return self.url
 
     async def open(self) -> None:
@@ -154,9 +152,7 @@ class Ways:
         Raises:
             SettingsError: there is no address that others reach.
         """
-        if self._opening is None or (self._opening.done() and not self._ports):
-            self._opening = asyncio.create_task(self._open())
-        await asyncio.shield(self._opening)
+        await self._opening.wait()
 
     async def _open_loopback(self) -> None:
         assert self._server is not None
@@ -178,10 +174,41 @@ class Ways:
 
     async def _listen(self, address: str) -> int:
         assert self._server is not None
-        ports = (self._port, *self._spare_ports) if self._port else self._spare_ports
-        port = await self._server.open(address, ports)
-        self._port = self._port or port
+        async with self._turn:
+            ports = (self._port, *self._spare_ports) if self._port else self._spare_ports
+            port = await self._server.open(address, ports)
+            self._port = self._port or port
         return port
+
+
+class _Opening:
+    """Something that is opened once for all who need it, and tried again for the next after it has failed.
+
+    Args:
+        open_: opens it. Raises SettingsError where that cannot be.
+    """
+
+    def __init__(self, open_: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._open = open_
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Blocks until it is open. Whoever stops waiting does not keep the others from it.
+
+        Raises:
+            SettingsError: it cannot be opened now.
+        """
+        if self._task is None or (self._task.done() and (self._task.cancelled() or self._task.exception())):
+            self._task = asyncio.create_task(self._open())
+            self._task.add_done_callback(_expect_failure)
+        await asyncio.shield(self._task)
+
+
+def _expect_failure(opening: asyncio.Task[None]) -> None:
+    """That nothing can be opened is told to those who wait. There may be none any more, and then to nobody."""
+    error = None if opening.cancelled() else opening.exception()
+    if error is not None and not isinstance(error, SettingsError):
+        opening.get_loop().call_exception_handler({"message": "cannot open a port", "exception": error})
 
 
 def _address_towards(host: str) -> str:

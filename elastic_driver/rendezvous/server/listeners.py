@@ -38,6 +38,7 @@ class Listeners:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._servers: list[asyncio.Server] = []
+        self._is_closed = False
         self._turns: Turns | None = None
 
     async def open(self, host: str, ports: int | Sequence[int]) -> int:
@@ -90,10 +91,18 @@ class Listeners:
         """Takes a unix socket that listens already, for processes of this user and of root's.
 
         It is closed with the others.
+
+        Raises:
+            SettingsError: they were closed meanwhile.
         """
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(self._newcomer, sock=listening, backlog=_BACKLOG)
+        self._add(await loop.create_unix_server(self._newcomer, sock=listening, backlog=_BACKLOG))
+
+    def _add(self, server: asyncio.Server) -> None:
         self._servers.append(server)
+        if self._is_closed:
+            server.close()
+            raise SettingsError("cannot listen: this server is closed")
 
     def _newcomer(self) -> Newcomer:
         self._turns = self._turns or Turns()
@@ -104,11 +113,11 @@ class Listeners:
         if listener is None:
             where = {"host": host, "port": port, "reuse_address": True}
         server = await asyncio.get_running_loop().create_server(self._newcomer, backlog=_AT_ONCE, **where)
+        self._add(server)
         for sock in server.sockets:  # whose connections have it as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
             with socket.socket(fileno=os.dup(sock.fileno())) as same:
                 same.listen(_BACKLOG)
-        self._servers.append(server)
         return _port_of(server)
 
     def descriptors(self) -> list[int]:
@@ -116,7 +125,8 @@ class Listeners:
         return [number for number in (s.fileno() for each in self._servers for s in each.sockets) if number >= 0]
 
     def close(self) -> None:
-        """Listens no more. Idempotent."""
+        """Listens no more, also where that only begins. Idempotent."""
+        self._is_closed = True
         for server in self._servers:
             server.close()
 

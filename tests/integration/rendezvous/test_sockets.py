@@ -10,14 +10,18 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
+import uvloop
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import WatchRequest
+from elastic_driver.rendezvous.server.listeners import Listeners
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.local_socket import SocketFolder
 from tests.support.fakes.rendezvous_service import (
     KEY,
     READER,
@@ -226,6 +230,37 @@ def test_close_before_start_and_twice() -> None:
         await again.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("way", ["open", "listen_at", "adopt", "open_local"])
+def test_what_begins_to_listen_while_the_server_ends_does_not(
+    loop: Callable[[], asyncio.AbstractEventLoop], way: str
+) -> None:
+    """Somebody asks for a link or a token in the job's last moment."""
+    ways: dict[str, Callable[[Listeners, socket.socket], Coroutine[Any, Any, object]]] = {
+        "open": lambda listeners, _: listeners.open("127.0.0.1", 0),
+        "listen_at": lambda listeners, _: listeners.listen_at("127.0.0.1", 0),
+        "adopt": lambda listeners, there: listeners.adopt(there),
+        "open_local": lambda listeners, there: listeners.open_local(there),
+    }
+
+    async def main() -> None:
+        server, folder = RendezvousServer([]), SocketFolder.new()
+        there = socket.create_server(("127.0.0.1", 0)) if way == "adopt" else folder.listen("s")
+        opening: asyncio.Future[Any] = asyncio.ensure_future(ways[way](server.listeners, there))
+        await asyncio.sleep(0)
+        await server.close()
+        with contextlib.suppress(SettingsError):  # uvloop may have done it at once
+            await opening
+        left = server.descriptors()
+        server.listeners.close()  # uvloop's end waits for what listens
+        there.close()
+        folder.close()
+        assert left == []
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 def test_who_asks_and_never_reads_is_cut() -> None:

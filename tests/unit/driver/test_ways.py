@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -25,21 +26,28 @@ FOUR, SIX = "10.0.0.1", "fd00::1"
 
 
 class Server:
-    """Keeps where it listens. The first free port is 7000."""
+    """Keeps where it listens. Of the ports that it may choose itself the first is 7000."""
 
     def __init__(self) -> None:
         self.listens: list[str] = []
         self.ports: list[tuple[int, ...]] = []  # that it was asked for
         self.unusable: set[str] = set()
+        self.error: Exception | None = None
+        self._opening = 0
 
     async def open(self, host: str, ports: int | Sequence[int]) -> int:
-        await asyncio.sleep(0)
+        chosen = 7000 + len(self.listens) + self._opening
+        assert not isinstance(ports, int)
+        self.ports.append(tuple(ports))
+        self._opening += 1
+        await asyncio.sleep(1.0)  # all others go on meanwhile, as far as they can
+        self._opening -= 1
+        if self.error is not None:
+            raise self.error
         if host in self.unusable:
             raise SettingsError(f"cannot listen on {host}")
-        assert not isinstance(ports, int)
         self.listens.append(host)
-        self.ports.append(tuple(ports))
-        return ports[0] or 7000
+        return ports[0] or chosen
 
     async def adopt(self, listener: socket.socket) -> int:
         self.listens.append("adopted")
@@ -99,6 +107,41 @@ def test_whoever_gives_up_to_wait_does_not_keep_the_others_from_it() -> None:
         assert await second == "http://127.0.0.1:7000"
 
     on(test)
+
+
+@pytest.mark.parametrize("first", ["loopback", "others"])
+def test_two_who_need_a_port_at_once_get_the_same(first: str) -> None:
+    """A reader and a host that discovery lists: whoever has opened a firewall has opened it for one port."""
+
+    async def test(ways: Ways, server: Server) -> None:
+        openings = [ways.open_loopback, ways.open]
+        await asyncio.gather(*(opening() for opening in (openings if first == "loopback" else reversed(openings))))
+        ports = {int(url.rpartition(":")[2]) for url in (ways.url, *ways.urls)}
+        assert len(ports) == 1
+        assert sorted(server.listens) == sorted(["127.0.0.1", FOUR, SIX])
+
+    on(test)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_that_no_port_can_be_had_is_nobody_s_bug_though_nobody_waits_for_it_any_more(is_known: bool) -> None:
+    """Whoever has asked for a link has hung up. Any other error ends the job, as all do that nobody expects."""
+
+    told: list[str] = []
+
+    async def test(ways: Ways, server: Server) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
+        server.error = SettingsError("all are in use") if is_known else ZeroDivisionError()
+        asking = asyncio.ensure_future(ways.open_loopback())
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        await asyncio.sleep(1.0)
+        assert asking.cancelled()
+        assert server.ports == [(0,)]
+
+    on(test)
+    gc.collect()  # an error that nobody has looked at is told when it is thrown away
+    assert told == ([] if is_known else ["ZeroDivisionError()"])
 
 
 def test_all_addresses_from_the_first_other_host_on_and_the_one_by_route_first(monkeypatch: pytest.MonkeyPatch) -> None:
