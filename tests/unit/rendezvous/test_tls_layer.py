@@ -19,6 +19,7 @@ import pytest
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, has_unread
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 from tests.support.network.tls_client import TlsClient
 
 CERTIFICATE = Certificate.new()
@@ -303,6 +304,17 @@ async def test_a_handshake_has_a_limit() -> None:
         await asyncio.sleep(0)
     end.lose()
     assert (end.shaken, end.above.told) == ([TimeoutError], [])
+
+
+def test_of_a_handshake_that_is_over_nobody_is_late() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        end = End(handshake_s=10.0)
+        await end.shake(TlsClient())
+        await asyncio.sleep(11.0)
+        assert not end.wire.aborted
+        end.lose()
+
+    run_virtually(main)
 
 
 @looping
