@@ -116,6 +116,18 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
             assert client.token(Role.OPERATOR).url.startswith(f"https://127.0.0.1:{port}#sha256:")
 
 
+def test_a_job_of_one_worker_with_its_log_in_a_file_listens_nowhere_on_tcp(tmp_path: Path) -> None:
+    """None of its processes: the driver, the agent, the worker and what belongs to them."""
+    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+        job.wait_for_steps(1)
+        driver = started(job)
+        processes = [driver, *driver.children(recursive=True)]
+        assert job.steps()[-1]["pid"] in {each.pid for each in processes}
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                assert listens(each) == set(), each.cmdline()
+
+
 def test_what_opens_a_port_at_the_start(tmp_path: Path) -> None:
     key = tmp_path / "operator"
     key.write_text("0123456789abcdef" * 4)
