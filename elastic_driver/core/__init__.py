@@ -163,6 +163,13 @@ It is dropped in one place, :mod:`~elastic_driver.core.past`: ``forget_round`` (
 nothing). What can never have been raises there. A field that belongs to a round or a reset goes into ``Round``,
 ``Reset`` or ``RoundSoFar``, and is forgotten with it.
 
+A driver that is another
+========================
+
+The next driver has the state, and asks each agent which processes it runs: :mod:`~elastic_driver.core.redo` makes the
+commands that are still due there from the two. So every order to a process can be made anew from the state: whoever
+adds one adds it there too.
+
 What else has to be kept in mind
 ================================
 

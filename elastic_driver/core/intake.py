@@ -420,7 +420,7 @@ def _crash_of(t: Transition, record: WorkerRecord, event: WorkerDying | WorkerEx
 
 
 def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:
-    kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN)
+    kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN, hangs=True)
     t.kill(record, KillWorker(event.worker, event.reason, hangs=True), kill)
 
 

@@ -6,7 +6,7 @@ who decide it, on the page of each kind of jobs (:mod:`elastic_driver.core.kinds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from elastic_driver.core.events import Fault, KillWorker, StartWorker
 from elastic_driver.core.explain import unused_slots, why_no_place
 from elastic_driver.core.failures import Crash, failure_of
 from elastic_driver.core.placement import (
+    Places,
     first_root,
     in_target,
     is_drained,
@@ -29,6 +30,7 @@ from elastic_driver.core.state import (
     JobPhase,
     Kill,
     Server,
+    State,
     WorkerPhase,
     WorkerRecord,
     deadline_of,
@@ -49,7 +51,7 @@ def kill_late_workers(t: Transition) -> None:
         if record.exit_by is not None and t.now >= record.exit_by:
             how = f"did not end within {policy.start_timeout_s:g} s of its exit (--start-timeout)"
             command = KillWorker(record.worker, how, hangs=True, exits=True)
-            record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN))
+            record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN, hangs=True, exits=True))
         if record.leave_by is not None and t.now >= record.leave_by:
             record = replace(record, leave_by=None)
             # Who is READY waits for the others, and for slots.
@@ -112,8 +114,7 @@ def fill_places(t: Transition) -> None:
     if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
         return
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
-    # Nobody boots a spare on the cores that a reset needs.
-    standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
+    standbys = places_to_stand_by(t.state)
     targets = target_places(t.state)
     servers = server_places(t.state)
     # On a host that was given up a new worker would be as lost as the last one. It is heard again, or leaves the list.
@@ -122,23 +123,39 @@ def fill_places(t: Transition) -> None:
     if not free:
         return
     fresh = name_workers(t, free, servers)
-    staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
     if t.state.policy.has_chief:
-        t.commands += _server_starts(t, [record for record in staying if record.worker in fresh])
+        t.commands += _server_starts(t, [record for record in t.state.workers if record.worker in fresh])
         return
+    t.commands += planned_starts(t.state, fresh, standbys)
+
+
+def planned_starts(state: State, fresh: Container[WorkerId], standbys: Places) -> list[StartWorker]:
+    """The starts of workers that boot, each with the place that it would have if the round were formed now.
+
+    Args:
+        state: the job, with these workers in it.
+        fresh: who is to be started.
+        standbys: the places of those that are to wait without a rank.
+    """
+    staying = [record for record in state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
     # Before the first round it is known who will have rank 0.
-    starts = t.state.policy.on_change.asks_for_rounds and not t.state.round_id
-    root = first_root(t.state, ranked) if starts else None
-    placed = assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=root)
+    starts = state.policy.on_change.asks_for_rounds and not state.round_id
+    root = first_root(state, ranked) if starts else None
+    placed = assign_ranks(tuple(ranked), host_order=state.discovery.order, root=root)
     hosts = hosts_of(placed)
-    t.commands += [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed if one.worker in fresh]
-    if len(ranked) == len(staying):
-        return
-    # A standby is planned as if all had a rank: that clashes with nobody's local rank.
-    for one in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
-        if one.worker in fresh and one.worker not in ranked:
-            t.commands.append(StartWorker(one.worker, one.slot, standby=True, hosts=hosts))
+    commands = [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed if one.worker in fresh]
+    if len(ranked) < len(staying):
+        # A standby is planned as if all had a rank: that clashes with nobody's local rank.
+        for one in assign_ranks([r.worker for r in staying], host_order=state.discovery.order, root=None):
+            if one.worker in fresh and one.worker not in ranked:
+                commands.append(StartWorker(one.worker, one.slot, standby=True, hosts=hosts))
+    return commands
+
+
+def places_to_stand_by(state: State) -> Places:
+    """Where workers may be started that wait without a rank: nobody boots a spare on the cores that a reset needs."""
+    return standby_places(state) if state.phase is JobPhase.RUNNING else {}
 
 
 def _server_starts(t: Transition, fresh: list[WorkerRecord]) -> list[StartWorker]:

@@ -197,6 +197,7 @@ _TOLD = {
     Ending.PLANNED: Leaving.CHECKPOINTS,
     Ending.BROKEN: Leaving.BROKEN,
 }
+_ENDINGS = {why: ending for ending, why in _TOLD.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +220,13 @@ class Kill:
     Attributes:
         how: what it did, in words, as the cause of its end: "hung: no heartbeat for 60.0 s".
         fault: whose doing that is.
+        hangs, exits: see KillWorker.
     """
 
     how: str
     fault: Fault
+    hangs: bool = False
+    exits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -703,6 +707,11 @@ def leaving(record: WorkerRecord, now: float, why: Leaving) -> WorkerRecord:
 def told_to_end(record: WorkerRecord, now: float, ending: Ending) -> WorkerRecord:
     """As it is from the moment on at which StopWorker is given for it."""
     return leaving(record, now, _TOLD[ending])
+
+
+def told_ending(record: WorkerRecord) -> Ending | None:
+    """What StopWorker has said, for a worker that it was given for; None for others."""
+    return None if record.leaving is None else _ENDINGS.get(record.leaving)
 
 
 def gives_time(state: State, record: WorkerRecord) -> Moment | None:

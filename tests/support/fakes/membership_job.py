@@ -54,9 +54,11 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import usable_slots, wanted_places
+from elastic_driver.core.redo import redo, unknown
 from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, Leaving, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
+from tests.support.fakes.agents import Agents
 
 # Where the clock of a driver that came back begins. Times in tests are multiples of 1/1024 s: moved there and back,
 # they are what they were.
@@ -101,9 +103,12 @@ class Job:
         commands: every command that was given.
         audited: whether the last step has passed its audit. After one that has not, the books are not what they were.
         rereads_each: one of so many steps is taken from a written state, too.
+        agents: what agents know that were told each command.
+        dies_each: after one of so many steps, and each of its commands, the driver dies.
     """
 
     rereads_each = 1
+    dies_each = 1
 
     def __init__(self, **limits: object) -> None:
         given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, **limits}
@@ -114,6 +119,7 @@ class Job:
         self.history: list[Event] = []
         self.commands: list[Command] = []
         self.audited = True
+        self.agents = Agents()
         self.incarnations: dict[str, int] = {}
         self.round_id = 0
         self.round_commits = 0
@@ -147,6 +153,7 @@ class Job:
         self._notice_before = NoticeKind.NONE
         self.ended: EndJob | None = None
         self._steps = count()  # with those of all forks
+        self._deaths = count()
 
     def fork(self) -> Job:
         """An independent copy: the same job, to be driven another way from here."""
@@ -154,6 +161,7 @@ class Job:
         for name, value in vars(self).items():
             if isinstance(value, list | set | dict):
                 setattr(twin, name, value.copy())
+        twin.agents = self.agents.copy()
         return twin
 
     # --- feeding ---------------------------------------------------------------------------------------------------
@@ -186,6 +194,7 @@ class Job:
         assert (more, again) == ([], self.state), f"{event} a second time is news: {more}"
         self._notice_before = before.notice_kind
         self._audit(event, commands)
+        self._carry_out(before, event, commands)
         self.audited = True
         return commands
 
@@ -345,6 +354,30 @@ class Job:
         assert explain(there, now) == explain(self.state, self.now)
         deadline, later = next_deadline(self.state), next_deadline(there)
         assert later == (None if deadline is None else deadline + OTHER_ORIGIN)
+
+    def _carry_out(self, before: State, event: Event, commands: list[Command]) -> None:
+        """Has the agents do what they are told. Wherever the driver dies meanwhile, the next one brings them there."""
+        self.agents.happened(event, self.state)
+        dies = self.kind is OnChange.IN_PLACE and next(self._deaths) % self.dies_each == 0
+        if dies and isinstance(event, WorkerExited | WorkerNotStarted):
+            # Before it has written this down: the agent reports it once more, and nothing is due of who has ended.
+            levels = self.agents.levels(event.worker.hostname)
+            assert event.worker not in unknown(before, levels)
+            assert event.worker not in [one.worker for one in redo(before, levels) if isinstance(one, StartWorker)]
+        cuts = []
+        for command in commands:
+            if dies and not isinstance(command, Report | ReportDying | ReportExit | ReportResumed):
+                cuts.append(self.agents.copy())
+            self.agents.carry_out(command)
+        if not dies:
+            return
+        cuts.append(self.agents.copy())
+        names = sorted({worker.hostname for worker in (*self.agents.living, *self.alive)})
+        for met in cuts:
+            for name in names:
+                never_started = met.come_back(name, self.state)
+                assert all(self.agents.living[worker].stop for worker in never_started), "lost, and nobody knows"
+                met.check_like(self.agents, name, but=never_started)
 
     # --- asking ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,118 @@
+"""What is still due of a host's processes, from the state of a job and from what the host's agent knows.
+
+For a driver that takes a running job over (docs/decisions/0044-a-driver-that-may-die.md). The last one may have died
+before it had carried out the commands of its last step, or while this agent was away: no more is known than that the
+state has decided them. They are made anew from the state, and who has carried them out already does nothing when they
+come again. So nobody has to know which of them had been.
+
+Only what is due of processes is made here. Round and notice are levels, which each agent is told that comes; a request
+that is open is answered from the state (``Round``, and that a worker is LEAVING); the end of the job is ``State.end``.
+
+For jobs whose workers reset in place. The ranks that others are started with are those of their launch, and not a
+forecast: these jobs are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elastic_driver.core.events import Command, GiveUpHost, KillWorker, StopWorker
+from elastic_driver.core.staffing import places_to_stand_by, planned_starts
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, record_of, told_ending
+from elastic_driver.errors import ElasticError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
+
+_AGAIN = "the driver has told it so before, and was away since"
+
+
+class OlderStateError(ElasticError, ValueError):
+    """A state is older than what the job's agents know: another driver has gone on from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLevels:
+    """What the agent of a host knows.
+
+    Attributes:
+        hostname: of which host; all workers below are of this one.
+        there: the workers that it runs, or was told to start.
+        ended: those that have ended, or could not be started, of which nobody has taken the end from it yet. It may
+            have been taken all the same. Each comes as a report of its own.
+        round_id: the last round that it was told of; 0 for none.
+        notice_version: of the last notice that it was told of; 0 for none. That the job is over is none of these.
+    """
+
+    hostname: str
+    there: tuple[WorkerId, ...] = ()
+    ended: tuple[WorkerId, ...] = ()
+    round_id: int = 0
+    notice_version: int = 0
+
+
+def redo(state: State, levels: HostLevels) -> list[Command]:
+    """The commands that this host's agent has still to be given, in the order in which they are to be carried out.
+
+    Carrying them out twice is harmless, and what was carried out before is among them: its agent does what it was told
+    first. Of whom the agent knows nothing, and nothing is made here, :func:`unknown` says so.
+
+    Raises:
+        OlderStateError: the agent knows a round, or a notice, that this job has not had yet. Its workers train in a
+            round that this driver knows nothing of: it is refused, and ends them.
+        ValueError: the job's workers do not reset in place.
+    """
+    if state.policy.on_change is not OnChange.IN_PLACE:
+        raise ValueError(f"cannot redo what is due of workers that do not reset in place ({state.policy.on_change})")
+    _check_age(state, levels)
+    # When the job has ended, the state no longer says who was heard again since.
+    if not state.ended and any(one.hostname == levels.hostname and one.given_up for one in state.silent):
+        return [GiveUpHost(levels.hostname, "it was given up while it was not heard")]
+    commands = [command for worker in levels.there for command in _orders(state, worker)]
+    fresh = [record.worker for record in _not_there(state, levels) if _is_to_start(state, record)]
+    return [*commands, *planned_starts(state, fresh, places_to_stand_by(state))]
+
+
+def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:
+    """The workers of the state of which the host's agent knows nothing, but for those that redo starts.
+
+    They were told to end before anybody had started them, or have ended and nobody has seen how: as with HostLost.
+    """
+    return tuple(record.worker for record in _not_there(state, levels) if not _is_to_start(state, record))
+
+
+def _check_age(state: State, levels: HostLevels) -> None:
+    last = state.next_round_id - 1
+    for what, known, own in (
+        ("round", levels.round_id, last),
+        ("notice", levels.notice_version, state.notice_version),
+    ):
+        if known > own:
+            raise OlderStateError(
+                f"cannot go on with host {levels.hostname}: its agent knows {what} {known}, and the last one here is "
+                f"{own}; this state is older than the job, perhaps of a copy"
+            )
+
+
+def _orders(state: State, worker: WorkerId) -> Iterator[Command]:
+    """What a worker that runs, or was told to start, has been told."""
+    record = record_of(state, worker)
+    if record is None:
+        yield StopWorker(worker, "the job does not know it")
+        return
+    ending = told_ending(record)
+    if ending is not None:
+        yield StopWorker(worker, _AGAIN, ending)
+    if state.end is not None:
+        yield StopWorker(worker, state.end.message)
+    if record.killed is not None:
+        yield KillWorker(worker, record.killed.how, record.killed.hangs, record.killed.exits)
+
+
+def _not_there(state: State, levels: HostLevels) -> list[WorkerRecord]:
+    known = {*levels.there, *levels.ended}
+    return [r for r in state.workers if r.worker.hostname == levels.hostname and r.worker not in known]
+
+
+def _is_to_start(state: State, record: WorkerRecord) -> bool:
+    return record.phase is WorkerPhase.BOOTING and record.killed is None and not state.ended

@@ -1,0 +1,287 @@
+"""What is still due of a host's processes: each line of decision 44's table that is about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from elastic_driver.core.events import (
+    Command,
+    DrainRequested,
+    EndJob,
+    GiveUpHost,
+    HostSilent,
+    KillWorker,
+    PublishRound,
+    ReportExit,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    WorkerDying,
+    WorkerExiting,
+    WorkerHung,
+)
+from elastic_driver.core.redo import HostLevels, OlderStateError, redo, unknown
+from elastic_driver.core.state import WorkerPhase
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.words import Ending, OnChange, ReadyCause
+from tests.support.fakes.membership_job import Job, worker_id
+
+pytestmark = pytest.mark.unit
+
+AGAIN = "the driver has told it so before, and was away since"
+
+
+def levels(hostname: str, *there: str, ended: Iterable[str] = (), round_id: int = 0, notice: int = 0) -> HostLevels:
+    return HostLevels(hostname, tuple(map(worker_id, there)), tuple(map(worker_id, ended)), round_id, notice)
+
+
+def due(job: Job, hostname: str, *there: str, ended: Iterable[str] = ()) -> list[Command]:
+    return redo(job.state, levels(hostname, *there, ended=ended))
+
+
+def job_of(*hosts: str, least: int = 1, **limits: object) -> Job:
+    """A job that trains in a first round on these hosts."""
+    job = Job(num_proc=len(hosts), min_num_proc=least, **limits)
+    job.train(*hosts, commits=1)
+    return job
+
+
+class TestWhoBoots:
+    def test_one_that_nobody_has_heard_of_is_started_under_its_name(self) -> None:
+        job = Job(num_proc=2)
+        commands = job.hosts("a:1", "b:1")
+        start = commands[1]
+        assert isinstance(start, StartWorker)
+        assert start.worker == worker_id("b[0]")
+        assert due(job, "b") == [start]
+
+    def test_its_place_is_that_of_now(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        job.hosts("a:1", "b:2")
+        starts = [command for command in due(job, "b") if isinstance(command, StartWorker)]
+        assert [(str(one.worker), one.planned) for one in starts] == [
+            ("b[0]", SlotInfo(1, 3, 0, 2, 1, 2)),
+            ("b[1]", SlotInfo(2, 3, 1, 2, 0, 1)),
+        ]
+        assert starts[0].hosts == ("a", "b")
+
+    def test_before_the_first_round_the_protected_host_is_first(self) -> None:
+        job = Job(num_proc=2, protect=("b",))
+        commands = job.hosts("a:1", "b:1")
+        assert [*due(job, "b"), *due(job, "a")] == commands
+
+    def test_a_standby_is_started_as_one(self) -> None:
+        job = Job(num_proc=1, max_num_proc=1, num_standby=1)
+        job.train("a:1")
+        started = [command for command in job.hosts("a:1", "b:1") if isinstance(command, StartWorker)]
+        assert [(str(one.worker), one.standby) for one in started] == [("b[0]", True)]
+        assert due(job, "b") == started
+
+    def test_one_that_runs_is_not_started_again(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        assert due(job, "b", "b[0]") == []
+        assert unknown(job.state, levels("b", "b[0]")) == ()
+
+    def test_nor_is_one_that_has_ended_and_whose_end_is_still_to_come(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        assert due(job, "b", ended=["b[0]"]) == []
+        assert unknown(job.state, levels("b", ended=["b[0]"])) == ()
+
+    def test_of_another_host_nothing_is_said(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        assert due(job, "c") == []
+        assert unknown(job.state, levels("c")) == ()
+
+
+class TestWhoLeaves:
+    def test_one_that_was_told_to_stop_is_told_so_again(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        assert [type(command) for command in job.hosts("a:1")] == [StopWorker]
+        assert due(job, "b", "b[0]") == [StopWorker(worker_id("b[0]"), AGAIN)]
+
+    @pytest.mark.parametrize("ending", [Ending.PLANNED, Ending.BROKEN])
+    def test_with_the_time_that_it_was_given(self, ending: Ending) -> None:
+        """Before the job's first ``init()`` its workers were restarted, and one of them is still there."""
+        job = Job(num_proc=3, on_change=OnChange.RESTART, becomes_in_place=True, last_call_s=0.0)
+        job.train("a:1", "b:1", "c:1")
+        job.feed(DrainRequested("c", None, "as asked"))
+        job.exit("a[0]", -15 if ending is Ending.PLANNED else -9)
+        job.exit("b[0]", -15)
+        while not job.of(WorkerPhase.BOOTING):
+            job.timer()
+        job.ready(job.of(WorkerPhase.BOOTING)[0])
+        assert due(job, "c", "c[0]") == [StopWorker(worker_id("c[0]"), AGAIN, ending)]
+
+    def test_one_that_was_never_started_is_unknown(self) -> None:
+        """It was told to stop while its host was away, and holds its place: nobody else would report its end."""
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        job.hosts("a:1")
+        assert due(job, "b") == []
+        assert unknown(job.state, levels("b")) == (worker_id("b[0]"),)
+        assert job.lose("b") == [ReportExit(worker_id("b[0]"), expected=True)]
+
+    def test_one_that_was_dismissed_is_answered_and_not_stopped(self) -> None:
+        job = job_of("a:1", "b:1", max_num_proc=2)
+        job.hosts("a:1")
+        for name in ("a[0]", "b[0]"):
+            job.ready(name, cause=ReadyCause.HOSTS_UPDATED)
+        assert job.of(WorkerPhase.LEAVING) == ["b[0]"]
+        assert due(job, "b", "b[0]") == []
+
+    def test_one_that_dies_by_itself_is_let_die(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.feed(WorkerDying(worker_id("b[0]"), None, "dumps its core", 0.5))
+        assert job.of(WorkerPhase.LEAVING) == ["b[0]"]
+        assert due(job, "b", "b[0]") == []
+
+
+class TestWhoIsKilled:
+    def test_one_that_hangs_is_killed_again_and_shows_first_where(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.feed(WorkerHung(worker_id("b[0]"), "no heartbeat for 60.0 s", silent=True))
+        assert due(job, "b", "b[0]") == [KillWorker(worker_id("b[0]"), "hung: no heartbeat for 60.0 s", hangs=True)]
+
+    def test_one_whose_script_may_be_over_is_spared_again(self) -> None:
+        job = job_of("a:1", "b:1", start_timeout_s=15.0)
+        job.feed(WorkerExiting(worker_id("b[0]")))
+        order = job.timer()[0]
+        assert isinstance(order, KillWorker)
+        assert (order.hangs, order.exits) == (True, True)
+        assert due(job, "b", "b[0]") == [order]
+
+    def test_one_that_trains_on_in_a_drained_place_is_just_killed(self) -> None:
+        job = job_of("a:1", "b:1", drain_timeout_s=10.0)
+        job.feed(DrainRequested("b", None, "as asked"))
+        order = job.timer(at=10.0)[0]
+        assert isinstance(order, KillWorker)
+        assert (order.hangs, order.exits) == (False, False)
+        assert due(job, "b", "b[0]") == [order]
+
+    def test_one_that_was_told_to_stop_before_is_told_both(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        job.hosts("a:1")
+        job.feed(WorkerHung(worker_id("b[0]"), "no news", silent=False))
+        assert [type(command) for command in due(job, "b", "b[0]")] == [StopWorker, KillWorker]
+
+    def test_one_that_was_killed_before_it_was_started_is_not_started(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        job.feed(WorkerHung(worker_id("b[0]"), "no news", silent=False))
+        assert due(job, "b") == []
+        assert unknown(job.state, levels("b")) == (worker_id("b[0]"),)
+
+
+class TestWhoRuns:
+    def test_of_a_member_nothing_is_due(self) -> None:
+        job = job_of("a:1", "b:1")
+        assert due(job, "a", "a[0]") == due(job, "b", "b[0]") == []
+
+    def test_nor_of_one_that_waits_for_its_round(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.ready("b[0]", cause=ReadyCause.INTERNAL_ERROR)
+        assert due(job, "b", "b[0]") == []
+
+    def test_a_member_that_its_agent_does_not_know_has_ended_and_nobody_knows_how(self) -> None:
+        job = job_of("a:1", "b:1")
+        assert due(job, "b") == []
+        assert unknown(job.state, levels("b")) == (worker_id("b[0]"),)
+
+    def test_one_that_the_job_does_not_know_is_stopped(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.lose("b")
+        assert due(job, "b", "b[0]") == [StopWorker(worker_id("b[0]"), "the job does not know it")]
+
+    def test_before_another_is_started_in_its_place(self) -> None:
+        job = job_of("a:1", "b:1", cooldown_range_s=(1.0, 1.0))
+        job.lose("b")
+        job.timer()
+        assert job.of(WorkerPhase.BOOTING) == ["b[0]#1"]
+        assert [
+            (type(one), str(one.worker)) for one in due(job, "b", "b[0]") if isinstance(one, StopWorker | StartWorker)
+        ] == [
+            (StopWorker, "b[0]"),
+            (StartWorker, "b[0]#1"),
+        ]
+
+
+class TestTheHost:
+    def test_one_that_was_given_up_is_given_up_again(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.feed(HostSilent("b", 5.0))
+        assert isinstance(job.last(GiveUpHost), GiveUpHost)
+        assert due(job, "b", "b[0]") == [GiveUpHost("b", "it was given up while it was not heard")]
+        assert due(job, "a", "a[0]") == []
+
+    def test_one_that_is_only_silent_is_not(self) -> None:
+        job = job_of("a:1", "b:1", least=2)
+        job.feed(HostSilent("b", 5.0))
+        assert due(job, "b", "b[0]") == []
+
+    def test_one_that_knows_a_later_round_is_refused(self) -> None:
+        job = job_of("a:1", "b:1")
+        assert redo(job.state, levels("b", "b[0]", round_id=1)) == []
+        with pytest.raises(OlderStateError, match="host b: its agent knows round 2, and the last one here is 1;"):
+            redo(job.state, levels("b", "b[0]", round_id=2))
+
+    def test_also_before_the_first_round_of_this_job(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        with pytest.raises(OlderStateError, match="round 1, and the last one here is 0"):
+            redo(job.state, levels("b", "b[0]", round_id=1))
+
+    def test_rounds_before_the_first_init_count(self) -> None:
+        job = Job(on_change=OnChange.RESTART, becomes_in_place=True, last_call_s=0.0)
+        job.train("a:1")
+        job.ready("a[0]")
+        assert isinstance(job.last(PublishRound), PublishRound)
+        before = job.state.rounds_before
+        assert before > 0
+        redo(job.state, levels("a", "a[0]", round_id=job.state.round_id))
+        with pytest.raises(OlderStateError):
+            redo(job.state, levels("a", "a[0]", round_id=job.state.next_round_id))
+
+    def test_one_that_knows_a_later_notice_is_refused(self) -> None:
+        job = job_of("a:1", "b:1")
+        last = job.state.notice_version
+        assert last > 0
+        assert redo(job.state, levels("b", "b[0]", notice=last)) == []
+        with pytest.raises(OlderStateError, match=f"notice {last + 1}, and the last one here is {last};"):
+            redo(job.state, levels("b", "b[0]", notice=last + 1))
+
+
+class TestTheEnd:
+    def test_who_runs_is_stopped(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.feed(StopRequested(15, "SIGTERM"))
+        assert isinstance(job.last(EndJob), EndJob)
+        assert due(job, "b", "b[0]") == [StopWorker(worker_id("b[0]"), "interrupted by SIGTERM")]
+
+    def test_nobody_is_started(self) -> None:
+        job = Job(num_proc=2)
+        job.hosts("a:1", "b:1")
+        job.feed(StopRequested(15, "SIGTERM"))
+        assert due(job, "b") == []
+        assert unknown(job.state, levels("b")) == (worker_id("b[0]"),)
+
+    def test_a_host_that_was_given_up_ends_like_others(self) -> None:
+        job = job_of("a:1", "b:1")
+        job.feed(HostSilent("b", 5.0))
+        job.feed(StopRequested(15, "SIGTERM"))
+        assert [type(command) for command in due(job, "b", "b[0]")] == [StopWorker]
+
+
+@pytest.mark.parametrize("kind", [OnChange.RESTART, OnChange.NO_ROUNDS])
+def test_workers_that_do_not_reset_in_place_are_refused(kind: OnChange) -> None:
+    job = Job(on_change=kind, last_call_s=0.0)
+    job.train("a:1")
+    with pytest.raises(ValueError, match="do not reset in place"):
+        due(job, "a", "a[0]")
