@@ -560,3 +560,23 @@ def test_under_a_limit_of_memory_a_job_runs_or_says_why_not(kilobytes: int) -> N
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=150, cwd=ROOT)
     assert done.returncode >= 0
     assert done.stderr
+
+
+def test_a_certificate_that_cannot_be_made_is_bad_usage_and_later_a_host_that_is_not_ready(
+    run: Run, tmp_path: Path
+) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "cryptography.py").write_text("raise ImportError('cryptography is broken here')\n")
+    env = {"PYTHONPATH": f"{hidden}:{ROOT}"}
+    why = "cannot make the certificate for other machines: cryptography is broken here"
+    for words in (("-np", "1", "--accept-agents", "true"), ("rendezvous", "--port", "0")):
+        ran = run(*words, env=env)
+        assert (ran.code, ran.out, ran.err) == (2, "", f"elasticrun: error: {why}\n")
+    flags = ("-np", "1", "-H", "node1:1", "--launcher-command", "false {host}", "--elastic-timeout", "3")
+    ran = run(*flags, "true", env=env)
+    assert ran.code == 3, ran.err
+    assert [line for line in ran.err.splitlines() if "trying on" in line] == [
+        f"elasticrun: warning: host node1 is not ready: {why}; trying on"
+    ]
+    assert run("-np", "1", "true", env=env).code == 0, "on one machine there is no need of it"

@@ -25,7 +25,9 @@ def test_a_host_that_another_does_not_reach_waits_outside(tmp_path: Path) -> Non
     with made_machines() as machines, MachinesJob(machines, tmp_path, "node0:2\nnode1:2\n", *FLAGS) as job:
         _, node1, node2 = machines
         job.wait_for_steps(4)
-        assert job.wait_for_event("network_checked")["admitted"] == ["node0", "node1"]
+        # Where node1 comes later than a check waits for, node0 has nobody to be checked with.
+        assert job.wait_for_event("network_checked")["admitted"] in (["node0", "node1"], ["node1"])
+        rounds = len(job.events("round_formed"))
         route(node2, "add", node1)
         at = job.mark()
         job.set_hosts("node0:2\nnode1:2\nnode2:2\n")
@@ -36,7 +38,7 @@ def test_a_host_that_another_does_not_reach_waits_outside(tmp_path: Path) -> Non
         assert f"host node2 is not ready: {told['reason']}; trying on" in job.said()
         job.wait_for_steps(4, after=job.mark())
         assert {line["size"] for line in job.steps() if line["time"] > at} == {4}
-        assert len(job.events("round_formed")) == 1, "nobody who trains was disturbed"
+        assert len(job.events("round_formed")) == rounds, "nobody who trains was disturbed"
 
         route(node2, "del", node1)
         job.wait_for_steps(6, after=at)

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,8 +205,18 @@ def test_refused(rendezvous: RendezvousProcess, monkeypatch: pytest.MonkeyPatch)
     nobody = ElasticHandler(
         HandlerSettings.of(RendezvousParameters("elastic", "127.0.0.1:9", "j", 1, 1, patience="0.1"))
     )
-    with pytest.raises(RendezvousConnectionError, match="token_file=FILE"):
+    with pytest.raises(RendezvousConnectionError, match=r"port 9 for 0.1 s: nothing listens there .*rendezvous\)$"):
         nobody.next_rendezvous()
+
+
+def test_a_token_that_is_missing_is_told_with_where_it_is_given(tmp_path: Path) -> None:
+    with a_rendezvous("--token-file", str(tmp_path / "token")) as rendezvous:
+        settings = HandlerSettings.of(RendezvousParameters("elastic", rendezvous.url, "j", 1, 1))
+        with pytest.raises(
+            RendezvousConnectionError,
+            match=r": it asks for a token, and none was given .*; its file is given by --rdzv-conf token_file=FILE",
+        ):
+            ElasticHandler(settings).next_rendezvous()
 
 
 @pytest.mark.parametrize(
