@@ -201,7 +201,7 @@ class _Node:
         return _Wait(now + self._join_timeout_s, now + _QUIET_S)
 
     def _gives_up(self, why: str) -> int:
-        _say(f"this node gives up to wait for the driver at {self._place}: {why}")
+        _say(f"{why or 'no time was left'}; this node gives up to wait for the driver at {self._place}")
         return 1
 
     # --- as the driver ---------------------------------------------------------------------------------------------

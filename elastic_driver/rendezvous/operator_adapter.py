@@ -44,6 +44,7 @@ class OperatorAdapter(HTTPAdapter):
     Args:
         url: the driver's, as it prints it; without a fingerprint the key alone tells who it is.
         key: the operator's, of one job.
+        source: where that was given, for messages ("the file token").
 
     Attributes:
         url: for ``Session.mount``, and before each path: without the fingerprint.
@@ -53,13 +54,13 @@ class OperatorAdapter(HTTPAdapter):
         RendezvousProtocolError: that is no address.
     """
 
-    def __init__(self, url: str, key: bytes) -> None:
+    def __init__(self, url: str, key: bytes, *, source: str = "") -> None:
         if len(key) != KEY_BYTES:
             raise SettingsError(f"cannot use this as an operator's key: it has {len(key)} bytes, not {KEY_BYTES}")
         super().__init__()
         driver = DriverUrl.parse(url)
         self.url = driver.url
-        self._pool = _Pool(driver, Credential(Identity(Role.OPERATOR), key))
+        self._pool = _Pool(driver, Credential(Identity(Role.OPERATOR), key, source))
 
     @classmethod
     def from_file(cls, url: str, path: str | os.PathLike[str]) -> Self:
@@ -81,7 +82,7 @@ class OperatorAdapter(HTTPAdapter):
             raise SettingsError(
                 f"cannot use the file {path} as a token: it does not hold a key of {2 * KEY_BYTES} hexadecimal digits"
             )
-        return cls(url, key)
+        return cls(url, key, source=f"the file {path}")
 
     def send(self, *args: Any, **options: Any) -> requests.Response:
         """See HTTPAdapter.
@@ -92,7 +93,7 @@ class OperatorAdapter(HTTPAdapter):
         try:
             return super().send(*args, **options)
         except RendezvousError as error:
-            raise UnprovenError(str(error)) from error
+            raise UnprovenError(f"cannot ask the driver at {self.url}: {error}") from error
 
     def get_connection(self, url: str | bytes, proxies: Mapping[str, str] | None = None) -> HTTPConnectionPool:
         """See HTTPAdapter; of requests before 2.32."""

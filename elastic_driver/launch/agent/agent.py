@@ -355,13 +355,17 @@ class Agent:
         except RefusedError as error:
             self._refused(str(error))
         except DriverLostError as error:
-            self._end(End(How.NOT_MET if self._workers is None else How.LOST, 1, str(error)))
+            if self._workers is None:
+                self._end(End(How.NOT_MET, 1, str(error)))
+            else:
+                ended = self._bootstrap.slots and self._home is None
+                self._end(End(How.LOST, 1, f"{error}{'; the workers of this host were ended' if ended else ''}"))
 
     def _refused(self, why: str) -> None:
         is_over = JOB_IS_OVER in why
         if self._workers is None:
             how = How.TOO_LATE if is_over else How.REFUSED
-            what = "agent" if self._home is None else "node"
+            what = "node" if self._home is not None else "host" if self._bootstrap.slots else "agent"
             self._end(End(how, REFUSED, f"the driver does not take this {what}: {why}"))
         elif is_over or self._closing:
             self._end(End(How.LEFT, 0, why))

@@ -215,7 +215,8 @@ class DriverLink:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         if not first and strange_since is not None:
             raise DriverLostError("the driver is gone: the one that answers there now was started since")
-        question = "; is that its URL, and does it run?" if first and self._bootstrap.slots else ""
+        is_asked = first and self._bootstrap.slots and not self._bootstrap.alike
+        question = "; is that its URL, and does it run?" if is_asked else ""
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
 
     async def _has_successor(self) -> bool:

@@ -205,6 +205,7 @@ def test_an_endpoint_that_nobody_answers_at(tmp_path: Path) -> None:
         nameless = job.start("b", env=env, endpoint="no-such-host.invalid:29400", conf={"join_timeout": "5"})
         assert (node.wait(), nameless.wait()) == (1, 1)
         assert ": nothing listens there (connection refused); waiting for up to" in node.err
+        assert "(connection refused); this node gives up to wait for the driver at " in node.err
         assert "the name no-such-host.invalid does not resolve yet" in nameless.err
 
 

@@ -338,16 +338,18 @@ def test_rubbish_on_the_connection_costs_only_the_connection(tmp_path: Path, dat
     act(main)
 
 
-def test_a_driver_that_is_gone_takes_the_workers_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_driver_that_is_gone_takes_the_workers_along(tmp_path: Path, joins: bool) -> None:
     async def main() -> None:
         async with scene(tmp_path, agent_timeout_s=4.0) as one:
-            agent = await one.ready()
+            agent = await one.ready(one.driver.joiner() if joins else None)
             one.driver.python(SLEEP)
             process = await one.driver.runs()
             await one.driver.deafen()
             code, text = await agent.ends()
             assert code == 1
             assert "cannot reach the driver" in text
+            assert text.endswith("; the workers of this host were ended\n") is joins
             await gone([process])
 
     act(main)
@@ -553,6 +555,8 @@ def test_an_agent_that_is_refused_says_why(tmp_path: Path) -> None:
             one.driver.refuses = "the job is over"
             code, text = await one.agent().ends()
             assert (code, text) == (2, "elastic_driver agent: the driver does not take this agent: the job is over\n")
+            code, text = await one.agent(one.driver.joiner()).ends()
+            assert (code, text) == (2, "elasticrun join: the driver does not take this host: the job is over\n")
             code, text = await one.agent(one.driver.joiner(slots=0)).ends()
             assert code == 2
             assert "needs --slots" in text

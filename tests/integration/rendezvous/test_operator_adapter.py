@@ -26,7 +26,7 @@ TOKEN = KEY.of(OPERATOR)
 @contextmanager
 def session_for(url: str, key: bytes = TOKEN) -> Iterator[tuple[requests.Session, str]]:
     """A session of requests, and what paths are added to."""
-    adapter = OperatorAdapter(url, key)
+    adapter = OperatorAdapter(url, key, source="the file t")
     with requests.Session() as session:
         session.mount(adapter.url, adapter)
         yield session, adapter.url
@@ -67,7 +67,10 @@ def test_a_wrong_key_does_nothing(service: Service) -> None:
     for key in (b"x" * 32, KEY.of(IDENTITY)):
         with (
             session_for(service.url, key) as (session, url),
-            pytest.raises(UnprovenError, match=r"^this job's operator's key is not the one that was given$"),
+            pytest.raises(
+                UnprovenError,
+                match=r"^cannot ask the driver at \S+: this job's operator's key is not the one from the file t$",
+            ),
         ):
             session.post(f"{url}/v1/drain", json=BODY, timeout=PATIENCE_S)
     with pytest.raises(requests.ConnectionError):
@@ -110,7 +113,7 @@ def test_a_key_and_an_address_that_cannot_be(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN.hex()}\n")
     adapter = OperatorAdapter.from_file("https://a:1", path)
-    assert adapter._pool.conn_kw["credential"] == Credential(OPERATOR, TOKEN)
+    assert adapter._pool.conn_kw["credential"] == Credential(OPERATOR, TOKEN, f"the file {path}")
     for text in ("", "no key", "ab" * 31, "\xff\xff"):
         path.write_text(text)
         with pytest.raises(SettingsError, match="does not hold a key of 64 hexadecimal digits"):
