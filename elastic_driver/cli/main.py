@@ -6,6 +6,7 @@ Heavy imports come late, so that ``--help`` is quick.
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import shlex
 import shutil
@@ -111,13 +112,19 @@ def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequ
         return 128 + signal.SIGPIPE
 
 
+@functools.cache
 def _tell_warnings() -> None:
     """What the package logs, and nobody else shows, reaches the user as warnings of a job do."""
     import logging  # late: --help needs none
 
+    before = logging.lastResort
+
     class ToStderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"elasticrun: warning: {one_line(record.getMessage())}", file=sys.stderr, flush=True)
+            if record.name.partition(".")[0] == "elastic_driver" and not record.exc_info:
+                print(f"elasticrun: warning: {one_line(record.getMessage())}", file=sys.stderr, flush=True)
+            elif before is not None:
+                before.handle(record)
 
     logging.lastResort = ToStderr(logging.WARNING)
 

@@ -326,3 +326,17 @@ def test_a_readers_token_is_written_for_its_reader_only(
     assert written == JobKey.new(bytes.fromhex("0123456789abcdef" * 4)).of(Identity(Role.READER)).hex()
     assert written != JobKey.new().of(Identity(Role.READER)).hex()
     assert main(["jobs", "--write-reader-token", str(tmp_path / "r"), "--token-file", str(key)]) == 2, "never over it"
+
+
+def test_what_others_log_stays_as_it_is() -> None:
+    """asyncio tells of an error that nobody took with its traceback, which a bug report needs."""
+    code = (
+        "import logging; from elastic_driver.cli.main import _tell_warnings; _tell_warnings();"
+        "logging.getLogger('elastic_driver.x').warning('one\\nline'); logging.getLogger('asyncio').error('lost')\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: logging.getLogger('elastic_driver').exception('a bug')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second, third, *rest = ran.stderr.splitlines()
+    assert (first, second, third) == ("elasticrun: warning: one line", "lost", "a bug")
+    assert rest[-1] == "ZeroDivisionError: division by zero"
