@@ -34,13 +34,13 @@ SLOTS = (SlotInfo(0, 2, 0, 1, 0, 2), SlotInfo(1, 2, 0, 1, 1, 2))
 
 
 @pytest.fixture(autouse=True)
-def short_runtime(runtime: Path) -> Path:
+def private_runtime(runtime: Path) -> Path:
     """The only job there is can be named by its absence."""
     return runtime
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_of_a_job(tmp_path: Path, short_runtime: Path, *, accepts: bool) -> None:
+def test_of_a_job(tmp_path: Path, private_runtime: Path, *, accepts: bool) -> None:
     said = tmp_path / "environment"
     command = ["sh", "-c", f"env > {said}.new && mv {said}.new {said} && exec sleep 1000"]
     flags = ("--accept-agents",) if accepts else ()
@@ -50,7 +50,7 @@ def test_of_a_job(tmp_path: Path, short_runtime: Path, *, accepts: bool) -> None
         workers = path_of(env["ELASTIC_DRIVER_RENDEZVOUS"])
         assert workers is not None
         driver = Path(running_jobs()[0].socket)
-        (agent,) = (f"agent {path.stem.partition('-')[2]}" for path in short_runtime.rglob("agent-*.sock"))
+        (agent,) = (f"agent {path.stem.partition('-')[2]}" for path in private_runtime.rglob("agent-*.sock"))
         worker = f"worker {env['ELASTIC_DRIVER_WORKER']}"
         port = int(elasticrun("page").stdout.partition("127.0.0.1:")[2].partition("/")[0])
         everybody = (*STRANGERS, agent, worker)
