@@ -194,6 +194,7 @@ class DriverLink:
                     raise self._shut_out(url, error) from error
                 except StrangerError as error:
                     strange = self._shut_out(url, error)
+                    why = f"{url}: {error}"
                 except (OSError, RendezvousProtocolError) as error:  # TimeoutError is one
                     only_strangers = False
                     why = f"{url}: {in_words(error)}"

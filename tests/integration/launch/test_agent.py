@@ -604,6 +604,12 @@ SHUT_OUT: dict[str, tuple[dict[str, Any], int, str]] = {
         2,
         f"cannot join the job at URL: {EITHER}; have all nodes the same join token, and is the port the job's?",
     ),
+    "another driver, and no time to see whether it stays": (
+        {"fingerprint": "ab" * 32, "first_s": 0.2},
+        1,
+        "cannot reach the driver: URL: the certificate there is not the one that the URL names: another driver answers "
+        "there, or it was started anew; is that its URL, and does it run?",
+    ),
     "nobody": (
         {"urls": ("https://127.0.0.1:1",), "first_s": 0.2},
         1,
