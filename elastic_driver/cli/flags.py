@@ -215,6 +215,17 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("durable_interval_s", metavar="S", help="a commit when S seconds have passed since the last")
     add("durable_keep", metavar="K", help="keep the last K commits on disc (default 2)")
     add(
+        "journal",
+        metavar="DIR",
+        help="write what happens to the job there before anything comes of it: elasticrun status --journal DIR tells "
+        "of a job whose driver has died",
+    )
+    add(
+        "driver_timeout_s",
+        metavar="S",
+        help="end the job when that disc has not answered for S seconds (default {default})",
+    )
+    add(
         "rendezvous_port",
         metavar="PORT",
         help="the driver's TCP port, open from its start (default {default}: any, once something needs one)",

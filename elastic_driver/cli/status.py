@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from elastic_driver.cli.parser import Parser
@@ -33,6 +35,12 @@ def parser_of_status() -> Parser:
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="which job, where several run; its beginning will do")
     parser.add_argument("--json", action="store_true", help="print JSON, a line each time; see docs/operations.md")
+    parser.add_argument(
+        "--journal",
+        metavar="DIR",
+        type=Path,
+        help="the job that is kept there (elasticrun --journal DIR), also when its driver has died",
+    )
     parser.add_argument("--watch", action="store_true", help="again each 2 seconds, until the job has ended")
     add_driver_flags(parser)
     return parser
@@ -45,6 +53,11 @@ def status(words: Sequence[str]) -> int:
         SettingsError: bad usage; there is no such job, or its driver cannot be reached.
     """
     arguments = parser_of_status().parse_args(words)
+    if arguments.journal is not None:
+        job_id = _kept(arguments)
+        if job_id is None:
+            return 0
+        arguments.job = job_id
     target = target_of(arguments, arguments.job)
     answer = ask(target, lambda client: client.status())
     while True:
@@ -63,6 +76,31 @@ def status(words: Sequence[str]) -> int:
                 raise
             print(f"job {target.name} has ended", file=sys.stderr)
             return 0
+
+
+def _kept(arguments: argparse.Namespace) -> str | None:
+    """Prints what a journal says of its job; returns the job's id, and prints nothing, where its driver can be asked.
+
+    Raises:
+        SettingsError: it cannot be read, or the flags are for another job.
+    """
+    from elastic_driver.cli import recorded  # late: it reads the core, which others here need not
+    from elastic_driver.journal.entries import Closed
+
+    if arguments.job is not None or arguments.driver is not None:
+        raise SettingsError("--journal names the job: give no id and no --driver beside it")
+    found = recorded.look_into(arguments.journal)
+    if isinstance(found, Closed):
+        print(f"job {found.job_id} has ended with exit code {found.exit_code}")
+        return None
+    if recorded.has_driver(found) and found.job.job_id in {job.job_id for job in running_jobs()}:
+        return found.job.job_id
+    answer = recorded.document(found)
+    if arguments.json:
+        print(json.dumps(answer))
+    else:
+        print(f"{recorded.words(found)}\n\n{page(found.job.job_id, answer, width=width_of_output())}")
+    return None
 
 
 def _lives(target: Target) -> bool:

@@ -32,11 +32,12 @@ from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
-from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.stepper import Stepper, WriteAhead
 from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
+from elastic_driver.journal.journal import Journal
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
@@ -70,6 +71,7 @@ def build(
     chief: ChiefSide | None = None,
     output: Callable[[str], Sequence[str] | None] = lambda worker: None,
     routes: Routes = (),
+    journal: Journal | None = None,
 ) -> ElasticDriver:
     """Makes the driver of one job. It does nothing before it is run.
 
@@ -85,6 +87,7 @@ def build(
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
         output: the last lines of a worker's output, by its key; None for one that is not known.
         routes: what workers may ask beside what all workers may.
+        journal: where steps are written before they are made; None for nowhere.
     """
     clock = clock or JobClock()
     fleet, tasks = agents.fleet, agents.tasks
@@ -107,7 +110,11 @@ def build(
             health.commit_found()
         chronicle.on_disc(report)
 
-    stepper = Stepper(policy_of(settings, dialect.on_change), clock=clock, carry_out=carry_out, on_error=crash)
+    ahead: WriteAhead | None = None
+    if journal is not None:
+        ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning)
+    policy = policy_of(settings, dialect.on_change)
+    stepper = Stepper(policy, clock=clock, carry_out=carry_out, on_error=crash, ahead=ahead)
     standings = Standings(chronicle)
     worker_events = WorkerEvents(stepper, chronicle=chronicle, standings=standings, forget=forget)
     meetings = Meetings(fleet, agents.addresses, settings.port_range)

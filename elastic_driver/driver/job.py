@@ -26,6 +26,7 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.recording import close, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
@@ -108,6 +109,8 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
     if settings.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
     suspicions = preflight(settings)
+    on_change = first_kind(settings)
+    _check_recorded(settings, routes, on_change)
     job_id = secrets.token_hex(8)
     logs = _rank_logs(settings, job_id)
     instant = Instant()
@@ -120,6 +123,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             event_log=settings.event_log,
         ) as console,
         _logging_to(console),
+        recording(settings, job_id, console) as journal,
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
         EventHook(
             settings.event_hook or "",
@@ -155,7 +159,6 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         sink = Tails(outputs)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
-        on_change = first_kind(settings)
         agents = agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
@@ -204,10 +207,13 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             chief=chief,
             output=sink.of,
             routes=routes,
+            journal=journal,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
+        if journal is not None:
+            close(journal, code, console)
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])
@@ -229,6 +235,19 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
         if trainer is not None:
             await trainer.close(code)
     return code
+
+
+def _check_recorded(settings: Settings, routes: Routes, on_change: OnChange) -> None:
+    """Raises SettingsError where a job cannot have a journal."""
+    if settings.journal is None:
+        return
+    if routes:
+        raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")
+    if on_change is not OnChange.IN_PLACE:
+        raise SettingsError(
+            f"--journal is for workers that reset in place, and {settings.command[0]} is not seen to call hvd.init(): "
+            "give --on-change in-place too if it does"
+        )
 
 
 def first_kind(settings: Settings) -> OnChange:

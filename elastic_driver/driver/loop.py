@@ -155,6 +155,9 @@ class ElasticDriver:
         # One step of the way out that fails does not keep the others from being done.
         async with contextlib.AsyncExitStack() as way_out:
             way_out.enter_context(self.interrupts.handled())
+            # With a journal, it is there before anybody can come.
+            self.stepper.begin()
+            await self.stepper.settled()
             folder = SocketFolder.new()
             way_out.callback(folder.close)
             way_out.push_async_callback(self.server.close)

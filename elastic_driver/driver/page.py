@@ -86,7 +86,7 @@ class Page:
             Actions(
                 lambda host: self._drain(host, undo=False),
                 lambda host: self._drain(host, undo=True),
-                lambda: rounds.end().text,
+                lambda: rounds.end_soon().text,
                 stacks,
             ),
             output=output,
@@ -159,7 +159,7 @@ class Page:
             raise RendezvousProtocolError(str(error)) from error
 
     def _drain(self, host: str, *, undo: bool) -> tuple[bool, str]:
-        reply = self._rounds.drain(DrainHostRequest(host, undo))
+        reply = self._rounds.drain_soon(DrainHostRequest(host, undo))
         return reply.done, reply.text
 
     # --- what is shown ---------------------------------------------------------------------------------------------

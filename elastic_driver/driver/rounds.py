@@ -180,39 +180,53 @@ class Rounds:
         if why:
             raise RendezvousProtocolError(f"cannot take this report: {why}")
 
-    def leave(self, request: LeaveRequest) -> None:
-        """A worker was told by a signal to leave: its place is drained.
+    async def leave(self, request: LeaveRequest) -> None:
+        """A worker was told by a signal to leave: its place is drained when this returns.
 
         Raises:
             RendezvousClosedError: it is being stopped, or there was no round yet: it is to end at once.
         """
-        self._stepper.catch_up()
+        await self._stepper.settled()
         worker = request.worker
         if ends_at_once(self._stepper.state, worker):
             raise RendezvousClosedError(f"worker {worker} is to end at once")
         self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
+        await self._stepper.settled()
 
-    def _may_publish(self, request: RouteRequest) -> PublishReply:
+    async def _may_publish(self, request: RouteRequest) -> PublishReply:
         wanted = PublishRequest.from_json(request.body)
-        self._stepper.catch_up()
+        await self._stepper.settled()
         assert request.identity.worker is not None  # the route is the workers'
         why = why_unpublished(self._stepper.state, request.identity.worker, wanted.round_id)
         return PublishReply(granted=not why, reason=why)
 
-    def drain(self, request: DrainHostRequest) -> DrainReply:
-        """A host's workers are to leave at their next commit; or the host may be used again."""
+    async def drain(self, request: DrainHostRequest) -> DrainReply:
+        """A host's workers are to leave at their next commit, or the host may be used again, when this returns."""
+        await self._stepper.settled()
+        reply = self.drain_soon(request)
+        await self._stepper.settled()
+        return reply
+
+    def drain_soon(self, request: DrainHostRequest) -> DrainReply:
+        """Likewise, and returns before that is on disc, where there is a journal."""
         name, undo = request.hostname, request.undo
         self._stepper.catch_up()
-        before = self._stepper.state
+        before = self._stepper.coming
         refusal = why_refused(before, name)
         if refusal:
             return DrainReply(done=False, text=refusal)
         why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
         self._stepper.post(DrainRequested(name, None, why, undo, request.within_s))
-        return DrainReply(done=True, text=what_was_done(before, self._stepper.state, name, undo=undo))
+        return DrainReply(done=True, text=what_was_done(before, self._stepper.coming, name, undo=undo))
 
-    def end(self) -> EndReply:
-        """The job is to end."""
+    async def end(self) -> EndReply:
+        """The job is about to end when this returns."""
+        reply = self.end_soon()
+        await self._stepper.settled()
+        return reply
+
+    def end_soon(self) -> EndReply:
+        """Likewise; see :meth:`drain_soon`."""
         self._stepper.catch_up()
         return EndReply(self._end())
 

@@ -82,7 +82,7 @@ class JobStatus:
         state = self._stepper.state
         waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
         sentence = explain(state, self._clock(), stall=self._health.stall)
-        remarks = (self._health.remark(), self._discovery.remark() if waits else "")
+        remarks = (self._stepper.trouble, self._health.remark(), self._discovery.remark() if waits else "")
         return "; ".join(filter(None, (sentence, *remarks)))
 
     def newest_commit(self) -> int:
@@ -102,25 +102,12 @@ class JobStatus:
             "urls": self._agents.urls,
             **self._health.status(),
             **self._booked(),
+            **standing(state, now),
             "explain": self.explained(),
-            "age_s": round(now - state.began, 3),
-            "phase": state.phase,
-            "on_change": state.policy.on_change,
-            "round_id": state.round_id,
-            "commits": state.commits,
             "newest_commit": self.newest_commit(),
-            "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
-            "resets": state.resets,
             "progress": asdict(self._progress.estimate(now)),
             **self._table.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)], now),
-            "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
-            "unused": unused_slots(state),
-            "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
-            "silent": [one.hostname for one in state.silent if one.sure],
-            "left_out": sorted(state.cuts.out),
-            **_drained(state),
             "workers": [self._worker(record, now) for record in state.workers],
-            **_chief_of(state, now),
         }
 
     def _booked(self) -> dict[str, object]:
@@ -133,20 +120,50 @@ class JobStatus:
         worker = record.worker
         booked = self._goodput.worker(worker)
         return {
-            "worker": worker.key,
-            "host": worker.hostname,
-            "slot": worker.slot,
-            "phase": record.phase,
-            "since_s": round(now - record.since, 3),
-            "rank": record.rank if record.round_id else None,
-            "round_id": record.round_id,
-            "running": record.running,
+            **standing_of(record, now),
             "commits": max(record.commits, self._table.commits(worker)),
             "pid": self._processes.pid(worker),
             "booked": None if booked is None else _rounded(booked.seconds),
             "vitals": self._table.entry(worker, now),
-            **_server_of(record),
         }
+
+
+def standing(state: State, now: float) -> dict[str, object]:
+    """What the core's state alone says of a job, as JSON can hold it."""
+    return {
+        "age_s": round(now - state.began, 3),
+        "phase": state.phase,
+        "on_change": state.policy.on_change,
+        "round_id": state.round_id,
+        "commits": state.commits,
+        "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
+        "resets": state.resets,
+        "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
+        "unused": unused_slots(state),
+        "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+        "silent": [one.hostname for one in state.silent if one.sure],
+        "left_out": sorted(state.cuts.out),
+        **_drained(state),
+        **_chief_of(state, now),
+    }
+
+
+def standing_of(record: WorkerRecord, now: float) -> dict[str, object]:
+    """Likewise of a worker."""
+    worker = record.worker
+    return {
+        "worker": worker.key,
+        "host": worker.hostname,
+        "slot": worker.slot,
+        "phase": record.phase,
+        "since_s": round(now - record.since, 3),
+        "rank": record.rank if record.round_id else None,
+        "round_id": record.round_id,
+        "running": record.running,
+        "commits": record.commits,
+        "pid": None,
+        **_server_of(record),
+    }
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

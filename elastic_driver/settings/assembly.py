@@ -155,7 +155,7 @@ def _typed(name: str, value: Any) -> Any:
     try:
         if read is Path:
             # The driver's process may have another working directory by the time that it writes there.
-            absolute = name in ("durable_dir", "join_token_file", "operator_token_file")
+            absolute = name in ("durable_dir", "journal", "join_token_file", "operator_token_file")
             return (Path(value).absolute() if absolute else Path(value)) if str(value) else None
         if read is not None:
             return read(str(value))

@@ -48,6 +48,8 @@ _MAX_NUM_PROC = 65536
 # Over 30 years. Some of the system's clocks and timers cannot count much further.
 MAX_SECONDS = 1e9
 
+_DRIVER_TIMEOUT_S = 600.0
+
 # Horovod's bounds for the cooldown range, seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
@@ -118,6 +120,8 @@ class Settings:
         durable_every: commits from one on disc to the next; None not to count.
         durable_interval_s: seconds from one to the next; None not to look.
         durable_keep: how many are kept.
+        journal: folder where the driver writes what happens before anything comes of it; None for none.
+        driver_timeout_s: how long what happens may wait for that.
         on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
             processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
@@ -222,6 +226,8 @@ class Settings:
     durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
+    journal: Path | None = field(default=None, metadata=_given_by("--journal"))
+    driver_timeout_s: float = field(default=_DRIVER_TIMEOUT_S, metadata=_given_by("--driver-timeout"))
     on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
     horovod_protocol: str = field(default=AUTO, metadata=_given_by("--horovod-protocol", ENV_PROTOCOL))
@@ -263,6 +269,7 @@ class Settings:
         self._check_multiples()
         self._check_hosts()
         self._check_durable()
+        self._check_journal()
         self._check_machines()
         self._check_chief()
         if not self.command:
@@ -287,7 +294,7 @@ class Settings:
         """The rank that gets the driver's standard input; None for nobody."""
         if self.stdin is not None:
             return None if self.stdin == NO_STDIN else int(self.stdin)
-        if self.num_parameter_servers:
+        if self.num_parameter_servers or self.journal is not None:
             return None
         if self.max_num_proc == 1:
             return 0
@@ -548,6 +555,24 @@ class Settings:
             _at_least("--durable-keep", self.durable_keep, 1)
         if self.durable_interval_s is not None:
             check_seconds("--durable-interval", self.durable_interval_s)
+
+    def _check_journal(self) -> None:
+        check_seconds(FLAGS["driver_timeout_s"], self.driver_timeout_s)
+        if self.journal is None:
+            if self.driver_timeout_s != _DRIVER_TIMEOUT_S:
+                raise SettingsError("--driver-timeout is without effect: give --journal too")
+            return
+        others = {
+            "--parameter-servers": self.num_parameter_servers,
+            "--rdzv-endpoint": self.nodes is not None and bool(self.nodes.endpoint),
+            "--on-change restart": self.on_change == RESTART,
+            "--horovod-protocol on": self.horovod_protocol == ON,
+            "--stdin": self.stdin not in (None, NO_STDIN),
+            "a discovery object": self.discovery_socket is not None,
+        }
+        for other, is_given in others.items():
+            if is_given:
+                raise SettingsError(f"--journal cannot be beside {other}")
 
     def _check_machines(self) -> None:
         check_seconds(FLAGS["ssh_connect_timeout_s"], self.ssh_connect_timeout_s)

@@ -506,7 +506,7 @@ def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: 
     async def main(job: Job, loop: VirtualLoop) -> None:
         _, second = await job.train(2)
         job.leaves(second, "SIGTERM")
-        assert "of the 2 that the job needs (--min-np)" in job.text()
+        await job.until(lambda: "of the 2 that the job needs (--min-np)" in job.text(), "the drain")
         assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
@@ -536,7 +536,7 @@ def test_a_job_that_ends_just_after_a_standstill_has_it_booked(tmp_path: Path) -
     [
         (lambda job: job.interrupt(signal.SIGTERM), 143, True),
         (lambda job: job.interrupt(signal.SIGINT), 130, False),
-        (lambda job: job.driver.rounds.end(), 143, False),
+        (lambda job: job.driver.rounds.end_soon(), 143, False),
     ],
     ids=["SIGTERM", "SIGINT", "operator"],
 )

@@ -397,7 +397,7 @@ class Job:
 
     def drain(self, host: Host | str, *, undo: bool = False) -> None:
         """An operator drains a host."""
-        self.driver.rounds.drain(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
+        self.driver.rounds.drain_soon(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
 
     def status(self) -> dict[str, Any]:
         return self.driver.status.document()

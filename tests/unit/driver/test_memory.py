@@ -19,6 +19,7 @@ PLACES = (
     "driver",
     "discovery",
     "health",
+    "journal",
     "launch/dial",
     "launch/fleet",
     "launch/error_files.py",

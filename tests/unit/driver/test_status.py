@@ -23,6 +23,8 @@ A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
 class World:
     """A job of two workers that trains. In place of its stepper, too."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.job = Job(num_proc=2, min_num_proc=1)
         self.job.train("a", "b")
@@ -45,6 +47,13 @@ class World:
     def asked(self) -> Any:
         """The status as it travels."""
         return json.loads(json.dumps(self.status.document()))
+
+
+def test_a_journal_that_cannot_be_written_is_told() -> None:
+    world = World()
+    assert world.asked()["explain"] == "round 1 runs with 2 workers"
+    world.trouble = "cannot write the journal /journal: No space left on device"
+    assert world.asked()["explain"] == f"round 1 runs with 2 workers; {world.trouble}"
 
 
 def test_the_status_is_of_now() -> None:

@@ -1,0 +1,89 @@
+"""``elasticrun status --journal DIR``: what is known of a job whose driver has died.
+
+Owns what is made of a journal for people and programs. It takes no lock: a driver that starts at this moment must not
+be refused for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from elastic_driver import codec
+from elastic_driver.core.events import Event
+from elastic_driver.core.explain import explain
+from elastic_driver.driver.status import standing, standing_of
+from elastic_driver.errors import SettingsError
+from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.folder import JournalError, check_folder, lives
+from elastic_driver.journal.past import Recorded, read_job
+
+# Of the events, so many are shown to people.
+_SHOWN = 20
+
+
+def look_into(folder: Path) -> Recorded | Closed:
+    """What the journal in a folder says.
+
+    Raises:
+        SettingsError: there is none, or it cannot be read.
+    """
+    try:
+        folder = folder.parent.resolve(strict=True) / folder.name
+        check_folder(folder)
+    except OSError as error:
+        raise JournalError(f"cannot use the folder {folder} (--journal): {error.strerror}") from error
+    found = read_job(folder)
+    if found is None:
+        raise SettingsError(f"there is no journal in {folder}")
+    return found
+
+
+def has_driver(recorded: Recorded) -> bool:
+    """Whether the driver that has written it lives, as far as that can be seen from here."""
+    return lives(recorded.took.process)
+
+
+def document(recorded: Recorded) -> dict[str, Any]:
+    """The job as of its last step, in the form of ``GET /v1/status``, with ``recorded`` beside it."""
+    state, now, took = recorded.state, recorded.clock, recorded.took
+    return {
+        "job_id": recorded.job.job_id,
+        "command": list(recorded.job.command),
+        **standing(state, now),
+        "explain": explain(state, now),
+        "workers": [standing_of(record, now) for record in state.workers],
+        "recorded": {
+            "machine": took.machine,
+            "pid": _pid(took.process),
+            "version": took.version,
+            "directory": recorded.job.directory,
+            "last_step_unix_s": round(took.unix_s + now - took.clock, 3),
+            "events": [
+                {"age_s": round(at - state.began, 3), "event": codec.to_data(Event, event)}
+                for at, event in recorded.events
+            ],
+        },
+    }
+
+
+def words(recorded: Recorded) -> str:
+    """What people read above the status: how old it is, and what happened last."""
+    took = recorded.took
+    driver = f"process {_pid(took.process)} on {took.machine}"
+    whose = (
+        f"{driver} drives it, and cannot be asked from here"
+        if has_driver(recorded)
+        else f"no driver: {driver} has died"
+    )
+    last = datetime.datetime.fromtimestamp(took.unix_s + recorded.clock - took.clock).astimezone()
+    head = f"{whose}; this is the job as of {last.isoformat(' ', 'seconds')}, when something happened to it last"
+    began = recorded.state.began
+    lines = [f"{at - began:10.3f} {event!r}" for at, event in recorded.events[-_SHOWN:]]
+    return "\n".join([head, *([f"the last events of {len(recorded.events)} that are kept:"] if lines else []), *lines])
+
+
+def _pid(process: str) -> int | None:
+    pid = process.split(" ")[-2:-1]
+    return int(pid[0]) if pid and pid[0].isdigit() else None

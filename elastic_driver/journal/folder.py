@@ -1,0 +1,288 @@
+"""The folder of a journal: whether it is this user's alone, who drives its job, and whether it is still there.
+
+Owns the folder, the lock in it, and the checks. What the journal says is :mod:`elastic_driver.journal.file`'s.
+
+The lock is a ``flock``, held from before the journal is read until the process has ended: the kernel lets go of it when
+the driver dies, however it does. It goes with the inode, and not with the name: so whoever holds it looks before each
+write whether ``lock`` is still the file that it has locked (:attr:`JournalFolder.is_ours`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.system.process_name import look_up, name_of_this_process, place_of_processes
+
+LOCK, JOURNAL = "lock", "journal"
+_PRIVATE = 0o600
+# What is longer is no lock of ours.
+_MOST_TEXT = 4096
+# A process that is dead holds it for as long as the kernel or a child that has not come to its exec takes.
+_LOOK_S = 0.05
+# A file system over a network: its locks, if there are any, are a server's, and outlive this machine. Linux's magic.h
+# and the file systems' own headers; FUSE says of none what is behind it.
+_NETWORKS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x7461636F: "OCFS2",
+    0x01161970: "GFS2",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+    0x73757245: "Coda",
+    0x01021997: "9P",
+    0x65735546: "FUSE",
+}
+
+
+class JournalError(SettingsError):
+    """A journal cannot be used: its folder or its files are not what they have to be."""
+
+
+class JournalHeldError(JournalError):
+    """Another driver has it."""
+
+
+class JournalFolder:
+    """A folder that this process has locked. Used by one thread at a time.
+
+    Attributes:
+        path: where it is, without symbolic links.
+    """
+
+    def __init__(self, path: Path, job_id: str, descriptor: int) -> None:
+        self.path = path
+        self._job_id = job_id
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path, job_id: str, *, on_wait: Callable[[str], None] = lambda text: None) -> Self:
+        """Makes the folder where it is not there, checks it, and locks it.
+
+        Blocks for as long as a process that is dead still holds the lock.
+
+        Args:
+            path: the folder.
+            job_id: what is written into the lock, for messages.
+            on_wait: told once, in words, when it has to wait.
+
+        Raises:
+            JournalHeldError: a living process has it.
+            JournalError: it cannot be made, is not this user's alone, or its file system has no locks.
+        """
+        path = _checked(path)
+        return cls(path, job_id, _lock(path, job_id, on_wait))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets others have it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the lock is still where others look for it."""
+        return is_still(self.path / LOCK, self._descriptor)
+
+    def take_again(self) -> None:
+        """Makes and locks it anew, where somebody has removed or replaced it.
+
+        Raises:
+            JournalHeldError: somebody else has it now.
+            JournalError: see :meth:`take`.
+        """
+        descriptor = _lock(_checked(self.path), self._job_id, None)
+        self.release()
+        self._descriptor = descriptor
+
+
+def is_still(path: Path, descriptor: int) -> bool:
+    """Whether a name is that of an open file."""
+    try:
+        named, opened = path.lstat(), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Opens a file of a journal.
+
+    Raises:
+        OSError: it cannot be opened.
+        JournalError: it is another user's, open to others, no plain file, or has another name.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, _PRIVATE)
+    except OSError as error:
+        if path.is_symlink():
+            raise JournalError(f"cannot use {path} (--journal): it is a symbolic link") from error
+        raise
+    status = os.fstat(descriptor)
+    why = ""
+    if not stat.S_ISREG(status.st_mode):
+        why = "it is no plain file"
+    elif status.st_uid != os.geteuid():
+        why = f"it belongs to user {status.st_uid}"
+    elif status.st_mode & 0o077:
+        why = f"others may open it: chmod 600 {path}"
+    elif status.st_nlink > 1:
+        why = "it is a hard link: the file has other names"
+    if why:
+        os.close(descriptor)
+        raise JournalError(f"cannot use {path} (--journal): {why}")
+    return descriptor
+
+
+def check_folder(path: Path) -> None:
+    """Makes sure that a folder is this user's, and that nobody else can enter, rename or replace it.
+
+    Args:
+        path: without symbolic links above it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        JournalError: it is not.
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise _unfit(path, "it is a symbolic link: name the folder itself")
+    if not stat.S_ISDIR(status.st_mode):
+        raise _unfit(path, "it is no folder")
+    if status.st_uid != os.geteuid():
+        raise _unfit(path, f"it belongs to user {status.st_uid}")
+    if status.st_mode & 0o077:
+        raise _unfit(path, f"others may enter it: chmod 700 {path}")
+    for above in path.parents:
+        there = above.stat()
+        if there.st_uid not in (0, os.geteuid()):
+            raise _unfit(path, f"{above} belongs to user {there.st_uid}, who could replace it")
+        if there.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not there.st_mode & stat.S_ISVTX:
+            raise _unfit(path, f"others may write to {above}, and could replace it")
+
+
+def file_system(path: Path) -> int:
+    """What the kernel calls the kind of a folder's file system: a number of statfs(2). Raises OSError."""
+    # The structure begins with it, has the size of a long on all machines but one, and fits into this everywhere.
+    data = ctypes.create_string_buffer(512)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), data):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    return ctypes.c_uint32.from_buffer(data, 4 if _is_big() else 0).value
+
+
+def lives(process: str) -> bool:
+    """Whether a process of this machine lives, by its name: a zombie does not.
+
+    One of another pid namespace, which nobody can look up from here, counts as living.
+    """
+    place, _, rest = process.rpartition(" ")
+    place, _, pid = place.rpartition(" ")
+    try:
+        if place != place_of_processes():
+            return bool(process)
+        state, started = look_up(int(pid))
+        return state not in "ZX" and started == int(rest)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _checked(path: Path) -> Path:
+    """The folder, made where it is not there, without symbolic links above it."""
+    try:
+        path = path.parent.resolve(strict=True) / path.name
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        check_folder(path)
+        network = _NETWORKS.get(file_system(path))
+    except OSError as error:
+        raise _unfit(path, error.strerror or str(error)) from error
+    if network is not None:
+        raise _unfit(path, f"it is on a file system over a network ({network}), whose locks are not this machine's")
+    return path
+
+
+def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int:
+    """The descriptor that holds the lock. ``on_wait``: None for who does not wait for the dead."""
+    waited = False
+    while True:
+        try:
+            descriptor = open_private(path / LOCK, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise _unfit(path, f"{LOCK}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_still(path / LOCK, descriptor):
+                _sign(descriptor, job_id)
+                return descriptor
+        except BlockingIOError:
+            _, process, job = _signed(descriptor)
+            if on_wait is None or not process or lives(process):
+                os.close(descriptor)
+                raise _held(path, process, job) from None
+            if not waited:
+                waited = True
+                on_wait(
+                    f"the journal {path} is still locked for process {_pid(process)}, which is dead: waiting until the "
+                    "kernel has let go of it"
+                )
+        except OSError as error:
+            os.close(descriptor)
+            raise _unfit(path, f"{LOCK}: {error.strerror}; a journal needs a file system with locks") from error
+        os.close(descriptor)
+        time.sleep(_LOOK_S)
+
+
+def _sign(descriptor: int, job_id: str) -> None:
+    text = "\n".join((platform.node(), name_of_this_process(), job_id, ""))
+    # Without room on the disc nobody is told whose it is, and it is locked all the same.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
+
+
+def _signed(descriptor: int) -> tuple[str, str, str]:
+    """Machine, process and job of whoever has locked it, as far as they are there already."""
+    lines = os.pread(descriptor, _MOST_TEXT, 0).decode(errors="replace").split("\n")
+    machine, process, job = (*lines[:3], "", "", "")[:3]
+    return machine, process, job
+
+
+def _held(path: Path, process: str, job: str) -> JournalHeldError:
+    whom = f"job {job}" if job else "another job"
+    by = f" is driven by process {_pid(process)}" if process else " uses it"
+    return JournalHeldError(f"cannot use the folder {path} (--journal): {whom}{by}")
+
+
+def _pid(process: str) -> str:
+    return process.rpartition(" ")[0].rpartition(" ")[2]
+
+
+def _unfit(path: Path, why: str) -> JournalError:
+    return JournalError(f"cannot use the folder {path} (--journal): {why}")
+
+
+def _is_big() -> bool:
+    return sys.byteorder == "big" and ctypes.sizeof(ctypes.c_long) == 8

@@ -1,0 +1,210 @@
+"""The journal of a running job: steps are on disc before they are visible.
+
+Owns the thread that writes, the file, when that is compacted, and what is done about a disc that is full, fails or is
+taken away. Which steps there are, and who waits for them, is :mod:`elastic_driver.driver.stepper`'s.
+
+A driver begins with a file of its own, and never appends to what another has written. Nor does it after an error, since
+a later fsync may call pages written that are lost: it begins another file, with all that there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from elastic_driver.core import document
+from elastic_driver.core.events import Command, Event, ReportResumed
+from elastic_driver.core.state import State
+from elastic_driver.journal.entries import Closed, JobFacts, Snapshot, Stepped, Took, encode, told
+from elastic_driver.journal.file import RecordFile, remove_leftovers
+from elastic_driver.journal.folder import JournalError, JournalFolder, JournalHeldError
+from elastic_driver.system.file_writer import FLUSH_S, FileWriter
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.version import __version__
+
+# After an error, until it is tried again.
+_AGAIN_S = 1.0
+# A file is compacted when its steps take so long to be made again, or when it is so large, and so many times as large
+# as what it would be then; but at twice these limits only where the job is in the middle of something.
+_REPLAY_S = 0.25
+_LARGE_BYTES, _LARGE_SHARE = 1 << 20, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the core that is made, and not visible yet.
+
+    Attributes:
+        clock: the job's time.
+        event: what happened.
+        state: what the job becomes by it.
+        commands: what is to be done.
+        took_s: how long it took to make.
+    """
+
+    clock: float
+    event: Event
+    state: State
+    commands: Sequence[Command]
+    took_s: float
+
+
+Done = Callable[[Exception | None], object]
+"""Called on the loop when what was given is on disc, or can never be, since somebody else has the journal."""
+
+
+class Journal:
+    """See above. Used on the event loop, but for :meth:`close`.
+
+    Args:
+        folder: locked.
+        job: what is kept of the job beside its state.
+        epoch: of this driver.
+
+    Attributes:
+        trouble: why the last try to write failed, in words; "" when it did not.
+    """
+
+    def __init__(self, folder: JournalFolder, job: JobFacts, *, epoch: int) -> None:
+        self._folder = folder
+        self._job = job
+        self._epoch = epoch
+        self._took: Took | None = None
+        self._file: RecordFile | None = None
+        self._sequence = 0
+        self._replay_s = 0.0
+        self._snapshot_bytes = 0
+        self._given_up = threading.Event()
+        self.trouble = ""
+        # Whatever stands above is the thread's alone, but for the last two.
+        self._writer = FileWriter("elasticrun-journal")
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
+    def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
+        """Puts steps on disc, all of them at once. Never blocks. One call at a time.
+
+        Args:
+            clock: the job's time.
+            state: as of the last of these steps.
+            steps: in their order.
+            done: see Done.
+        """
+        loop = asyncio.get_running_loop()
+        self._writer.put(
+            partial(self._write, clock, state, steps, lambda outcome: loop.call_soon_threadsafe(done, outcome))
+        )
+
+    def give_up(self) -> None:
+        """Nothing of the job is written any more, and nobody waits for what was."""
+        self._given_up.set()
+
+    def close(self, exit_code: int) -> str:
+        """Says that nothing of the job is left, in a file without anything else. Blocks for some seconds at most.
+
+        Returns:
+            Why it cannot be said; "" when it is on disc.
+        """
+        self.give_up()
+        outcome = ["the disc does not answer"]
+        self._writer.put(partial(self._close, exit_code, outcome))
+        self._writer.close(FLUSH_S)
+        return outcome[0]
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
+        outcome: Exception | None = None
+        while not self._given_up.is_set():
+            try:
+                self._put(clock, state, steps)
+                self.trouble = ""
+                break
+            except JournalHeldError as error:
+                outcome = error
+                break
+            except (OSError, JournalError) as error:
+                self._drop_file()
+                self.trouble = (isinstance(error, OSError) and error.strerror) or str(error)
+                self._given_up.wait(_AGAIN_S)
+            except Exception as error:  # a bug, and the end of the job
+                outcome = error
+                break
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended without it
+            done(outcome)
+
+    def _put(self, clock: float, state: State, steps: Sequence[Step]) -> None:
+        self._look()
+        if self._took is None:
+            self._took = self._take(clock)
+        self._replay_s += sum(step.took_s for step in steps)
+        self._sequence += 1
+        if self._file is None or self._is_due(steps):
+            self._begin(encode((self._took, Snapshot(clock, self._job, state))))
+            self._replay_s = 0.0
+        else:
+            body = encode([Stepped(step.clock, step.event, told(step.commands)) for step in steps])
+            self._file.append(self._sequence, body)
+
+    def _look(self) -> None:
+        """Whether others still find what this process writes. What was removed is made anew."""
+        path = self._folder.path
+        if not self._folder.is_ours:
+            self._folder.take_again()
+            self._drop_file()
+        if self._file is not None and not self._file.is_in(path):
+            self._drop_file()
+        if self._file is None:
+            remove_leftovers(path)
+
+    def _is_due(self, steps: Sequence[Step]) -> bool:
+        assert self._file is not None
+        weight = max(
+            self._replay_s / _REPLAY_S,
+            min(self._file.size / _LARGE_BYTES, self._file.size / (_LARGE_SHARE * self._snapshot_bytes)),
+        )
+        resumed = any(isinstance(command, ReportResumed) for step in steps for command in step.commands)
+        return weight >= (1.0 if resumed else 2.0)
+
+    def _begin(self, body: bytes) -> None:
+        file = RecordFile.new(self._folder.path, self._sequence, body)
+        self._drop_file()
+        self._file, self._snapshot_bytes = file, file.size
+
+    def _take(self, clock: float) -> Took:
+        return Took(
+            self._epoch,
+            __version__,
+            platform.python_version(),
+            document.VERSION,
+            platform.node(),
+            name_of_this_process(),
+            clock,
+            time.clock_gettime(time.CLOCK_BOOTTIME),
+            time.time(),
+        )
+
+    def _close(self, exit_code: int, outcome: list[str]) -> None:
+        try:
+            self._look()
+            self._sequence += 1
+            self._begin(encode([Closed(self._epoch, self._job.job_id, exit_code)]))
+            outcome[0] = ""
+        except (OSError, JournalError) as error:
+            outcome[0] = (isinstance(error, OSError) and error.strerror) or str(error)
+        self._drop_file()
+
+    def _drop_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

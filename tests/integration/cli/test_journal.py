@@ -1,0 +1,243 @@
+"""elasticrun --journal: what is kept of a job whose driver dies, with real jobs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.core.state import JobPhase
+from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.folder import JOURNAL, LOCK
+from elastic_driver.journal.past import Recorded, read_job
+from tests.support.processes.jobs import PROGRAM, Job
+from tests.support.processes.subcommands import elasticrun
+
+pytestmark = [pytest.mark.integration]
+
+RUN = ("-np", "1", "--on-change", "in-place")
+
+
+@contextmanager
+def job_of_two(folder: Path, *flags: str) -> Iterator[Job]:
+    with Job(folder, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(folder / "kept"), *flags) as job:
+        job.wait_for_steps(2)
+        yield job
+
+
+def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) -> None:
+    kept = tmp_path / "kept"
+    with job_of_two(tmp_path, "--on-change", "in-place") as job:
+        started = job.events("job_started")[0]
+        job.wait_for("the round", lambda: job.events("round_resumed"))
+        living = elasticrun("status", "--journal", str(kept))
+        assert living.stdout.startswith(f"job {started['job_id']}, running, "), living.stderr
+        answer = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
+        assert all(each["pid"] for each in answer["workers"]), "its driver has answered"
+        elsewhere = elasticrun("status", "--journal", str(kept), XDG_RUNTIME_DIR=str(tmp_path))
+        assert f"process {job.process.pid} on " in elsewhere.stdout
+        assert " drives it, and cannot be asked from here; this is the job as of " in elsewhere.stdout
+        job.process.kill()
+        job.wait()
+        job.wait_for("the end of the workers", lambda: not job.leftovers())
+
+    # Its sole host has died with it.
+    shown = elasticrun("status", "--journal", str(kept))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    head, *_ = shown.stdout.splitlines()
+    assert re.match(rf"no driver: process {job.process.pid} on \S+ has died; this is the job as of \d{{4}}-", head)
+    assert "WorkerRunning" in shown.stdout
+    assert f"job {started['job_id']}, running, " in shown.stdout
+    assert [line.split()[:3] for line in shown.stdout.splitlines()[-2:]] == [
+        ["0", "localhost[0]", "training"],
+        ["1", "localhost[1]", "training"],
+    ]
+    told = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
+    assert (told["job_id"], told["phase"], told["round_id"]) == (started["job_id"], "running", 1)
+    assert told["recorded"]["pid"] == job.process.pid
+    assert told["recorded"]["events"][0]["event"]["is"] == "HostsDiscovered"
+    found = read_job(kept)
+    assert isinstance(found, Recorded)
+    assert found.state.phase is JobPhase.RUNNING
+    assert found.job.command[-1] == str(PROGRAM)
+
+    # Another command there would lose it.
+    before = (kept / JOURNAL).read_bytes()
+    refused = elasticrun(*RUN, "--journal", str(kept), "true")
+    assert refused.returncode == 2
+    assert f"job {started['job_id']} in it has not ended, but its driver has died" in refused.stderr
+    assert f"elasticrun status --journal {kept}" in refused.stderr
+    assert (kept / JOURNAL).read_bytes() == before
+    (kept / JOURNAL).unlink()
+    assert elasticrun("status", "--journal", str(kept)).stderr.endswith(f"there is no journal in {kept}\n")
+    again = run(*RUN, "--journal", str(kept), "true")
+    assert "has not ended" not in again.stderr
+    assert isinstance(read_job(kept), Closed)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "elastic_driver", *words], capture_output=True, text=True, timeout=150, check=False
+    )
+
+
+def test_of_a_job_that_has_ended_only_that_is_kept(tmp_path: Path, runtime: Path) -> None:
+    kept = tmp_path / "kept"
+    epochs = []
+    for _ in range(2):
+        with job_of_two(tmp_path, "--on-change", "in-place") as job:
+            job_id = job.events("job_started")[-1]["job_id"]
+            refused = elasticrun(*RUN, "--journal", str(kept), "true")
+            assert refused.returncode == 2
+            assert f"job {job_id} is driven by process {job.process.pid}" in refused.stderr
+            drained = elasticrun("drain", "--undo", "localhost")
+            assert "was not drained" in drained.stdout
+            assert elasticrun("end", job_id).returncode == 0
+            assert job.wait() == 143
+        shown = elasticrun("status", "--journal", str(kept))
+        assert shown.stdout == f"job {job_id} has ended with exit code 143\n"
+        found = read_job(kept)
+        assert isinstance(found, Closed)
+        epochs.append(found.epoch)
+        assert "localhost" not in (kept / JOURNAL).read_text(errors="replace")
+        assert sorted(each.name for each in kept.iterdir()) == [JOURNAL, LOCK]
+        job.event_log.unlink()
+        job.step_log.unlink()
+    assert epochs == [1, 2]
+
+
+def test_a_job_loses_a_worker_and_goes_on(tmp_path: Path, runtime: Path) -> None:
+    with Job(
+        tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", "--journal", str(tmp_path / "kept"),
+        "--on-change", "in-place",
+    ) as job:  # fmt: skip
+        lines = job.wait_for_steps(2)
+        os.kill(next(line["pid"] for line in lines if line["rank"] == 1), signal.SIGKILL)
+        job.wait_for_steps(1)
+        found = read_job(tmp_path / "kept")
+        assert isinstance(found, Recorded)
+        assert found.state.round_id == 2
+
+
+def test_a_folder_that_is_removed_while_the_job_runs_is_made_anew(tmp_path: Path, runtime: Path) -> None:
+    kept = tmp_path / "kept"
+    with job_of_two(tmp_path, "--on-change", "in-place") as job:
+        for each in kept.iterdir():
+            each.unlink()
+        kept.rmdir()
+        assert elasticrun("drain", "localhost").returncode == 0
+        found = read_job(kept)
+        assert isinstance(found, Recorded)
+        assert found.state.drained
+        job.process.send_signal(signal.SIGTERM)
+        job.wait()
+    assert isinstance(read_job(kept), Closed)
+
+
+def test_a_disc_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, runtime: Path) -> None:
+    """The folder's parent is gone: nothing can be written, until it is back."""
+    kept = tmp_path / "above" / "kept"
+    kept.parent.mkdir(mode=0o700)
+    with Job(
+        tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(kept), "--on-change", "in-place",
+    ) as job:  # fmt: skip
+        job.wait_for_steps(2)
+        kept.parent.rename(tmp_path / "elsewhere")
+        # What happens now waits; training goes on.
+        with subprocess.Popen([sys.executable, "-m", "elastic_driver", "drain", "localhost"]) as draining:
+            job.wait_for("the warning", lambda: "cannot write the journal" in job.said())
+            assert "cannot write the journal" in json.loads(elasticrun("status", "--json").stdout)["explain"]
+            job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
+            assert draining.poll() is None
+            (tmp_path / "elsewhere").rename(kept.parent)
+            assert draining.wait(150) == 0
+        assert "the journal is written again" in job.said()
+        found = read_job(kept)
+        assert isinstance(found, Recorded)
+        assert found.state.drained
+        kept.parent.rename(tmp_path / "elsewhere")
+        assert elasticrun("end", job.events("job_started")[0]["job_id"]).returncode == 0
+        assert job.wait() == 143
+    assert "cannot write in the journal" in job.said()
+
+
+def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path) -> None:
+    program = (
+        "import sys\n"
+        "from elastic_driver.driver.rounds import Rounds\n"
+        "def fail(*_): raise ZeroDivisionError('a bug')\n"
+        "Rounds.publish = fail\n"
+        "from elastic_driver.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    kept = tmp_path / "kept"
+    words = (*RUN, "--journal", str(kept), sys.executable, str(PROGRAM))
+    env = {**os.environ, "STEP_LOG": str(tmp_path / "steps")}
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=150, check=False, env=env
+    )
+    assert ran.returncode == 70
+    assert f"what led to this is kept in {kept}: elasticrun status --journal {kept} shows it" in ran.stderr
+    told = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
+    assert told["recorded"]["events"][-1]["event"]["is"] == "WorkerReady"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--parameter-servers", "1"), "--journal cannot be beside --parameter-servers"),
+        (("--on-change", "restart"), "--journal cannot be beside --on-change restart"),
+        (("--horovod-protocol", "on"), "--journal cannot be beside --horovod-protocol on"),
+        (("--stdin", "0"), "--journal cannot be beside --stdin"),
+        (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
+        (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),
+        ((), "is not seen to call hvd.init()"),
+    ],
+)
+def test_what_cannot_have_a_journal(tmp_path: Path, flags: tuple[str, ...], why: str) -> None:
+    ran = elasticrun("-np", "1", "--journal", str(tmp_path / "kept"), *flags, "true")
+    assert ran.returncode == 2
+    assert why in ran.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_node_of_torchruns_cannot_have_one(tmp_path: Path) -> None:
+    words = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", "localhost:29400")
+    ran = elasticrun(*words, "--journal", str(tmp_path / "kept"), "true")
+    assert (ran.returncode, "--journal cannot be beside --rdzv-endpoint" in ran.stderr) == (2, True)
+
+
+def test_a_limit_without_a_journal_is_refused() -> None:
+    ran = elasticrun("-np", "1", "--driver-timeout", "5", "true")
+    assert ran.stderr == "elasticrun: error: --driver-timeout is without effect: give --journal too\n"
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir(mode=0o755)
+    for words in ((*RUN, "--journal", str(tmp_path / "kept"), "true"), ("status", "--journal", str(tmp_path / "kept"))):
+        ran = elasticrun(*words)
+        assert (ran.returncode, "others may enter it: chmod 700" in ran.stderr) == (2, True)
+
+
+def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir(mode=0o700)
+    path = tmp_path / "kept" / JOURNAL
+    path.touch(mode=0o600)
+    path.write_bytes(b"elastic_driver journal 1\n rubbish")
+    for words in ((*RUN, "--journal", str(tmp_path / "kept"), "true"), ("status", "--journal", str(tmp_path / "kept"))):
+        ran = elasticrun(*words)
+        assert (ran.returncode, "its first record is damaged (byte 25)" in ran.stderr) == (2, True)
+    assert path.read_bytes() == b"elastic_driver journal 1\n rubbish"
+
+
+def test_a_status_takes_either_a_journal_or_a_job(tmp_path: Path) -> None:
+    ran = elasticrun("status", "--journal", str(tmp_path), "0123")
+    assert "--journal names the job" in ran.stderr

@@ -1,0 +1,435 @@
+"""Steps that are on disc before they are visible: the time is the test's, and so is the disc."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.core.events import (
+    Command,
+    DrainRequested,
+    EndJob,
+    Event,
+    HostsDiscovered,
+    HostSilent,
+    PublishRound,
+    StartWorker,
+    StopRequested,
+    TimerExpired,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerReady,
+    WorkersReported,
+)
+from elastic_driver.core.membership import Policy, step
+from elastic_driver.core.state import State
+from elastic_driver.driver.stepper import Stepper, WriteAhead
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.journal.folder import JournalHeldError
+from elastic_driver.journal.journal import Done, Step
+from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+
+pytestmark = pytest.mark.unit
+
+A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
+HOSTS = HostsDiscovered((Host("a", 1), Host("b", 1)))
+STOP = StopRequested(signal.SIGTERM, "SIGTERM")
+
+
+def ready(worker: WorkerId) -> WorkerReady:
+    return WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,))
+
+
+class Disc:
+    """See Journal: what it is given is on disc when the test says so."""
+
+    path = Path("/journal")
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self.given_up = False
+        self.written: list[Step] = []
+        self.states: list[State] = []
+        self.waiting: list[Done] = []
+        self.writes = 0
+
+    def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
+        assert not self.waiting, "one write is under way"
+        self.writes += 1
+        self.written += steps
+        self.states.append(state)
+        self.waiting.append(done)
+
+    def give_up(self) -> None:
+        self.given_up = True
+
+    def answers(self, error: Exception | None = None) -> None:
+        self.waiting.pop()(error)
+
+    def events(self) -> list[Event]:
+        return [each.event for each in self.written]
+
+
+class World:
+    """A stepper of a job of two with a journal, and what came of it."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.disc = Disc()
+        self.commands: list[Command] = []
+        self.told: list[str] = []
+        self.errors: list[Exception] = []
+        self.fails_at: type | None = None
+        self.comes_of: dict[type, Event] = {}
+        ahead = WriteAhead(self.disc, 600.0, loop.call_later, self.told.append)  # type: ignore[arg-type]
+        self.stepper = Stepper(
+            Policy(num_proc=2, min_num_proc=1, start_timeout_s=60.0),
+            clock=loop.time,
+            carry_out=self._carry_out,
+            on_error=self._failed,
+            ahead=ahead,
+        )
+
+    def _carry_out(self, commands: Sequence[Command], now: float) -> None:
+        for command in commands:
+            self.commands.append(command)
+            if (event := self.comes_of.pop(type(command), None)) is not None:
+                self.stepper.post(event)
+            if self.fails_at is not None and isinstance(command, self.fails_at):
+                raise ZeroDivisionError("a bug")
+
+    def _failed(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.stepper.fail(error)
+
+    def of(self, kind: type) -> list[Any]:
+        return [command for command in self.commands if isinstance(command, kind)]
+
+    def replayed(self) -> State:
+        """What the journal comes to."""
+        state = self.disc.states[0]
+        for each in self.disc.written:
+            state, commands = step(state, each.event, each.clock)
+            assert (state, commands) == (each.state, each.commands)
+        return state
+
+
+def play(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop)
+        world.stepper.begin()
+        assert world.disc.writes == 1
+        world.disc.answers()
+        await test(world)
+        world.stepper.close()
+
+    run_virtually(main)
+
+
+def test_nothing_is_visible_or_done_before_it_is_on_disc() -> None:
+    async def test(world: World) -> None:
+        before = world.stepper.state
+        world.stepper.post(HOSTS)
+        assert world.disc.events() == [HOSTS]
+        assert world.stepper.state is before
+        assert world.commands == []
+        assert world.stepper.coming.hosts == HOSTS.hosts
+        world.disc.answers()
+        assert world.stepper.state is world.stepper.coming
+        assert [command.worker for command in world.of(StartWorker)] == [A, B]
+        assert world.disc.writes == 2
+
+    play(test)
+
+
+def test_before_the_journal_has_begun_nothing_is_done() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop)
+        world.stepper.begin()
+        world.stepper.post(HOSTS)
+        settled = asyncio.ensure_future(world.stepper.settled())
+        await asyncio.sleep(1)
+        assert world.commands == []
+        assert world.disc.events() == []
+        world.disc.answers()
+        assert world.disc.events() == [HOSTS]
+        assert not settled.done()
+        world.disc.answers()
+        await settled
+        assert world.of(StartWorker)
+        world.stepper.close()
+
+    run_virtually(main)
+
+
+def test_what_comes_meanwhile_is_one_write_with_the_events_behind_the_reports() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.post(TimerExpired())
+        world.stepper.report(ready(A))
+        world.stepper.post(DrainRequested("b", None, "as asked"))
+        world.stepper.report(ready(B))
+        await asyncio.sleep(1)
+        assert world.disc.writes == 2, "one is under way"
+        # They are not known before the first step is visible.
+        world.disc.answers()
+        assert world.disc.writes == 3
+        assert world.disc.events() == [
+            HOSTS,
+            WorkersReported((ready(A), ready(B))),
+            TimerExpired(),
+            DrainRequested("b", None, "as asked"),
+        ]
+        assert world.of(PublishRound) == []
+        world.disc.answers()
+        assert len(world.of(PublishRound)) == 1
+        assert world.stepper.state == world.replayed()
+        assert world.stepper.state.drained == {("b", None)}
+
+    play(test)
+
+
+def test_reports_alone_are_looked_for_when_the_write_is_done() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.report(ready(A))
+        world.stepper.report_host(HostSilent("b", 5.0))
+        await asyncio.sleep(1)
+        world.stepper.catch_up()
+        await asyncio.sleep(1)
+        assert world.disc.writes == 2
+        world.disc.answers()
+        await asyncio.sleep(1)
+        assert world.disc.events() == [HOSTS, ready(A), HostSilent("b", 5.0)]
+        world.disc.answers()
+        world.stepper.report(ready(B))
+        await asyncio.sleep(1)
+        assert world.disc.events()[-1] == ready(B)
+
+    play(test)
+
+
+def test_a_timer_that_fires_while_the_disc_hangs_is_behind_who_has_reported_in_time() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        await asyncio.sleep(30)
+        world.stepper.report(ready(A))
+        await asyncio.sleep(1)
+        await asyncio.sleep(40)  # the disc hangs, and the start's limit passes
+        world.stepper.report(ready(B))
+        world.disc.answers()
+        await asyncio.sleep(0)
+        world.disc.answers()
+        assert world.disc.events()[-2:] == [ready(B), TimerExpired()]
+        assert [[one.worker for one in each.placed] for each in world.of(PublishRound)] == [[A, B]]
+
+    play(test)
+
+
+def test_who_has_to_know_waits_until_nothing_is_under_way() -> None:
+    async def test(world: World) -> None:
+        await world.stepper.settled()  # nothing is
+        world.stepper.post(HOSTS)
+        world.stepper.post(DrainRequested("b", None, "as asked"))
+        looks = [asyncio.ensure_future(world.stepper.settled()) for _ in range(2)]
+        world.disc.answers()
+        await asyncio.sleep(0)
+        assert not any(look.done() for look in looks)
+        world.disc.answers()
+        await asyncio.gather(*looks)
+        assert world.stepper.state.drained
+
+    play(test)
+
+
+def test_of_two_who_look_and_then_act_the_second_sees_what_the_first_has_done() -> None:
+    async def test(world: World) -> None:
+        seen = []
+
+        async def act() -> None:
+            await world.stepper.settled()
+            seen.append(bool(world.stepper.state.drained))
+            world.stepper.post(DrainRequested("b", None, "as asked"))
+
+        world.stepper.post(HOSTS)
+        acts = [asyncio.ensure_future(act()) for _ in range(2)]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            world.disc.answers()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await asyncio.gather(*acts)
+        assert seen == [False, True]
+
+    play(test)
+
+
+def test_what_comes_of_a_command_is_another_write() -> None:
+    async def test(world: World) -> None:
+        event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent has gone", 0.5, bad_command=False)
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        await asyncio.sleep(0)
+        assert world.disc.events() == [HOSTS, event]
+
+    play(test)
+
+
+def test_a_step_that_raises_is_not_in_the_journal() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.post(HostsDiscovered(None))  # type: ignore[arg-type]
+        world.disc.answers()
+        assert world.disc.events() == [HOSTS]
+        assert [type(error) for error in world.errors] == [TypeError]
+        assert world.stepper.state.end is not None
+        assert world.stepper.state.end.exit_code == 70
+
+    play(test)
+
+
+def test_after_a_command_that_fails_nothing_of_its_write_is_made() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(TimerExpired())
+        world.stepper.post(HOSTS)
+        world.stepper.post(DrainRequested("b", None, "as asked"))
+        world.fails_at = StartWorker
+        world.disc.answers()
+        world.disc.answers()
+        assert [str(error) for error in world.errors] == ["a bug"]
+        assert not world.stepper.state.drained
+        assert world.stepper.is_over
+        await world.stepper.settled()
+
+    play(test)
+
+
+def test_of_a_job_that_has_ended_nothing_is_written() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        world.stepper.post(STOP)
+        assert world.of(EndJob) == []
+        world.disc.answers()
+        assert world.of(EndJob) == [EndJob(143, "interrupted by SIGTERM")]
+        writes = world.disc.writes
+        world.stepper.post(WorkerExited(A, -15, "killed by SIGTERM", 0.5))
+        world.stepper.report(WorkerExited(B, -15, "killed by SIGTERM", 0.5))
+        await asyncio.sleep(1)
+        assert (world.disc.writes, len(world.stepper.state.workers)) == (writes, 0)
+
+    play(test)
+
+
+# --- a disc that does not answer -----------------------------------------------------------------------------------
+
+
+def test_a_disc_that_does_not_answer_is_told_of_once_and_when_it_does_again() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        await asyncio.sleep(1)
+        assert (world.told, world.stepper.trouble) == ([], "")
+        world.disc.trouble = "No space left on device"
+        await asyncio.sleep(500)
+        assert world.stepper.trouble == "cannot write the journal /journal: No space left on device"
+        assert len(world.told) == 1
+        assert "after 600 s (--driver-timeout) the job ends" in world.told[0]
+        world.disc.trouble = ""
+        world.disc.answers()
+        assert world.stepper.trouble == ""
+        assert world.told[1:] == ["the journal is written again"]
+        assert world.of(StartWorker)
+        world.stepper.post(TimerExpired())
+        await asyncio.sleep(500)
+        assert "the disc does not answer" in world.told[2]
+
+    play(test)
+
+
+def test_an_event_that_has_waited_for_the_limit_ends_the_job() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        settled = asyncio.ensure_future(world.stepper.settled())
+        await asyncio.sleep(599)
+        assert world.commands == []
+        await asyncio.sleep(2)
+        (end,) = world.commands
+        assert end == EndJob(
+            70, "cannot write the journal /journal for 600 s (--driver-timeout): the disc does not answer"
+        )
+        assert world.stepper.state.end == end
+        assert world.disc.given_up
+        await settled
+        world.disc.answers()
+        assert world.commands == [end], "it is too late"
+        assert world.stepper.state.workers.find(A) is None
+
+    play(test)
+
+
+@pytest.mark.parametrize("after_s", [0.5, 30.0])
+def test_the_end_that_is_asked_for_needs_no_disc(after_s: float) -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        await asyncio.sleep(after_s)
+        world.stepper.post(DrainRequested("b", None, "as asked"))
+        world.stepper.post(STOP)
+        settled = asyncio.ensure_future(world.stepper.settled())
+        await asyncio.sleep(3)
+        assert world.of(EndJob) == [EndJob(143, "interrupted by SIGTERM")]
+        assert world.of(StartWorker) == []
+        await settled
+        assert world.disc.given_up
+
+    play(test)
+
+
+def test_a_job_that_has_ended_by_itself_does_not_wait_for_the_disc_to_say_so() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        world.stepper.post(STOP)
+        await asyncio.sleep(3)
+        assert world.of(EndJob) == [EndJob(143, "interrupted by SIGTERM")]
+        world.stepper.report(WorkerExited(A, -15, "killed by SIGTERM", 0.5))
+        await asyncio.sleep(1)
+        assert world.stepper.state.workers.find(A) is None
+
+    play(test)
+
+
+def test_a_driver_that_has_lost_its_journal_ends_its_job() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers(JournalHeldError("another has it"))
+        assert world.commands == [EndJob(70, "another has it")]
+
+    play(test)
+
+
+def test_an_error_of_the_journals_own_is_an_internal_one() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers(ZeroDivisionError("a bug"))
+        assert [str(error) for error in world.errors] == ["a bug"]
+        assert world.commands == []
+        assert world.stepper.is_over
+
+    play(test)
+
+
+def test_a_closed_one_waits_for_nothing() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.close()
+        await asyncio.sleep(1000)
+        assert world.told == []
+
+    play(test)

@@ -1,0 +1,333 @@
+"""A journal's folder: whose it may be, and that one process at a time has it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.journal import folder
+from elastic_driver.journal.file import read
+from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError, lives
+from elastic_driver.system.process_name import name_of_this_process
+
+pytestmark = pytest.mark.unit
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+def take(path: Path) -> JournalFolder:
+    return JournalFolder.take(path, "job")
+
+
+def test_it_is_made_and_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with take(tmp_path / "new") as taken:
+            assert taken.is_ours
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "new" / LOCK).stat().st_mode) == 0o600
+
+
+def test_it_can_be_taken_again_when_it_is_released(tmp_path: Path) -> None:
+    for _ in range(3):
+        held = pytest.raises(JournalHeldError, match=rf"job job is driven by process {os.getpid()}")
+        with take(tmp_path / "new"), held:
+            take(tmp_path / "new")
+
+
+def open_to_group(path: Path) -> None:
+    path.chmod(0o750)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("real"))
+    path.symlink_to(path.with_name("real"))
+
+
+def no_folder(path: Path) -> None:
+    path.rmdir()
+    path.touch()
+
+
+def open_above(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+def group_above(path: Path) -> None:
+    path.parent.chmod(0o770)
+
+
+def given_away(path: Path) -> None:
+    os.chown(path, 4321, -1)
+
+
+def given_away_above(path: Path) -> None:
+    os.chown(path.parent, 4321, -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (open_to_group, "others may enter it: chmod 700"),
+        (linked, "it is a symbolic link"),
+        (no_folder, "it is no folder"),
+        (open_above, "others may write to"),
+        (group_above, "others may write to"),
+        pytest.param(given_away, "it belongs to user 4321", marks=as_root),
+        pytest.param(given_away_above, "belongs to user 4321, who could replace it", marks=as_root),
+    ],
+)
+def test_a_folder_that_is_not_its_users_alone_is_refused(
+    tmp_path: Path, change: Callable[[Path], None], why: str
+) -> None:
+    path = tmp_path / "above" / "journal"
+    path.mkdir(mode=0o700, parents=True)
+    change(path)
+    with pytest.raises(JournalError, match=why):
+        take(path)
+
+
+def test_a_sticky_folder_above_will_do(tmp_path: Path) -> None:
+    (tmp_path / "above").mkdir()
+    (tmp_path / "above").chmod(0o1777)
+    with take(tmp_path / "above" / "journal"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="No such file or directory"):
+        take(tmp_path / "no" / "new")
+
+
+def test_a_link_above_is_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to("one")
+    with take(tmp_path / "link" / "journal") as taken:
+        assert taken.path == tmp_path.resolve() / "one" / "journal"
+        (tmp_path / "link").unlink()
+        assert taken.is_ours
+
+
+def open_to_others(path: Path) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o640)
+
+
+def link_to_other(path: Path) -> None:
+    path.with_name("other").touch(mode=0o600)
+    path.symlink_to("other")
+
+
+def hard_link(path: Path) -> None:
+    path.with_name("other").touch(mode=0o600)
+    path.hardlink_to(path.with_name("other"))
+
+
+def others_file(path: Path) -> None:
+    path.touch(mode=0o600)
+    os.chown(path, 4321, -1)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (open_to_others, "others may open it: chmod 600"),
+        (link_to_other, "it is a symbolic link"),
+        (hard_link, "it is a hard link"),
+        (pipe, "it is no plain file"),
+        pytest.param(others_file, "it belongs to user 4321", marks=as_root),
+    ],
+)
+@pytest.mark.parametrize("name", [LOCK, JOURNAL])
+def test_files_that_are_not_its_users_alone_are_refused(
+    tmp_path: Path, put: Callable[[Path], None], why: str, name: str
+) -> None:
+    path = tmp_path / "journal"
+    path.mkdir(mode=0o700)
+    put(path / name)
+    with pytest.raises(JournalError, match=why):
+        take(path) if name == LOCK else read(path / name)
+
+
+def test_a_file_system_over_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "file_system", lambda path: 0x6969)
+    with pytest.raises(JournalError, match=r"over a network \(NFS\)"):
+        take(tmp_path / "journal")
+
+
+def test_what_the_kernel_says_of_file_systems_it_does_make_up() -> None:
+    assert folder.file_system(Path("/proc")) == 0x9FA0  # PROC_SUPER_MAGIC
+    assert folder.file_system(Path("/sys")) == 0x62656572  # SYSFS_MAGIC
+
+
+def test_a_lock_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    with take(tmp_path / "journal") as taken:
+        (taken.path / LOCK).unlink()
+        assert not taken.is_ours
+        taken.take_again()
+        assert taken.is_ours
+        with pytest.raises(JournalHeldError):
+            take(tmp_path / "journal")
+
+
+def test_a_folder_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    with take(tmp_path / "journal") as taken:
+        (taken.path / LOCK).unlink()
+        taken.path.rmdir()
+        assert not taken.is_ours
+        taken.take_again()
+        assert taken.is_ours
+
+
+def test_a_folder_that_was_renamed_is_not_the_one(tmp_path: Path) -> None:
+    with take(tmp_path / "journal") as taken:
+        taken.path.rename(tmp_path / "other")
+        assert not taken.is_ours
+
+
+def test_a_lock_that_somebody_else_has_now_is_lost(tmp_path: Path) -> None:
+    with take(tmp_path / "journal") as first:
+        (first.path / LOCK).unlink()
+        with JournalFolder.take(tmp_path / "journal", "second") as second:
+            with pytest.raises(JournalHeldError, match="job second is driven by"):
+                first.take_again()
+            assert second.is_ours
+        assert not first.is_ours
+
+
+HOLDER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from elastic_driver.journal.folder import JournalFolder, JournalHeldError
+    sys.stdin.readline()
+    try:
+        folder = JournalFolder.take(Path(sys.argv[1]), "job")
+    except JournalHeldError:
+        print("held", flush=True)
+    else:
+        print("took", flush=True)
+    sys.stdin.readline()
+    """
+)
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def say(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(text)
+    process.stdin.flush()
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_killed_process_holds_it_no_more(tmp_path: Path) -> None:
+    process = holder(tmp_path / "journal")
+    say(process, "\n")
+    assert heard(process) == "took"
+    with pytest.raises(JournalHeldError, match=rf"process {process.pid}"):
+        take(tmp_path / "journal")
+    process.kill()
+    process.communicate()
+    with take(tmp_path / "journal"):
+        pass
+
+
+def test_whoever_finds_it_held_for_a_dead_process_waits_and_says_so_once(tmp_path: Path) -> None:
+    """As by a child of its that has not come to its exec."""
+    taken = take(tmp_path / "journal")
+    process = holder(tmp_path / "nothing")
+    name = name_of_this_process().rsplit(" ", 2)[0] + f" {process.pid} 1"
+    process.kill()
+    process.communicate()
+    (taken.path / LOCK).write_text(f"here\n{name}\njob\n")
+    told: list[str] = []
+
+    def wait(text: str) -> None:
+        told.append(text)
+        taken.release()
+
+    with JournalFolder.take(tmp_path / "journal", "next", on_wait=wait) as mine:
+        assert mine.is_ours
+    assert len(told) == 1
+    assert f"process {process.pid}, which is dead" in told[0]
+
+
+def test_a_process_is_known_by_more_than_its_number() -> None:
+    name = name_of_this_process()
+    place, pid, started = name.rsplit(" ", 2)
+    assert lives(name)
+    assert not lives(f"{place} {pid} {int(started) - 1}")
+    assert not lives(f"{place} 4194999 {started}")
+    assert not lives("")
+    assert lives(f"other pid:[1] {pid} {started}"), "of another container's processes nobody here can tell"
+
+
+def test_a_zombie_does_not_live(tmp_path: Path) -> None:
+    process = holder(tmp_path / "journal")
+    place = name_of_this_process().rsplit(" ", 2)[0]
+    started = folder.look_up(process.pid)[1]
+    assert lives(f"{place} {process.pid} {started}")
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not lives(f"{place} {process.pid} {started}")
+    process.communicate()
+
+
+RACER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from elastic_driver.journal.folder import JournalFolder, JournalHeldError
+    for line in sys.stdin:
+        if line == "release\\n":
+            folder.release()
+            continue
+        try:
+            folder = JournalFolder.take(Path(line.strip()), "job")
+            print("took", flush=True)
+        except JournalHeldError:
+            print("held", flush=True)
+    """
+)
+
+
+def test_of_two_at_once_one_has_it_fifty_times(tmp_path: Path) -> None:
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for number in range(50):
+            # Half of the folders are there already, with the lock of a driver that has gone.
+            path = tmp_path / f"journal{number // 2}"
+            for racer in racers:
+                say(racer, f"{path}\n")
+            answers = [heard(racer) for racer in racers]
+            assert sorted(answers) == ["held", "took"]
+            say(racers[answers.index("took")], "release\n")
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()

@@ -1,0 +1,263 @@
+"""The journal of a running job: on disc, in one file, whatever happens to disc and folder."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.core.events import DrainRequested, ReportResumed
+from elastic_driver.core.membership import Policy, new_state, step
+from elastic_driver.core.state import State
+from elastic_driver.journal import journal as module
+from elastic_driver.journal.entries import Closed, JobFacts, Stepped, decode
+from elastic_driver.journal.file import RecordFile, read
+from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
+from elastic_driver.journal.journal import Journal, Step
+from elastic_driver.journal.past import Recorded, read_job
+
+pytestmark = pytest.mark.unit
+
+FACTS = JobFacts("0123", ("true",), "/")
+
+
+class World:
+    """A journal in a folder, and a job of which it tells."""
+
+    def __init__(self, path: Path, epoch: int = 1) -> None:
+        self.folder = JournalFolder.take(path, "0123")
+        self.path = self.folder.path
+        self.journal = Journal(self.folder, FACTS, epoch=epoch)
+        self.state: State = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
+        self.now = 0.0
+
+    def step(self, took_s: float = 0.0, *, resumed: bool = False) -> Step:
+        self.now += 1.0
+        event = DrainRequested("a", None, "as asked", undo=int(self.now) % 2 == 0)
+        self.state, commands = step(self.state, event, self.now)
+        more = [ReportResumed(1, 0, 1.0)] if resumed else []
+        return Step(self.now, event, self.state, [*commands, *more], took_s)
+
+    async def write(self, *steps: Step) -> Exception | None:
+        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self.journal.write(self.now, self.state, steps, done.set_result)
+        return await done
+
+    def read(self) -> Recorded:
+        found = read_job(self.path)
+        assert isinstance(found, Recorded)
+        return found
+
+    def inode(self) -> int:
+        return (self.path / JOURNAL).stat().st_ino
+
+
+def play(path: Path, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    world = World(path / "journal")
+    try:
+        asyncio.run(test(world))
+    finally:
+        world.journal.close(0)
+        world.folder.release()
+
+
+@contextmanager
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> Iterator[list[str]]:
+    """So many calls of a method of files fail; each is noted."""
+    calls: list[str] = []
+    whole = getattr(RecordFile, name)
+
+    def fail(*given: Any) -> Any:
+        calls.append(name)
+        if len(calls) <= times:
+            raise OSError(28, "No space left on device")
+        return whole(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_AGAIN_S", 0.0)
+        patch.setattr(RecordFile, name, fail)
+        yield calls
+
+
+def test_it_begins_with_a_file_of_its_own_and_goes_on_in_it(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert await world.write() is None
+        assert world.read().state == world.state
+        inode = world.inode()
+        for _ in range(3):
+            assert await world.write(world.step()) is None
+            assert (world.read().state, world.read().clock) == (world.state, world.now)
+        assert await world.write(world.step(), world.step()) is None
+        assert world.read().state == world.state
+        assert len(world.read().events) == 5
+        assert world.inode() == inode
+        assert (world.read().took.epoch, world.read().job) == (1, FACTS)
+
+    play(tmp_path, test)
+
+
+def test_it_never_appends_to_what_another_has_written(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await world.write(world.step())
+
+    async def kept(world: World) -> None:
+        await world.write(world.step())
+        assert world.read().events == ()
+
+    play(tmp_path, test)
+    play(tmp_path, kept)
+
+
+@pytest.mark.parametrize(("most", "resumed"), [(8, False), (4, True)])
+def test_it_is_compacted_when_its_replay_would_take_long(tmp_path: Path, most: int, resumed: bool) -> None:
+    """At once where a round has resumed, and else at twice the limit."""
+
+    async def test(world: World) -> None:
+        await world.write()
+        sizes = []
+        for _ in range(12):
+            await world.write(world.step(took_s=module._REPLAY_S / 4 - 1e-9, resumed=resumed))
+            records = read(world.path / JOURNAL) or ()
+            sizes.append(sum(isinstance(entry, Stepped) for record in records for entry in decode(record.body)))
+        assert sizes[: most + 1] == [*range(1, most + 1), 0]
+
+    play(tmp_path, test)
+
+
+def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE_BYTES", 4000)
+
+    async def test(world: World) -> None:
+        await world.write()
+        largest = 0
+        for _ in range(400):
+            await world.write(world.step())
+            largest = max(largest, (world.path / JOURNAL).stat().st_size)
+        assert largest < 800_000
+        assert len(world.read().events) < 300
+        assert world.read().state == world.state
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("name", ["append", "new"])
+def test_after_an_error_it_is_another_file_with_all_that_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def test(world: World) -> None:
+        if name == "append":
+            await world.write()
+            old = (world.path / JOURNAL).read_bytes()
+        with broken(monkeypatch, name, 1 if name == "append" else 3):
+            assert await world.write(world.step()) is None
+        assert world.journal.trouble == ""
+        found = world.read()
+        assert found.state == world.state
+        assert found.events == (), "it is a snapshot"
+        if name == "append":
+            assert (world.path / JOURNAL).read_bytes() != old
+
+    play(tmp_path, test)
+
+
+def test_while_it_fails_it_says_why_and_nobody_is_told_that_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(world: World) -> None:
+        monkeypatch.setattr(module, "_AGAIN_S", 0.001)
+        with broken(monkeypatch, "new", 10**9) as calls:
+            writing = asyncio.ensure_future(world.write(world.step()))
+            while len(calls) < 5:
+                await asyncio.sleep(0.001)
+            assert world.journal.trouble == "No space left on device"
+            assert not writing.done()
+            assert read_job(world.path) is None
+            world.journal.give_up()
+            await writing
+        assert read_job(world.path) is None
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("what", ["folder", "lock", "journal", "renamed"])
+def test_what_was_removed_is_made_anew_with_all_that_there_is(tmp_path: Path, what: str) -> None:
+    async def test(world: World) -> None:
+        await world.write(world.step())
+        await world.write(world.step())
+        if what == "renamed":
+            world.path.rename(world.path.with_name("other"))
+        for name in (LOCK, JOURNAL) if what == "folder" else (what,) if what != "renamed" else ():
+            (world.path / name).unlink()
+        if what == "folder":
+            world.path.rmdir()
+        assert await world.write(world.step()) is None
+        assert world.read().state == world.state
+        assert world.folder.is_ours
+        with pytest.raises(JournalHeldError):
+            JournalFolder.take(world.path, "other")
+
+    play(tmp_path, test)
+
+
+def test_who_has_lost_the_folder_writes_nothing_into_it(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        (world.path / LOCK).unlink()
+        with JournalFolder.take(world.path, "other"):
+            (world.path / JOURNAL).unlink()
+            error = await world.write(world.step())
+            assert isinstance(error, JournalHeldError)
+            assert "job other is driven by process" in str(error)
+            assert not (world.path / JOURNAL).exists()
+            assert "is driven by process" in world.journal.close(0)
+
+    play(tmp_path, test)
+
+
+def test_a_bug_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "encode", lambda entries: 1 / 0)
+            assert isinstance(await world.write(world.step()), ZeroDivisionError)
+
+    play(tmp_path, test)
+
+
+def test_at_the_end_nothing_of_the_job_is_left(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal", epoch=5)
+    asyncio.run(world.write(world.step()))
+    assert world.journal.close(143) == ""
+    assert read_job(world.path) == Closed(5, "0123", 143)
+    assert b"as asked" not in (world.path / JOURNAL).read_bytes()
+    assert sorted(each.name for each in world.path.iterdir()) == [JOURNAL, LOCK]
+    world.folder.release()
+
+
+def test_a_disc_that_hangs_holds_up_nobody_but_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.01)
+    answers = threading.Event()
+    whole = RecordFile.append
+
+    def hang(*given: Any) -> None:
+        answers.wait()
+        whole(*given)
+
+    async def test(world: World) -> None:
+        await world.write()
+        monkeypatch.setattr(RecordFile, "append", hang)
+        writing = asyncio.ensure_future(world.write(world.step()))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert not writing.done()
+        assert world.read().events == ()
+        assert world.journal.close(0) == "the disc does not answer"
+        answers.set()
+        await writing
+
+    play(tmp_path, test)
