@@ -31,6 +31,7 @@ from elastic_driver.core.events import ReportResumed
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.build import build
+from elastic_driver.driver.recording import recording
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
@@ -260,7 +261,11 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
             told.go.set()
 
         _, dialler.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
-        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
+        with (
+            Console(log_level=settings.log_level) as console,
+            EventLog(None) as log,
+            recording(settings, "simulated", console) as journal,
+        ):
             agents = _agents_of(settings, dialler)
             chronicle = _Telling(log, Narrator(console))
             chronicle.pipe = dialler.pipe
@@ -272,6 +277,7 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
                 job_id="simulated",
                 agents=agents,
                 tally=Tally(),
+                journal=journal,
             )
             dialler.pipe.send("ready")
             await driver.run()
