@@ -18,6 +18,7 @@ from elastic_driver.core.state import JobPhase
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
+from tests.support.processes.hang_jobs import FrozenDisc
 from tests.support.processes.jobs import PROGRAM, Job
 from tests.support.processes.subcommands import elasticrun
 
@@ -241,3 +242,32 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
 def test_a_status_takes_either_a_journal_or_a_job(tmp_path: Path) -> None:
     ran = elasticrun("status", "--journal", str(tmp_path), "0123")
     assert "--journal names the job" in ran.stderr
+
+
+@pytest.mark.parametrize("ends", ["asked", "limit"])
+def test_a_disc_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path, runtime: Path, ends: str) -> None:
+    try:
+        disc = FrozenDisc(tmp_path / "frozen")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(str(error))
+    limit = ("--driver-timeout", "3") if ends == "limit" else ()
+    flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", *limit)
+    try:
+        with Job(tmp_path, "localhost:2\n", *flags, "--journal", str(disc.folder / "kept")) as job:
+            job.wait_for("the round", lambda: job.events("round_resumed"))
+            disc.freeze()
+            job.set_hosts("localhost:2\n127.0.0.1:1\n")
+            job.wait_for("the warning", lambda: "the disc does not answer" in job.said())
+            if ends == "asked":
+                job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
+                assert "the disc does not answer" in json.loads(elasticrun("status", "--json").stdout)["explain"]
+                job.process.send_signal(signal.SIGTERM)
+            job.wait_for("the end", lambda: job.events("job_ended"))
+            assert {line["size"] for line in job.steps()} == {2}, "nobody was started for what is not on disc"
+            job.wait_for("the end of the workers", lambda: not job.leftovers())
+            disc.thaw()
+            assert job.wait() == (143 if ends == "asked" else 70)
+            if ends == "limit":
+                assert "cannot write the journal" in job.events("job_ended")[0]["message"]
+    finally:
+        disc.thaw()
