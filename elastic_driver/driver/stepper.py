@@ -103,6 +103,7 @@ class Stepper:
         self._timer: asyncio.TimerHandle | None = None
         # Of what is not visible yet.
         self._posted: list[Event] = []
+        self._timer_expired = False
         self._under_way: Sequence[Step] | None = None
         self._settled: list[asyncio.Future[None]] = []
         self._limits: list[Timer] = []
@@ -153,12 +154,13 @@ class Stepper:
         """
         if self._steps:
             asyncio.get_running_loop().call_soon(self.post, event)
-            return
-        self._posted.append(event)
-        if self._under_way is None:
-            self._go_on()
-        elif self.trouble and isinstance(event, StopRequested):
-            self._end_without_journal()
+        elif self._ahead is None or self.is_over:
+            self.catch_up()
+            self._step(event)
+        else:
+            self._wait(event)
+            if self._under_way is None:
+                self._go_on()
 
     def begin(self) -> None:
         """Has the journal begun, if there is one: nothing is carried out before that. To be called once."""
@@ -218,28 +220,38 @@ class Stepper:
             self._timer = None
 
     def _go_on(self) -> None:
-        """Feeds what has come: the reports first, and then the events that stand behind them."""
+        """Feeds what has come."""
         self._cancel_reporting()
-        reports, self._reports = tuple(self._reports), []
-        of_hosts, self._host_reports = tuple(self._host_reports), []
-        posted, self._posted = self._posted, []
-        gathered: list[Event] = []
-        if reports:
-            gathered.append(reports[0] if len(reports) == 1 else WorkersReported(reports))
-        if of_hosts:
-            gathered.append(of_hosts[0] if len(of_hosts) == 1 else HostsReported(of_hosts))
+        events = self._gathered()
+        if not events:
+            return
         if self._ahead is not None and not self.is_over:
-            if gathered or posted:
-                self._write_ahead(self._ahead, (*gathered, *posted))
+            self._write_ahead(self._ahead, events)
             return
         began = time.perf_counter()
-        for event in gathered:
+        for event in events:
             self._step(event)
-        if gathered:
-            now = time.perf_counter()
-            self._busy_until = now + (now - began)
-        for event in posted:
-            self._step(event)
+        now = time.perf_counter()
+        self._busy_until = now + (now - began)
+
+    def _gathered(self) -> list[Event]:
+        """What has come, in its order; of what has come together the reports of workers are first, and the timer is
+        last: who has reported in time is not late, however long the disc has kept that waiting.
+        """
+        self._gather()
+        events, self._posted = self._posted, []
+        if self._timer_expired:
+            self._timer_expired = False
+            events.append(TimerExpired())
+        return events
+
+    def _gather(self) -> None:
+        reports, self._reports = tuple(self._reports), []
+        of_hosts, self._host_reports = tuple(self._host_reports), []
+        if reports:
+            self._posted.append(reports[0] if len(reports) == 1 else WorkersReported(reports))
+        if of_hosts:
+            self._posted.append(of_hosts[0] if len(of_hosts) == 1 else HostsReported(of_hosts))
 
     def _step(self, event: Event) -> None:
         self._steps = True
@@ -256,6 +268,16 @@ class Stepper:
 
     # --- with a journal --------------------------------------------------------------------------------------------
 
+    def _wait(self, event: Event) -> None:
+        """Has an event wait for the next write, behind the reports before it."""
+        if isinstance(event, TimerExpired):
+            self._timer_expired = True
+            return
+        self._gather()
+        self._posted.append(event)
+        if self.trouble and isinstance(event, StopRequested):
+            self._end_without_journal()
+
     def _write_ahead(self, ahead: WriteAhead, events: Sequence[Event]) -> None:
         """Makes a step of each, and has all of them written. One that raises is not in the journal."""
         steps: list[Step] = []
@@ -269,6 +291,7 @@ class Stepper:
                 failed = error
                 break
             steps.append(Step(now, event, state, commands, time.perf_counter() - began))
+        self._busy_until = time.perf_counter() + sum(each.took_s for each in steps)
         self._under_way = steps
         self._limits = [
             ahead.call_later(min(_LATE_S, ahead.limit_s / 2), self._is_late),
@@ -299,9 +322,10 @@ class Stepper:
             return
         self._under_way = None
         now = time.perf_counter()
-        self._busy_until = now + (now - began) + sum(each.took_s for each in steps)
+        # The time that the disc took was one for other things.
+        self._busy_until = max(self._busy_until, now + (now - began))
         self._release()
-        if self._posted:
+        if self._posted or self._timer_expired:
             self._go_on()
         elif self._reports or self._host_reports:
             self._catch_up_soon()

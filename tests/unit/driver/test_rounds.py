@@ -11,6 +11,7 @@ import pytest
 from elastic_driver.core.events import (
     Command,
     DismissWorker,
+    DrainRequested,
     EndJob,
     HostsDiscovered,
     KillWorker,
@@ -24,7 +25,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
-from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.stepper import Stepper, WriteAhead
 from elastic_driver.errors import RendezvousClosedError
 from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.credentials import Identity, Role
@@ -42,9 +43,11 @@ from elastic_driver.rendezvous.messages import (
     RoundAssignment,
     RunningReport,
 )
+from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.asking import ask
+from tests.support.fakes.played_disc import Disc
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -69,13 +72,20 @@ class Known:
 class World:
     """A job whose workers the test plays; no process, no server."""
 
-    def __init__(self, loop: VirtualLoop, **limits: Any) -> None:
+    def __init__(self, loop: VirtualLoop, *, journal: bool = False, **limits: Any) -> None:
         self.known = Known()
         self.progress = Progress()
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
         policy = Policy(**({"num_proc": 2, "min_num_proc": 1} | limits))
-        self.stepper = Stepper(policy, clock=loop.time, carry_out=self._carry_out, on_error=self.errors.append)
+        self.disc = Disc()
+        self.stepper = Stepper(
+            policy,
+            clock=loop.time,
+            carry_out=self._carry_out,
+            on_error=self.errors.append,
+            ahead=WriteAhead(self.disc, 600.0, loop.call_later, self.errors.append) if journal else None,  # type: ignore[arg-type]
+        )
         self.rounds = make_rounds(self, loop)
 
     def _carry_out(self, commands: Sequence[Command], now: float) -> None:
@@ -106,11 +116,12 @@ class World:
     async def train(self, *workers: WorkerId) -> None:
         """The first round runs with these."""
         self.hosts(*(worker.hostname for worker in workers))
+        await self.stepper.settled()
         answers = [self.ask(worker) for worker in workers]
         for worker, answer in zip(workers, answers, strict=True):
             assert isinstance(await answer, RoundAssignment)
             self.rounds.running(RunningReport(worker, 1, 0))
-        self.stepper.catch_up()
+        await self.stepper.settled()
 
     def exits(self, worker: WorkerId, returncode: int) -> None:
         self.rounds.gone(worker)
@@ -387,3 +398,66 @@ def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> N
         assert await asked(B, 2) == "the job is over"
 
     play(test)
+
+
+# --- with a journal ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask_for", "expected"),
+    [
+        (lambda world: world.rounds.drain(DrainHostRequest("b", undo=False)), "host b is already drained"),
+        (lambda world: world.rounds.leave(LeaveRequest(A, "SIGTERM")), ""),
+        (lambda world: world.rounds.end(), "it ends"),
+        (lambda world: world.rounds._may_publish(publish_request(A)), ""),
+    ],
+    ids=["drain", "leave", "end", "publish"],
+)
+def test_nobody_is_answered_before_it_is_on_disc(
+    ask_for: Callable[[World], Coroutine[Any, Any, Any]], expected: str
+) -> None:
+    async def test(world: World) -> None:
+        world.disc.answers_soon = True
+        world.stepper.begin()
+        await world.train(A, B)
+        world.disc.answers_soon = False
+        world.stepper.post(DrainRequested("b", None, "as another has asked"))
+        asked = asyncio.ensure_future(ask_for(world))
+        await asyncio.sleep(1)
+        assert not asked.done()
+        world.disc.answers()
+        await asyncio.sleep(1)
+        if not asked.done():
+            assert world.disc.waiting, "what it has asked for is being written"
+            world.disc.answers()
+        reply = await asked
+        assert expected in ("" if reply is None else getattr(reply, "text", ""))
+        assert not world.disc.waiting
+        assert world.stepper.state.drained >= {("b", None)}
+
+    play(test, journal=True)
+
+
+def test_a_leave_and_a_drain_are_written_before_they_are_answered() -> None:
+    async def test(world: World) -> None:
+        world.disc.answers_soon = True
+        world.stepper.begin()
+        await world.train(A, B)
+        world.disc.answers_soon = False
+        for ask_for in (
+            lambda: world.rounds.leave(LeaveRequest(A, "SIGTERM")),
+            lambda: world.rounds.drain(DrainHostRequest("b", undo=False)),
+        ):
+            asked = asyncio.ensure_future(ask_for())
+            await asyncio.sleep(1)
+            assert not asked.done()
+            before = world.stepper.state
+            world.disc.answers()
+            await asked
+            assert world.stepper.state.drained > before.drained
+
+    play(test, journal=True)
+
+
+def publish_request(worker: WorkerId) -> RouteRequest:
+    return RouteRequest(Identity(Role.WORKER, worker), (), {}, PublishRequest(1, 0).to_json())

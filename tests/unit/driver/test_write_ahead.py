@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from elastic_driver.core.events import (
     StopRequested,
     TimerExpired,
     WorkerExited,
+    WorkerExiting,
     WorkerNotStarted,
     WorkerReady,
     WorkersReported,
@@ -31,8 +31,8 @@ from elastic_driver.core.state import State
 from elastic_driver.driver.stepper import Stepper, WriteAhead
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.journal.folder import JournalHeldError
-from elastic_driver.journal.journal import Done, Step
 from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.played_disc import Disc
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -44,36 +44,6 @@ STOP = StopRequested(signal.SIGTERM, "SIGTERM")
 
 def ready(worker: WorkerId) -> WorkerReady:
     return WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,))
-
-
-class Disc:
-    """See Journal: what it is given is on disc when the test says so."""
-
-    path = Path("/journal")
-
-    def __init__(self) -> None:
-        self.trouble = ""
-        self.given_up = False
-        self.written: list[Step] = []
-        self.states: list[State] = []
-        self.waiting: list[Done] = []
-        self.writes = 0
-
-    def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
-        assert not self.waiting, "one write is under way"
-        self.writes += 1
-        self.written += steps
-        self.states.append(state)
-        self.waiting.append(done)
-
-    def give_up(self) -> None:
-        self.given_up = True
-
-    def answers(self, error: Exception | None = None) -> None:
-        self.waiting.pop()(error)
-
-    def events(self) -> list[Event]:
-        return [each.event for each in self.written]
 
 
 class World:
@@ -168,11 +138,12 @@ def test_before_the_journal_has_begun_nothing_is_done() -> None:
     run_virtually(main)
 
 
-def test_what_comes_meanwhile_is_one_write_with_the_events_behind_the_reports() -> None:
+def test_what_comes_meanwhile_is_one_write_in_its_order_with_the_timer_behind_it() -> None:
     async def test(world: World) -> None:
         world.stepper.post(HOSTS)
         world.stepper.post(TimerExpired())
         world.stepper.report(ready(A))
+        world.stepper.report(WorkerExiting(A))
         world.stepper.post(DrainRequested("b", None, "as asked"))
         world.stepper.report(ready(B))
         await asyncio.sleep(1)
@@ -182,15 +153,28 @@ def test_what_comes_meanwhile_is_one_write_with_the_events_behind_the_reports() 
         assert world.disc.writes == 3
         assert world.disc.events() == [
             HOSTS,
-            WorkersReported((ready(A), ready(B))),
-            TimerExpired(),
+            WorkersReported((ready(A), WorkerExiting(A))),
             DrainRequested("b", None, "as asked"),
+            ready(B),
+            TimerExpired(),
         ]
         assert world.of(PublishRound) == []
         world.disc.answers()
         assert len(world.of(PublishRound)) == 1
         assert world.stepper.state == world.replayed()
         assert world.stepper.state.drained == {("b", None)}
+
+    play(test)
+
+
+def test_an_event_goes_with_the_reports_before_it() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        world.stepper.report(ready(A))
+        world.stepper.post(DrainRequested("b", None, "as asked"))
+        assert world.disc.writes == 3
+        assert world.disc.events()[1:] == [ready(A), DrainRequested("b", None, "as asked")]
 
     play(test)
 

@@ -1,0 +1,44 @@
+"""A journal whose disc the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_driver.core.events import Event
+from elastic_driver.core.state import State
+from elastic_driver.journal.journal import Done, Step
+
+
+class Disc:
+    """See Journal: what it is given is on disc when the test says so, or soon."""
+
+    path = Path("/journal")
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self.given_up = False
+        self.written: list[Step] = []
+        self.states: list[State] = []
+        self.waiting: list[Done] = []
+        self.writes = 0
+        self.answers_soon = False
+
+    def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
+        assert not self.waiting, "one write is under way"
+        self.writes += 1
+        self.written += steps
+        self.states.append(state)
+        self.waiting.append(done)
+        if self.answers_soon:
+            asyncio.get_running_loop().call_soon(self.answers)
+
+    def give_up(self) -> None:
+        self.given_up = True
+
+    def answers(self, error: Exception | None = None) -> None:
+        self.waiting.pop()(error)
+
+    def events(self) -> list[Event]:
+        return [each.event for each in self.written]
