@@ -154,7 +154,8 @@ class Stepper:
         """
         if self._steps:
             asyncio.get_running_loop().call_soon(self.post, event)
-        elif self._ahead is None or self.is_over:
+            return
+        if self._ahead is None or self.is_over:
             self.catch_up()
             self._step(event)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,6 +182,38 @@ def test_a_write_that_fails_leaves_the_records_before_it(tmp_path: Path, monkeyp
     monkeypatch.undo()
     assert (read(tmp_path / JOURNAL) or [])[0].body == b"first"
     records.close()
+
+
+def test_a_disc_that_fails_where_the_file_is_extended_is_no_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = RecordFile.new(tmp_path, 1, b"first")
+    whole = os.pwrite
+
+    def fail(descriptor: int, data: memoryview, at: int) -> int:
+        if not any(data):
+            raise OSError(5, "Input/output error")
+        return whole(descriptor, data, at)
+
+    monkeypatch.setattr(file.os, "pwrite", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        records.append(2, b"x" * (AHEAD // 2 + 1))
+    records.close()
+
+
+def test_a_file_is_on_disc_before_it_has_its_name_and_the_name_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.fsync
+    synced: list[tuple[bool, bool]] = []
+
+    def note(descriptor: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / JOURNAL).exists()))
+        whole(descriptor)
+
+    monkeypatch.setattr(file.os, "fsync", note)
+    RecordFile.new(tmp_path, 1, b"first").close()
+    assert synced == [(False, False), (True, True)]
 
 
 def test_leftovers_of_a_writer_that_was_killed_are_removed(tmp_path: Path) -> None:

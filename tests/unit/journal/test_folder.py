@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -206,6 +207,22 @@ def test_a_lock_that_somebody_else_has_now_is_lost(tmp_path: Path) -> None:
                 first.take_again()
             assert second.is_ours
         assert not first.is_ours
+
+
+def test_a_lock_that_is_removed_while_it_is_locked_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fcntl.flock
+    removed: list[Path] = []
+
+    def flock(descriptor: int, how: int) -> None:
+        if not removed:
+            removed.append(tmp_path / "journal" / LOCK)
+            removed[0].unlink()
+        whole(descriptor, how)
+
+    monkeypatch.setattr(folder.fcntl, "flock", flock)
+    with take(tmp_path / "journal") as taken:
+        assert removed
+        assert taken.is_ours
 
 
 HOLDER = textwrap.dedent(
