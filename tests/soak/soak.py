@@ -33,6 +33,8 @@ from follow import Follower  # noqa: E402
 from history import Commit, History, digest  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
 
+from elastic_driver.journal.entries import Closed  # noqa: E402
+from elastic_driver.journal.past import Recorded, read_job  # noqa: E402
 from elastic_driver.worker.durable import format as durable_format  # noqa: E402
 from elastic_driver.worker.durable.folder import commit_files  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
@@ -128,6 +130,9 @@ class Soak:
         if "--standby" in self.flags_there and self.random.random() < 0.5:
             flags += ["--max-np", "3", "--standby", "1"]
             self.counts["(with a standby)"] += 1
+        if "--journal" in self.flags_there and self.random.random() < 0.5:
+            flags += ["--journal", str(folder / "journal"), "--on-change", "in-place"]
+            self.counts["(with a journal)"] += 1
         afresh = "--no-preload" in self.flags_there and self.random.random() < 0.5
         if afresh and not self.forking:
             flags += ["--no-preload"]
@@ -243,8 +248,24 @@ class Soak:
         self.mode.write_text("")
         self.slow.unlink(missing_ok=True)
         self.look()  # the last that the driver wrote
+        self.look_into_journal()
         self.history.on_disc = self.newest_commit()
         self.begin()
+
+    def look_into_journal(self) -> None:
+        """Of a job that has ended it says just that; of one whose driver was killed no less than that has told."""
+        folder = self.job.folder / "journal"
+        if not folder.exists():
+            return
+        found = read_job(folder)
+        if self.job.process.returncode != -signal.SIGKILL:
+            assert isinstance(found, Closed), f"the job has ended with {self.job.process.returncode}; journal: {found}"
+            assert found.exit_code == self.job.process.returncode
+            return
+        assert isinstance(found, Recorded)
+        told = max((event["round_id"] for event in self.seen if event["event"] == "round_formed"), default=0)
+        assert found.state.round_id in (told, told + 1), f"round {told} was told of, and {found.state.round_id} is kept"
+        assert not found.state.ended
 
     def close(self) -> None:
         """Ends the present job; for the end of a soak, good or bad."""
