@@ -14,7 +14,7 @@ from elastic_driver import codec
 from elastic_driver.core.events import Event
 from elastic_driver.core.explain import explain
 from elastic_driver.driver.status import standing, standing_of
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JournalError, check_folder, lives
 from elastic_driver.journal.past import Recorded, read_job
@@ -33,7 +33,7 @@ def look_into(folder: Path) -> Recorded | Closed:
         folder = folder.parent.resolve(strict=True) / folder.name
         check_folder(folder)
     except OSError as error:
-        raise JournalError(f"cannot use the folder {folder} (--journal): {error.strerror}") from error
+        raise JournalError(f"cannot use the folder {folder} (--journal): {in_words(error)}") from error
     found = read_job(folder)
     if found is None:
         raise SettingsError(f"there is no journal in {folder}")

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.process_name import look_up, name_of_this_process, place_of_processes
 
 LOCK, JOURNAL = "lock", "journal"
@@ -218,7 +218,7 @@ def _checked(path: Path) -> Path:
         check_folder(path)
         network = _NETWORKS.get(file_system(path))
     except OSError as error:
-        raise _unfit(path, error.strerror or str(error)) from error
+        raise _unfit(path, in_words(error)) from error
     if network is not None:
         raise _unfit(path, f"it is on a file system over a network ({network}), whose locks are not this machine's")
     return path
@@ -231,7 +231,7 @@ def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int
         try:
             descriptor = open_private(path / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise _unfit(path, f"{LOCK}: {error.strerror}") from error
+            raise _unfit(path, f"{LOCK}: {in_words(error)}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_still(path / LOCK, descriptor):
@@ -250,7 +250,7 @@ def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int
                 )
         except OSError as error:
             os.close(descriptor)
-            raise _unfit(path, f"{LOCK}: {error.strerror}; a journal needs a file system with locks") from error
+            raise _unfit(path, f"{LOCK}: {in_words(error)}; a journal needs a file system with locks") from error
         os.close(descriptor)
         time.sleep(_LOOK_S)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from elastic_driver.core import document
 from elastic_driver.core.events import Command, Event, ReportResumed
 from elastic_driver.core.state import State
+from elastic_driver.errors import in_words
 from elastic_driver.journal.entries import Closed, JobFacts, Snapshot, Stepped, Took, encode, told
 from elastic_driver.journal.file import RecordFile, remove_leftovers
 from elastic_driver.journal.folder import JournalError, JournalFolder, JournalHeldError
@@ -135,7 +136,7 @@ class Journal:
                 break
             except (OSError, JournalError) as error:
                 self._drop_file()
-                self.trouble = (isinstance(error, OSError) and error.strerror) or str(error)
+                self.trouble = in_words(error)
                 self._given_up.wait(_AGAIN_S)
             except Exception as error:  # a bug, and the end of the job
                 outcome = error
@@ -201,7 +202,7 @@ class Journal:
             self._begin(encode([Closed(self._epoch, self._job.job_id, exit_code)]))
             outcome[0] = ""
         except (OSError, JournalError) as error:
-            outcome[0] = (isinstance(error, OSError) and error.strerror) or str(error)
+            outcome[0] = in_words(error)
         self._drop_file()
 
     def _drop_file(self) -> None:

@@ -13,6 +13,7 @@ from elastic_driver.codec import CodecError
 from elastic_driver.core.events import Event
 from elastic_driver.core.membership import check_invariants, step
 from elastic_driver.core.state import State
+from elastic_driver.errors import in_words
 from elastic_driver.journal.entries import Closed, Entry, JobFacts, Snapshot, Stepped, Took, decode, told
 from elastic_driver.journal.file import read
 from elastic_driver.journal.folder import JOURNAL, JournalError
@@ -50,7 +51,7 @@ def read_job(folder: Path) -> Recorded | Closed | None:
             return None
         entries = [entry for record in records for entry in decode(record.body)]
     except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+        raise JournalError(f"cannot read {path}: {in_words(error)}") from error
     except CodecError as error:
         raise JournalError(f"cannot read {path}: {error}") from None
     return _replay(entries, path)
