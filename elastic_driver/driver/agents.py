@@ -25,6 +25,7 @@ from elastic_driver.launch.fleet.worker import Variables
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
+from elastic_driver.system import local_socket
 from elastic_driver.system.tasks import Tasks
 
 
@@ -105,10 +106,15 @@ class Ways:
         if self._is_wide:
             await self.open()
 
+    def moved(self, socket: Path) -> None:
+        """The server listens at another socket from now on."""
+        self._socket = socket
+
     @property
     def here(self) -> str:
-        """The URL for processes of this machine: ``unix:/PATH``."""
-        return f"unix:{self._socket}"
+        """The URL for processes of this machine: of a socket."""
+        assert self._socket is not None, "begin() was called"
+        return local_socket.url_of(self._socket)
 
     @property
     def url(self) -> str:

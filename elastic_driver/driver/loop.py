@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from elastic_driver.core.events import (
@@ -60,11 +61,11 @@ from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import Notice
+from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
-from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.words import Backend, ExitCode
 
 # Of a worker, at the driver: it speaks through its agent, and may be its host's only one.
@@ -158,14 +159,15 @@ class ElasticDriver:
             # With a journal, it is there before anybody can come.
             self.stepper.begin()
             await self.stepper.settled()
-            folder = SocketFolder.new()
-            way_out.callback(folder.close)
+            socket = KeptSocket(self.server.listeners, _SOCKET, say=self.chronicle.warning)
+            way_out.callback(socket.close)
             way_out.push_async_callback(self.server.close)
             way_out.push_async_callback(self._close_agents)
             way_out.push_async_callback(self._close_chief)
             way_out.push_async_callback(self._end_tasks)
-            await self._listen(folder, way_out)
-            await self._post(folder.path / _SOCKET, way_out)
+            await self._listen(socket, way_out)
+            posting = await self._post(socket.path, way_out)
+            tasks.start(socket.keep(partial(self._stay_found, socket, posting)))
             tasks.start(self.clock.keep(self.standstills.stood_still))
             discovering = tasks.start(self.discovery_loop.run(self.job))
             tasks.start(self.status_line.run())
@@ -177,7 +179,7 @@ class ElasticDriver:
 
     # --- the start -------------------------------------------------------------------------------------------------
 
-    async def _listen(self, folder: SocketFolder, way_out: contextlib.AsyncExitStack) -> None:
+    async def _listen(self, socket: KeptSocket, way_out: contextlib.AsyncExitStack) -> None:
         """Listens for processes of this machine, and for whoever else is known to come."""
         settings, ways = self.settings, self.agents.ways
         files = (settings.output_filename is not None) + settings.logs.keeps_files
@@ -187,14 +189,14 @@ class ElasticDriver:
             connections_each=_CONNECTIONS_EACH,
             descriptors_each=output_files.DESCRIPTORS_EACH * files,
         )
-        await self.server.start_local(folder.listen(_SOCKET))
-        await ways.begin(self.server.listeners, folder.path / _SOCKET)
+        await self.server.start_local(socket.listen())
+        await ways.begin(self.server.listeners, socket.path)
         self.job = replace(self.job, url=ways.here)
         if self.page is not None:
             way_out.callback(self.page.close)
             await self.page.listen(self.server.listeners, settings.page_address)
 
-    async def _post(self, socket: Path, way_out: contextlib.AsyncExitStack) -> None:
+    async def _post(self, socket: Path, way_out: contextlib.AsyncExitStack) -> Posting | None:
         """Says where the job is: to the user, and in the job's file."""
         job = self.job
         page = ""
@@ -216,6 +218,14 @@ class ElasticDriver:
                 os.write(sys.stderr.fileno(), f"elasticrun: page: {page}\n".encode())
         if self.settings.accept_agents:
             self._tell_how_to_join()
+        return posting
+
+    def _stay_found(self, socket: KeptSocket, posting: Posting | None) -> None:
+        """Somebody may have removed what this driver is found by."""
+        self.agents.ways.moved(socket.path)
+        self.job = replace(self.job, url=self.agents.ways.here)
+        if posting is not None:
+            posting.renew(socket.path)
 
     def _tell_how_to_join(self) -> None:
         if self.agents.invitation:

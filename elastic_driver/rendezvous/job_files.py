@@ -14,17 +14,19 @@ import pwd
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from elastic_driver.codec import OsText
 from elastic_driver.errors import RendezvousProtocolError, SettingsError, in_words, with_path
 from elastic_driver.rendezvous.messages import Body
-from elastic_driver.system.safe_files import put_text
+from elastic_driver.system.local_socket import url_of
+from elastic_driver.system.safe_files import leads_to, put_text
 
 _log = logging.getLogger("elastic_driver")
 _PAGE = ".html"
+_NOT_FOUND = "elasticrun status, drain and end will not find this job: %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,17 @@ class JobFile(Body):
     @property
     def url(self) -> str:
         """Of its driver."""
-        return f"unix:{self.socket}"
+        return url_of(Path(self.socket))
 
 
 class Posting:
     """This process's job file, from :meth:`post` to :meth:`remove`."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, job: JobFile, path: Path, descriptor: int) -> None:
+        self._job = job
         self._path = path
         self._descriptor = descriptor
+        self._has_told = False  # that it cannot be written anew
 
     @classmethod
     def post(
@@ -71,18 +75,36 @@ class Posting:
         job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at)
         for attempt in range(3):
             try:
-                posting = cls(*_write(job))
+                posting = cls(job, *_write(job))
             except (OSError, SettingsError) as error:
                 # The last of the other jobs has ended at this moment, and taken the folder along.
                 if isinstance(error, FileNotFoundError) and attempt < 2:
                     continue
-                _log.warning("elasticrun status, drain and end will not find this job: %s", with_path(error))
+                _log.warning(_NOT_FOUND, with_path(error))
                 break
             else:
                 with contextlib.suppress(SettingsError):
                     running_jobs()  # removes what drivers have left that were killed
                 return posting
         return None
+
+    def renew(self, socket: Path) -> None:
+        """Writes it anew where somebody has removed it, or where the driver's socket is another one by now.
+
+        Where that cannot be done, it is logged once; the next time it may be.
+        """
+        job = replace(self._job, socket=str(socket))
+        if job == self._job and leads_to(self._path, self._descriptor):
+            return
+        try:
+            path, descriptor = _write(job)
+        except (OSError, SettingsError) as error:
+            if not self._has_told:
+                _log.warning(_NOT_FOUND, with_path(error))
+            self._has_told = True
+        else:
+            os.close(self._descriptor)
+            self._job, self._path, self._descriptor = job, path, descriptor
 
     def remove(self) -> None:
         """Removes it, if it is there; the folder, too, if it was the last."""
@@ -207,7 +229,8 @@ def _read(path: Path) -> JobFile | None:
         except OSError:
             pass  # its driver holds it; or this disc knows no locks, and nobody can tell
         else:
-            _remove(path)
+            if leads_to(path, descriptor):  # else its driver has just written another in its place
+                _remove(path)
             return None
         try:
             job = JobFile.from_json(file.read())

@@ -25,12 +25,14 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.process_name import boot_id
+from elastic_driver.system.safe_files import leads_to
 
 # Of connections that nobody has come to take yet. The system has a limit of its own (net.core.somaxconn).
 _BACKLOG = 4096
 # Who looks for folders that are left locks each one for some microseconds.
 _LOOKED_AT_S = 1.0
 _AGAIN_S = 0.02
+_SCHEME = "unix:"
 _CREDENTIALS = struct.Struct("=iII")
 # Where processes meet that know nothing of each other but a name: not in $TMPDIR, which may be one for each of them.
 _KNOWN_PLACES = (Path("/tmp"), Path("/dev/shm"))
@@ -83,13 +85,18 @@ class SocketFolder:
             SettingsError: it cannot be made in any of these places.
         """
 
-        def make(place: Path) -> Path:
-            path = place / (_prefix() + name)
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-            return path
+        return cls._first(places, lambda place: _made(place / (_prefix() + name)), fcntl.LOCK_EX)
 
-        return cls._first(places, make, fcntl.LOCK_EX)
+    @classmethod
+    def again(cls, path: Path) -> Self:
+        """Makes one anew that somebody has removed, where others look for it.
+
+        Raises:
+            OtherUserError: another user has this name by now, or could have it in our place.
+            OSError: it cannot be made there.
+        """
+        _check_place(path.parent)
+        return cls._make(partial(_made, path), fcntl.LOCK_SH)
 
     @classmethod
     def at(cls, path: Path, lock: int = fcntl.LOCK_SH) -> Self:
@@ -112,13 +119,13 @@ class SocketFolder:
                 # Some file systems have no locks. There nobody removes what others have left.
                 if lock == fcntl.LOCK_EX or isinstance(error, BlockingIOError):
                     raise
-            # Until now it may have been removed.
-            if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor)):
+            folder = cls(path, descriptor)
+            if not folder.is_there():  # until now it may have been removed
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor)
+        return folder
 
     @classmethod
     def _first(cls, places: Sequence[Path], make: Callable[[Path], Path], lock: int, advice: str = "") -> Self:
@@ -191,6 +198,10 @@ class SocketFolder:
             os.unlink(name, dir_fd=self._descriptor)
         self._names.discard(name)
 
+    def is_there(self) -> bool:
+        """Whether its path still leads to it."""
+        return leads_to(self.path, self._descriptor)
+
     def fileno(self) -> int:
         """The descriptor that has the lock; -1 when it is closed."""
         return self._descriptor
@@ -203,8 +214,7 @@ class SocketFolder:
             with contextlib.suppress(OSError):
                 self.forget(name)
         with contextlib.suppress(OSError):
-            # Another may have the name by now, and holds a lock on his.
-            if os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)):
+            if self.is_there():  # another may have the name by now, and holds a lock on his
                 self.path.rmdir()
         with contextlib.suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked process has the descriptor
@@ -266,9 +276,14 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
+def url_of(path: Path) -> str:
+    """``unix:/PATH``: the URL of what listens at a socket. Its path is absolute."""
+    return f"{_SCHEME}{path}"
+
+
 def path_of(url: str) -> Path | None:
-    """The socket that ``unix:/PATH`` names; None where it is another URL."""
-    return Path(url.removeprefix("unix:")) if url.startswith("unix:/") else None
+    """The socket that :func:`url_of` has named; None where it is another URL."""
+    return Path(url.removeprefix(_SCHEME)) if url.startswith(f"{_SCHEME}/") else None
 
 
 def is_ours(connection: socket.socket) -> bool:
@@ -305,6 +320,13 @@ def _open(path: Path) -> int:
             errno.EPERM, f"{path} belongs to user {status.st_uid}, and this process to user {os.geteuid()}"
         )
     raise OtherUserError(errno.EPERM, f"{path} is open to other users")
+
+
+def _made(path: Path) -> Path:
+    """A folder that is there by now, whoever has made it."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    return path
 
 
 def _check_user() -> None:

@@ -76,6 +76,13 @@ def new_file(folder: Path, name: str, mode: int = 0o666) -> tuple[int, Path]:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode), path
 
 
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Whether the path still is that of the file or folder that is open there; a link to it is not."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    return False
+
+
 def put_text(
     folder: Path, name: str, text: str, place: Callable[[Path, Path], object] = os.replace, *, mode: int = 0o666
 ) -> None:

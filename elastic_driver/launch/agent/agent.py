@@ -55,9 +55,10 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.messages import Notice
+from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.system.local_socket import SocketFolder, path_of
+from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, network_id, place_of_processes
 from elastic_driver.system.tasks import Tasks
@@ -77,6 +78,7 @@ _SAY_AGAIN_S = 1.0
 # What workers there is room for, beyond two for each processor.
 _WORKERS = 64
 _SOCKET = "workers.sock"
+_LOST = "workers here that start or connect from now on cannot reach this agent"
 
 REFUSED = 2
 """Exit code of an agent that was never taken in."""
@@ -243,19 +245,20 @@ class Agent:
             way_out.push_async_callback(self._control.close)
             await self._control.open()
             for url in self._bootstrap.urls:
-                if (socket := path_of(url)) is not None:
+                if (path := path_of(url)) is not None:
                     with contextlib.suppress(OSError):  # the link says why the driver cannot be reached
-                        way_out.callback(SocketFolder.at(socket.parent).close)
-            folder = SocketFolder.new()
-            way_out.callback(folder.close)
+                        way_out.callback(SocketFolder.at(path.parent).close)
+            socket = KeptSocket(self._server.listeners, _SOCKET, say=self._warn, if_lost=_LOST)
+            way_out.callback(socket.close)
             way_out.push_async_callback(self._server.close)
             way_out.callback(self._rounds.close)
             way_out.callback(self._horovod.close)
             way_out.push_async_callback(self._tasks.end)
             way_out.callback(self._probes.close)
             way_out.callback(self._ports.close)
-            self._socket_url = f"unix:{folder.path / _SOCKET}"
-            await self._server.start_local(folder.listen(_SOCKET), workers=_WORKERS + 2 * cores())
+            self._socket_url = url_of(socket.path)
+            await self._server.start_local(socket.listen(), workers=_WORKERS + 2 * cores())
+            self._tasks.start(socket.keep())
             way_out.callback(self._watch_owner())
             way_out.callback(self._end_spot_watch)
             way_out.callback(self._end_vitals_watch)

@@ -39,6 +39,7 @@ class Listeners:
         self._service = service
         self._servers: list[asyncio.Server] = []
         self._is_closed = False
+        self._local: asyncio.Server | None = None  # of these, that of a unix socket
         self._turns: Turns | None = None
 
     async def open(self, host: str, ports: int | Sequence[int]) -> int:
@@ -90,13 +91,18 @@ class Listeners:
     async def open_local(self, listening: socket.socket) -> None:
         """Takes a unix socket that listens already, for processes of this user and of root's.
 
-        It is closed with the others.
+        It is closed with the others, or when another takes its place.
 
         Raises:
             SettingsError: they were closed meanwhile.
         """
         loop = asyncio.get_running_loop()
-        self._add(await loop.create_unix_server(self._newcomer, sock=listening, backlog=_BACKLOG))
+        before, self._local = self._local, None
+        if before is not None:
+            before.close()
+            self._servers.remove(before)
+        self._local = await loop.create_unix_server(self._newcomer, sock=listening, backlog=_BACKLOG)
+        self._add(self._local)
 
     def _add(self, server: asyncio.Server) -> None:
         self._servers.append(server)

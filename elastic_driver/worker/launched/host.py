@@ -18,7 +18,7 @@ from elastic_driver.rendezvous.credentials import Identity, JobKey
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.worker.launched import meeting
 from elastic_driver.worker.launched.places import LOOPBACK
@@ -96,7 +96,7 @@ class JobHost:
 
     def _serve_in(self, folder: SocketFolder) -> meeting.Welcome:
         self._call(self._server.start_local(folder.listen(_SOCKET), workers=len(self._slots)))
-        url = f"unix:{folder.path / _SOCKET}"
+        url = url_of(folder.path / _SOCKET)
         return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), name_of_this_process(), LOOPBACK)
 
     def serve(self, address: str, ports: tuple[int, int] | None) -> meeting.Welcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -61,6 +62,20 @@ def socket_of(job: Job) -> Path:
     url: str = job.wait_for("its start", lambda: job.events("job_started"))[0]["rendezvous"]
     assert url.startswith("unix:/")
     return Path(url.removeprefix("unix:"))
+
+
+def workers_sockets(job: Job) -> set[Path]:
+    """Where the workers that run find their agents."""
+    found = set()
+    for process in psutil.Process(job.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ELASTIC_DRIVER_WORKER" in (environ := process.environ()):
+                found.add(Path(environ["ELASTIC_DRIVER_RENDEZVOUS"].removeprefix("unix:")))
+    return found
+
+
+def is_said(job: Job, text: str) -> bool:
+    return text in job.said()
 
 
 def inodes(path: Path) -> set[str]:
@@ -199,19 +214,43 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next(tmp_path: Path) -> N
         assert not left.parent.exists()
 
 
-def test_a_folder_that_somebody_has_emptied_ends_nothing(tmp_path: Path) -> None:
+def test_what_somebody_removes_of_it_comes_back(tmp_path: Path, runtime: Path) -> None:
+    """As systemd-tmpfiles does, or who empties /tmp: the sockets' folders and the job's file."""
+    with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
+        job.wait_for_steps(1)
+        job_id = job.events("job_started")[0]["job_id"]
+        where, file = socket_of(job), runtime / "elasticrun" / f"{job_id}.json"
+        (agent,) = workers_sockets(job)
+        for path in (where, agent):
+            shutil.rmtree(path.parent)
+        shutil.rmtree(file.parent)
+        for path in (where, agent):
+            told = f"{path} was removed (does something clean up there?); it was made anew"
+            job.wait_for("a word of it", functools.partial(is_said, job, told))
+        job.wait_for("the job's file", file.exists)
+        assert ", running, " in elasticrun("status").stdout
+        job.set_hosts("localhost:2\n")  # whose second worker finds its agent
+        job.wait_for_steps(2)
+        assert "it ends now" in elasticrun("end", job_id).stdout
+        assert job.wait() == 128 + signal.SIGTERM
+        assert not where.parent.exists()
+        assert not agent.parent.exists()
+        assert not file.exists()
+
+
+def test_a_driver_whose_path_another_has_by_now_is_found_elsewhere(tmp_path: Path) -> None:
     with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
         job.wait_for_steps(1)
         where = socket_of(job)
         shutil.rmtree(where.parent)
-        refused = elasticrun("status")
-        assert refused.returncode == 2
-        assert f"there is no {where.parent}: the process that made it has ended" in refused.stderr
-        assert "cannot be asked from here" in elasticrun("jobs").stderr
-        before = len(job.steps())
-        job.wait_for("more steps", lambda: len(job.steps()) > before + 5)
-        job.process.send_signal(signal.SIGTERM)
-        assert job.wait() == 128 + signal.SIGTERM
+        where.parent.touch()
+        try:
+            job.wait_for("a word of it", lambda: f"{where} was removed" in job.said())
+            job.wait_for("the job's new file", lambda: not elasticrun("status").returncode)
+            job.process.send_signal(signal.SIGTERM)
+            assert job.wait() == 128 + signal.SIGTERM
+        finally:
+            where.parent.unlink()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -78,6 +79,52 @@ def test_the_next_job_removes_what_dead_ones_have_left(folder: Path) -> None:
     posted = post()
     assert {path.name for path in folder.iterdir()} == {"1f.json"}
     posted.remove()
+
+
+def test_a_file_that_somebody_has_removed_is_written_anew(folder: Path) -> None:
+    posting = post()
+    path = folder / "1f.json"
+    before = path.stat()
+    posting.renew(SOCKET)
+    assert os.path.samestat(before, path.stat()), "it is there"
+    path.unlink()
+    folder.rmdir()
+    posting.renew(SOCKET)
+    posting.renew(Path("/another/driver.sock"))
+    assert [job.url for job in running_jobs()] == ["unix:/another/driver.sock"], "and its driver lives"
+    assert [each.name for each in folder.iterdir()] == ["1f.json"]
+    posting.remove()
+    assert not folder.exists()
+
+
+def test_one_that_cannot_be_written_anew_is_told_of_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    posting = post()
+    (folder / "1f.json").unlink()
+    folder.chmod(0o755)
+    for _ in range(2):
+        posting.renew(SOCKET)
+    assert caplog.text.count("elasticrun status, drain and end will not find this job: the folder of job files") == 1
+    folder.chmod(0o700)
+    posting.renew(SOCKET)
+    assert [job.job_id for job in running_jobs()] == ["1f"]
+    posting.remove()
+
+
+def test_who_has_read_a_file_that_its_driver_replaces_removes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posting = post()
+    lock = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        posting.renew(Path("/another/driver.sock"))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    running_jobs()
+    assert [job.url for job in running_jobs()] == ["unix:/another/driver.sock"]
+    posting.remove()
 
 
 def test_what_a_driver_starts_does_not_keep_its_job_alive(folder: Path) -> None:

@@ -74,6 +74,14 @@ def test_no_port_while_all_agents_are_here_and_nobody_else_asks() -> None:
     on(test)
 
 
+def test_a_socket_that_has_moved_is_where_agents_are_sent_from_then_on() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        ways.moved(Path("/b/driver.sock"))
+        assert await ways.to("") == (ways.here,) == (ways.url,) == ("unix:/b/driver.sock",)
+
+    on(test)
+
+
 def test_loopback_is_opened_once_for_all_who_ask() -> None:
     async def test(ways: Ways, server: Server) -> None:
         assert set(await asyncio.gather(*(ways.open_loopback() for _ in range(3)))) == {"http://127.0.0.1:7000"}

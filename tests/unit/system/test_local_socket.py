@@ -429,3 +429,39 @@ def test_a_container_with_files_of_its_own_has_no_such_path(place: Path) -> None
             "container where it is not mounted"
         )
     folder.close()
+
+
+def test_one_that_somebody_has_removed_can_be_made_again_where_it_was(place: Path) -> None:
+    folder = SocketFolder.new([place])
+    assert folder.is_there()
+    folder.path.rmdir()
+    assert not folder.is_there()
+    again = SocketFolder.again(folder.path)
+    assert again.path == folder.path
+    assert again.path.stat().st_mode & 0o777 == 0o700
+    assert not folder.is_there(), "another has its name"
+    folder.close()
+    with again.listen("s"):
+        connect(again.path / "s", PATIENCE_S).close()
+    with pytest.raises(BlockingIOError):  # it is locked: nobody removes it
+        SocketFolder.at(again.path, fcntl.LOCK_EX)
+    again.close()
+    assert list(place.iterdir()) == []
+
+
+def test_it_is_not_made_again_where_others_could_have_it_in_our_place(place: Path) -> None:
+    folder = SocketFolder.new([place])
+    folder.path.rmdir()
+    folder.path.symlink_to(place)
+    with pytest.raises(OtherUserError, match="is not a folder, but a symbolic link"):
+        SocketFolder.again(folder.path)
+    folder.path.unlink()
+    place.chmod(0o777)
+    with pytest.raises(OtherUserError, match="all users can rename what is in"):
+        SocketFolder.again(folder.path)
+    place.chmod(0o700)
+    folder.path.mkdir()
+    folder.path.chmod(0o755)
+    with pytest.raises(OtherUserError, match="is open to other users"):
+        SocketFolder.again(folder.path)
+    folder.close()
