@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +58,7 @@ from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.job_clock import MOST_S, JobClock
+from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.threads import started_pool
@@ -122,7 +121,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             quiet=settings.quiet,
             event_log=settings.event_log,
         ) as console,
-        _logging_to(console),
+        warnings_told(console.warning),
         recording(settings, job_id, console) as journal,
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
         EventHook(
@@ -371,21 +370,3 @@ def _discovery_of(settings: Settings, job_id: str, clock: JobClock) -> HostDisco
             call_later=clock.call_later,
         )
     return FixedHosts(settings.hosts or ())
-
-
-@contextlib.contextmanager
-def _logging_to(console: Console) -> Iterator[None]:
-    """Warnings that the package logs (an output file that cannot be written, a guard that died) reach the user."""
-
-    class ToConsole(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            console.warning(record.getMessage())
-
-    logger, handler = logging.getLogger("elastic_driver"), ToConsole(logging.WARNING)
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError, shortage
@@ -59,6 +59,7 @@ from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
+from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import look_up, network_id, place_of_processes
 from elastic_driver.system.tasks import Tasks
@@ -144,7 +145,7 @@ def run_agent(bootstrap: Bootstrap) -> int:
         The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when it never took it in,
         else 1.
     """
-    with _logging_to_stderr(_who_says(bootstrap)):
+    with warnings_told(partial(_warn, who=_who_says(bootstrap))):
         while True:
             end = _one_life(bootstrap, None)
             if end.why:
@@ -164,7 +165,7 @@ def attend(bootstrap: Bootstrap, home: Home) -> End:
         Its end, of which it has told nobody. The code is 0 when the job has succeeded, or the node has left by
         elasticrun leave; 128 and its number after a signal; 2 when it was never taken in, else 1.
     """
-    with _logging_to_stderr(_who_says(bootstrap)):
+    with warnings_told(partial(_warn, who=_who_says(bootstrap))):
         return _one_life(bootstrap, home)
 
 
@@ -591,17 +592,5 @@ def _say(text: str, who: str) -> None:
         print(f"{who}: {text}", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def _logging_to_stderr(who: str) -> Iterator[None]:
-    class ToStderr(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            _say(f"warning: {record.getMessage()}", who)
-
-    logger, handler = logging.getLogger("elastic_driver"), ToStderr(logging.WARNING)
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
+def _warn(text: str, who: str) -> None:
+    _say(f"warning: {text}", who)
