@@ -8,14 +8,10 @@ because that serves several times what a framework does, and a request that need
 
 from __future__ import annotations
 
-import array
 import asyncio
-import fcntl
 import socket
-import termios
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from hmac import compare_digest
 from typing import NoReturn, Protocol, cast
 
@@ -24,9 +20,9 @@ import httptools
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import API
 from elastic_driver.rendezvous.routes import error_body
+from elastic_driver.rendezvous.server.guest import LINGER_S, Guest, Register, ServerLimits
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.web import BODY_BYTES, HEALTH_PATH, Web, WebAnswer, WebStreaming
-from elastic_driver.rendezvous.tls import TlsTransport
 from elastic_driver.version import __version__
 
 _REASONS = {
@@ -69,9 +65,6 @@ _HEADS = {
     for status, reason in _REASONS.items()
     for is_json in (False, True)
 }
-# After a refusal the peer may still be sending. Closing at once would reset the connection, and the peer would see
-# the reset instead of the answer; so what it sends is read and dropped for this long.
-LINGER_S = 2.0
 # The largest piece in which an event loop hands data over (uvloop's and asyncio's is 256 KiB).
 _PIECE = 256 << 10
 # Below this a body is copied behind its head (one buffer to send); above it the bytes are shared among answers.
@@ -86,85 +79,11 @@ _API = f"{API}/".encode()
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What one peer may cost.
-
-    Attributes:
-        body_bytes: of one request; the addresses of a worker among 4,096 are some 25 KB.
-        header_bytes: of one request, together with its first line; a worker's are below 1 KB.
-        request_s: from the first byte of a request to its last; a worker sends it in one piece.
-        idle_s: how long a connection that is not authenticated may wait for its next request.
-        strangers: connections that are not authenticated for stranger_s, and readers; the oldest goes when there are
-            more, so that rubbish cannot shut workers out.
-        stranger_s: how long a connection counts for no stranger, and once more from its handshake and its request on.
-            Workers authenticate within two round trips, but thousands may connect before the first of them is read.
-        connections: all of them; 503 for more. None: what the limit of open files leaves.
-        poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
-        unread_bytes: answers a peer may leave unread before its connection is cut.
-        pipelined_bytes: requests a peer may send behind one that is parked before its connection is cut.
-    """
-
-    body_bytes: int = 16 << 20
-    header_bytes: int = 16 << 10
-    request_s: float = 10.0
-    idle_s: float = 10.0
-    strangers: int = 1000
-    stranger_s: float = 2.0
-    connections: int | None = None
-    poll_s: float = 30.0
-    unread_bytes: int = 64 << 20
-    pipelined_bytes: int = 1 << 20
-
-
 class Parked(Protocol):
     """A request that is not answered yet."""
 
     def drop(self) -> None:
         """Nobody waits for the answer any more."""
-
-
-class Guest(Protocol):
-    """Who is connected, as the server sees it."""
-
-    @property
-    def descriptor(self) -> int:
-        """Of its socket; below 0 when there is none."""
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether the peer has sent what the loop has not come to read yet."""
-
-    def refuse(self, status: int, text: str) -> None:
-        """Answers an error, where that can be, and takes nothing more from this peer."""
-
-    def say_goodbye(self, text: str) -> None:
-        """The server ends."""
-
-    def abort(self) -> None:
-        """Cuts the connection."""
-
-    def check_time(self, now: float) -> None:
-        """Cuts the connection if it has stalled."""
-
-
-class Register(Protocol):
-    """All who are connected."""
-
-    def arrived(self, guest: Guest) -> None:
-        """A peer connected."""
-
-    def met(self, guest: Guest) -> None:
-        """The peer is on its way to be authenticated, and is given time anew."""
-
-    def trusted(self, connection: Connection) -> None:
-        """It is known who the peer is."""
-
-    def left(self, guest: Guest) -> None:
-        """The connection is closing or gone. May be called more than once."""
-
-    def lost(self, guest: Guest) -> None:
-        """The connection is gone."""
 
 
 class Service(Protocol):
@@ -197,35 +116,6 @@ class Service(Protocol):
         self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
     ) -> None:
         """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
-
-
-def descriptor_of(transport: asyncio.BaseTransport | None) -> int:
-    """Of its socket; below 0 when there is none."""
-    sock = None if transport is None else transport.get_extra_info("socket")
-    return -1 if sock is None else int(sock.fileno())
-
-
-def has_unread(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether the loop has not come yet to what the peer has sent.
-
-    Whoever goes on sending over TLS has always something that waits for its turn, and is not shielded by it.
-    """
-    descriptor = descriptor_of(transport)
-    if descriptor < 0:
-        return False
-    if isinstance(transport, TlsTransport):
-        if not transport.is_new:
-            return False
-        if transport.waits:
-            return True
-    count = array.array("i", [0])
-    fcntl.ioctl(descriptor, termios.FIONREAD, count)
-    return count[0] > 0
-
-
-def waits_for_its_turn(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether it is not the peer that is slow."""
-    return isinstance(transport, TlsTransport) and transport.is_new and transport.waits
 
 
 def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -275,7 +165,7 @@ class _Refusal(Exception):
         self.status = status
 
 
-class Connection(asyncio.Protocol):
+class Connection(Guest, asyncio.Protocol):
     """One peer. Requests are answered in their order: those behind a parked one wait in a queue.
 
     Args:
@@ -288,15 +178,12 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, service: Service, identity: Identity | None = None, *, is_for_probes: bool = False) -> None:
+        super().__init__(service.guests)
         self._service = service
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self.identity = identity or _READER
         self._is_authenticated = identity is not None
         self._is_for_probes = is_for_probes
-        self._deaf = False  # what comes in is dropped: the last answer is written
-        self._since = self._loop.time()  # when the present wait (for a request, for the rest of one, to close) began
         self._unsent = 0
         # The request that is being received.
         self._in_request = False
@@ -366,7 +253,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         transport.write(_web_head(200, answer.content_type, answer.headers) + b"Connection: close\r\n\r\n")
-        self._service.guests.trusted(self)
+        self._guests.trusted(self)
         self._stream = _Stream(self, transport, answer)
         answer.began(self._stream)
 
@@ -405,26 +292,9 @@ class Connection(asyncio.Protocol):
         """Closes the connection after what is written already."""
         self._deaf = True
         self._since = self._loop.time()
-        self._service.guests.left(self)
+        self._guests.left(self)
         if self._transport is not None:
             self._transport.close()
-
-    def abort(self) -> None:
-        """Cuts the connection."""
-        self._deaf = True
-        self._service.guests.left(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-    @property
-    def descriptor(self) -> int:
-        """Of its socket; below 0 when there is none."""
-        return descriptor_of(self._transport)
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether the peer has sent what the loop has not come to read yet."""
-        return has_unread(self._transport)
 
     def check_time(self, now: float) -> None:
         """Cuts the connection if it has stalled."""
@@ -436,7 +306,7 @@ class Connection(asyncio.Protocol):
             elif waited_s > LINGER_S:
                 self.abort()
             self._unsent = unsent
-        elif self._parked is not None or self._queue or self._stream is not None or waits_for_its_turn(self._transport):
+        elif self._parked is not None or self._queue or self._stream is not None or self.waits_for_its_turn:
             return
         elif self._in_request:
             if waited_s > limits.request_s:
@@ -454,19 +324,16 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._service.guests.arrived(self)
+        self._guests.arrived(self)
         if self._is_authenticated:
-            self._service.guests.trusted(self)
+            self._guests.trusted(self, self.identity.worker)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
         self._drop_parked()
-        self._service.guests.lost(self)
+        self._guests.lost(self)
         if self._stream is not None:
             self._stream.lost()
-
-    def eof_received(self) -> bool:
-        return False
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self._stream is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.server.connection import Connection, Guest, ServerLimits
+from elastic_driver.rendezvous.server.guest import Guest, ServerLimits
 
 # Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
 # although the system may allow it: workers inherit the limit, and some programs walk through all of it.
@@ -153,12 +153,11 @@ class Guests:
         if self._strangers.pop(guest, None) is not None:
             self._strangers[guest] = asyncio.get_running_loop().time()
 
-    def trusted(self, connection: Connection) -> None:
-        """The peer has proven who it is."""
-        self._strangers.pop(connection, None)
-        worker = connection.identity.worker
-        if worker is not None and self._on_worker_gone is not None and connection not in self._workers:
-            self._workers[connection] = worker
+    def trusted(self, guest: Guest, worker: WorkerId | None = None) -> None:
+        """It is known who the peer is: this worker, or no worker."""
+        self._strangers.pop(guest, None)
+        if worker is not None and self._on_worker_gone is not None and guest not in self._workers:
+            self._workers[guest] = worker
             self._number_of[worker] += 1
 
     def left(self, guest: Guest) -> None:

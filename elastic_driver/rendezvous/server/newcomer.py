@@ -35,14 +35,8 @@ from elastic_driver.rendezvous.authentication import (
     refusal,
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.server.connection import (
-    LINGER_S,
-    Connection,
-    Service,
-    descriptor_of,
-    has_unread,
-    waits_for_its_turn,
-)
+from elastic_driver.rendezvous.server.connection import Connection, Service
+from elastic_driver.rendezvous.server.guest import LINGER_S, Guest
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from elastic_driver.system.local_socket import is_ours
 
@@ -54,8 +48,8 @@ _MOST_HELLO = 16 << 10
 _NOBODY = "nobody may authenticate here under this name"
 
 
-class Newcomer(asyncio.BufferedProtocol):
-    """Implements :class:`Guest`. Over TLS it is the protocol below the layer first, and then the one above.
+class Newcomer(Guest, asyncio.BufferedProtocol):
+    """Over TLS it is the protocol below the layer first, and then the one above.
 
     Args:
         service: of the server.
@@ -63,11 +57,10 @@ class Newcomer(asyncio.BufferedProtocol):
     """
 
     def __init__(self, service: Service, turns: Turns) -> None:
+        super().__init__(service.guests)
         self._service = service
         self._turns = turns
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
-        self._since = self._loop.time()  # when the present wait began
+        self._transport: asyncio.Transport  # from connection_made() on
         self._received = b""
         self._hello = _ClientHello()
         self._is_local = self._is_plain_tcp = False
@@ -75,7 +68,6 @@ class Newcomer(asyncio.BufferedProtocol):
         self._identity: Identity | None = None
         self._challenge: Challenge | None = None
         self._no_room = ""
-        self._is_over = False  # refused, handed over or gone
 
     # --- asyncio.BufferedProtocol; asyncio.Protocol above TLS ------------------------------------------------------
 
@@ -85,16 +77,16 @@ class Newcomer(asyncio.BufferedProtocol):
         self._since = self._loop.time()
         if self._shakes_hands:
             self._shakes_hands = self._is_plain_tcp = False
-            self._service.guests.met(self)
+            self._guests.met(self)
             return
         sock = transport.get_extra_info("socket")
         family = None if sock is None else sock.family
         self._is_local, self._is_plain_tcp = family == socket.AF_UNIX, family in (socket.AF_INET, socket.AF_INET6)
         if self._is_local and not is_ours(sock):
-            self._is_over = True
+            self._deaf = True
             self._transport.abort()
             return
-        self._service.guests.arrived(self)
+        self._guests.arrived(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol."""
@@ -106,7 +98,7 @@ class Newcomer(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        if self._is_over:
+        if self._deaf:
             return
         self._received += data
         if self._challenge is not None:
@@ -121,14 +113,10 @@ class Newcomer(asyncio.BufferedProtocol):
         else:
             self._hand_over(Connection(self._service, is_for_probes=self._is_plain_tcp and not self._is_loopback()))
 
-    def eof_received(self) -> bool:
-        """See asyncio.BaseProtocol."""
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.BaseProtocol."""
-        self._is_over = True
-        self._service.guests.lost(self)
+        self._deaf = True
+        self._guests.lost(self)
 
     # --- TLS -------------------------------------------------------------------------------------------------------
 
@@ -158,7 +146,7 @@ class Newcomer(asyncio.BufferedProtocol):
     def _certificate_made(self, making: asyncio.Future[SSLContext]) -> None:
         if making.cancelled() or making.exception() is not None:
             self.abort()
-        elif not (self._is_over or self._transport.is_closing()):
+        elif not (self._deaf or self._transport.is_closing()):
             self._transport.resume_reading()
             self._encrypt()
 
@@ -192,7 +180,7 @@ class Newcomer(asyncio.BufferedProtocol):
             self._refuse(_nobody_as(identity.role))
 
     def _send_challenge(self, request: Request, key: bytes) -> None:
-        self._service.guests.met(self)
+        self._guests.met(self)
         certificate = bytes.fromhex(self._service.certificate.fingerprint)
         self._challenge = Challenge(request, key, certificate, os.urandom(NONCE_BYTES))
         self._transport.write(self._challenge.message)
@@ -218,8 +206,8 @@ class Newcomer(asyncio.BufferedProtocol):
     def _hand_over(self, protocol: asyncio.Protocol) -> None:
         """From now on the connection is another protocol's, which gets what has come already."""
         transport, data = self._transport, self._received
-        self._is_over, self._received = True, b""
-        self._service.guests.lost(self)
+        self._deaf, self._received = True, b""
+        self._guests.lost(self)
         transport.set_protocol(protocol)
         if not isinstance(transport, TlsTransport):
             # uvloop goes on to read into the buffer of a protocol that has one until it begins to read anew.
@@ -230,22 +218,12 @@ class Newcomer(asyncio.BufferedProtocol):
             protocol.data_received(data)
 
     def _refuse(self, text: str) -> None:
-        self._is_over = True
+        self._deaf = True
         self._since = self._loop.time()
         self._transport.write(refusal(text))
         self._transport.write_eof()  # closing would reset what the peer is sending, and it would see that instead
 
     # --- Guest -----------------------------------------------------------------------------------------------------
-
-    @property
-    def descriptor(self) -> int:
-        """See Guest."""
-        return descriptor_of(self._transport)
-
-    @property
-    def has_unread(self) -> bool:
-        """See Guest."""
-        return has_unread(self._transport)
 
     def refuse(self, status: int, text: str) -> None:
         """See Guest. It is told when it has said in which form it can be."""
@@ -255,22 +233,16 @@ class Newcomer(asyncio.BufferedProtocol):
         """See Guest."""
         self.abort()
 
-    def abort(self) -> None:
-        """See Guest."""
-        self._is_over = True
-        self._service.guests.left(self)
-        self._transport.abort()
-
     def check_time(self, now: float) -> None:
         """See Guest."""
         limits, waited_s = self._service.limits, now - self._since
         if self._shakes_hands:
             return  # the layer has a time of its own
-        if self._is_over or self._no_room:
+        if self._deaf or self._no_room:
             limit_s = LINGER_S
         else:
             limit_s = limits.request_s if self._received or self._challenge is not None else limits.idle_s
-        if waited_s > limit_s and not waits_for_its_turn(self._transport):
+        if waited_s > limit_s and not self.waits_for_its_turn:
             self.abort()
 
     def _is_loopback(self) -> bool:

@@ -31,7 +31,8 @@ from elastic_driver.rendezvous.routes import (
     role_name,
     written,
 )
-from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
+from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.guest import ServerLimits
 from elastic_driver.rendezvous.server.guests import CONNECTIONS_EACH, Guests
 from elastic_driver.rendezvous.server.listeners import Listeners
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate

@@ -30,7 +30,7 @@ from elastic_driver.rendezvous.authentication import (
 )
 from elastic_driver.rendezvous.certificate import Certificate, client_context, fingerprint_of, server_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
-from elastic_driver.rendezvous.server.connection import ServerLimits
+from elastic_driver.rendezvous.server.guest import ServerLimits
 from elastic_driver.rendezvous.server.newcomer import _ClientHello
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.system.local_socket import SocketFolder

@@ -18,7 +18,8 @@ from elastic_driver.rendezvous.certificate import Certificate, client_context, h
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
-from elastic_driver.rendezvous.server.connection import Connection, ServerLimits
+from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.guest import ServerLimits
 from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport
 from tests.support.fakes.rendezvous_service import (

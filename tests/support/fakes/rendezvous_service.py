@@ -39,7 +39,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import ALL, Route, Routes, read, read_own, routes_of_rounds
 from elastic_driver.rendezvous.routes import OPERATOR as OPERATORS
 from elastic_driver.rendezvous.routes import WORKER as WORKERS
-from elastic_driver.rendezvous.server.connection import Guest
+from elastic_driver.rendezvous.server.guest import Guest
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
