@@ -16,9 +16,10 @@ from elastic_driver.cli.target import ask, choose_job, target_of_job
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.rendezvous.operator_token import read_operator_key
+from elastic_driver.rendezvous.token_file import write_secret
 from elastic_driver.report.metrics import PATH as METRICS
 from elastic_driver.report.printable import one_line
-from elastic_driver.settings.operator_token import read_operator_key
 
 
 def parser_of_jobs() -> Parser:
@@ -126,10 +127,7 @@ def _quoted(url: str) -> str:
 
 
 def _write(path: Path, secret: str) -> None:
-    """Never over what is there: that may be open to others, or theirs."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{secret}\n")
+        write_secret(path, secret)
     except OSError as error:
         raise SettingsError(f"cannot write the new file {path}: {in_words(error)}") from error

@@ -13,16 +13,11 @@ from elastic_driver.hosts import MAX_SLOTS_PER_HOST, parse_host, parse_labels
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
-from elastic_driver.rendezvous.token_file import MOST_BYTES
+from elastic_driver.rendezvous.token_file import JOIN, MOST_BYTES, read_token, token_in
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import integer, number
 from elastic_driver.settings.grace import ENV_GRACE, grace_s
-from elastic_driver.settings.join_token import (
-    ENV_JOIN_TOKEN,
-    join_token,
-    read_join_token,
-    who_else_reads,
-)
+from elastic_driver.settings.join_token import ENV_JOIN_TOKEN, who_else_reads
 from elastic_driver.settings.settings import check_agent_timeout, check_seconds
 from elastic_driver.words import Cloud
 
@@ -142,15 +137,15 @@ def _token(file: str | None, in_environment: str) -> tuple[str, str]:
     """The job's secret, and where it was given, in words."""
     if file == _STDIN:
         source = "standard input"
-        return join_token(sys.stdin.buffer.read(MOST_BYTES), source), source
+        return token_in(sys.stdin.buffer.read(MOST_BYTES), source, JOIN), source
     if file is not None:
         if others := who_else_reads(Path(file)):
             print(one_line(f"elasticrun: warning: the join token's file {file}: {others}"), file=sys.stderr)
-        return read_join_token(Path(file)), f"the file {file} (--join-token-file)"
+        return read_token(Path(file), JOIN), f"the file {file} (--join-token-file)"
     if not in_environment:
         raise SettingsError(
             f"the job's secret is missing: give --join-token-file FILE ({_STDIN} for standard input), or set the "
             f"variable {ENV_JOIN_TOKEN}"
         )
     source = f"the variable {ENV_JOIN_TOKEN}"
-    return join_token(in_environment.encode(errors="surrogateescape"), source), source
+    return token_in(in_environment.encode(errors="surrogateescape"), source, JOIN), source

@@ -28,7 +28,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
-from elastic_driver.settings.operator_token import read_operator_key
+from elastic_driver.rendezvous.operator_token import read_operator_key
 
 # Its driver lives, and answers unless it is stopped or somebody else has its port.
 _PATIENCE_S = 10.0

@@ -35,9 +35,8 @@ from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.credentials import KEY_BYTES, join_key
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
-from elastic_driver.rendezvous.token_file import new_token
+from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.settings.join_token import read_join_token
 from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
 from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
 from elastic_driver.settings.settings import Settings
@@ -100,7 +99,7 @@ def agents_of(
     if gathering is not None:
         token = gathering.token
     elif settings.accept_agents:
-        token = new_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
+        token = new_token() if settings.join_token_file is None else read_token(settings.join_token_file, JOIN)
     # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
     tickets = Tickets(clock, join_key=key if settings.accept_agents else None)

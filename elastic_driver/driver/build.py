@@ -43,6 +43,7 @@ from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader_header
 from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
@@ -51,7 +52,6 @@ from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.metrics import PATH, MetricsPage
 from elastic_driver.report.tally import Tally
-from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process

@@ -36,16 +36,11 @@ from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.rendezvous.token_file import JOIN, read_token, token_in
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.grace import grace_s
-from elastic_driver.settings.join_token import (
-    ENV_JOIN_TOKEN,
-    ENV_JOIN_TOKEN_FILE,
-    join_token,
-    read_join_token,
-    who_else_reads,
-)
+from elastic_driver.settings.join_token import ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE, who_else_reads
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import node_environment
 from elastic_driver.settings.nodes import Nodes
@@ -99,10 +94,10 @@ def run_node(
     token, source = "", ""
     if settings.join_token_file is not None:
         source = f"the file {settings.join_token_file} ({named_by})"
-        token = read_join_token(settings.join_token_file)
+        token = read_token(settings.join_token_file, JOIN)
     elif token_text:
         source = f"the variable {ENV_JOIN_TOKEN}"
-        token = join_token(token_text.encode(errors="surrogateescape"), source)
+        token = token_in(token_text.encode(errors="surrogateescape"), source, JOIN)
     return _Node(settings, nodes, token, source, routes).run()
 
 

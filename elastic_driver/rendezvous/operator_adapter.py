@@ -20,9 +20,8 @@ from elastic_driver.errors import RendezvousError, SettingsError, in_words
 from elastic_driver.rendezvous.connecting import connect
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
-from elastic_driver.system.safe_files import read_named
+from elastic_driver.rendezvous.operator_token import read_operator_key
 
-_MOST_BYTES = 4096
 _CONNECT_S = 10.0
 
 
@@ -70,19 +69,7 @@ class OperatorAdapter(HTTPAdapter):
             SettingsError: it cannot be read, or holds none.
             RendezvousProtocolError: that is no address.
         """
-        try:
-            text = read_named(Path(path), _MOST_BYTES).decode("ascii", "replace")
-        except OSError as error:
-            raise SettingsError(f"cannot read the token's file {path}: {in_words(error)}") from error
-        try:
-            key = bytes.fromhex(text.strip())
-        except ValueError:
-            key = b""
-        if len(key) != KEY_BYTES:
-            raise SettingsError(
-                f"cannot use the file {path} as a token: it does not hold a key of {2 * KEY_BYTES} hexadecimal digits"
-            )
-        return cls(url, key, source=f"the file {path}")
+        return cls(url, read_operator_key(Path(path)), source=f"the file {path}")
 
     def send(self, *args: Any, **options: Any) -> requests.Response:
         """See HTTPAdapter.

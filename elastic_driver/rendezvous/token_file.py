@@ -1,7 +1,7 @@
-"""The token of ``elasticrun rendezvous``, as its users keep it in a file.
+"""Tokens as their users keep them in files: that of ``elasticrun rendezvous``, and the one with which hosts join a job.
 
-Owns what may be one (a join token, too), how it is read, and how one is made. It is never an argument of a command,
-which everybody on the machine can read, and never travels.
+Owns what may be one, how it is read, and how one is made. It is never an argument of a command, which everybody on the
+machine can read, and never travels.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
 ENV_TOKEN_FILE = "ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE"
+RENDEZVOUS, JOIN = "rendezvous", "join"  # the kinds of tokens
 
 # Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
 LEAST_CHARACTERS = 16
@@ -42,8 +43,12 @@ def weakness(token: str) -> str:
     return ""
 
 
-def read_token(path: Path) -> str:
+def read_token(path: Path, kind: str = RENDEZVOUS) -> str:
     """The token in a file, without the white space around it. Blocks while a pipe is written, for 30 s at most.
+
+    Args:
+        path: the file.
+        kind: for messages: which token it is.
 
     Raises:
         SettingsError: the file cannot be read, or holds none.
@@ -51,13 +56,27 @@ def read_token(path: Path) -> str:
     try:
         data = read_named(path, MOST_BYTES)
     except OSError as error:
-        raise SettingsError(f"cannot read the rendezvous token's file {path}: {in_words(error)}") from error
+        raise SettingsError(f"cannot read the {kind} token's file {path}: {in_words(error)}") from error
+    return token_in(data, f"the file {path}", kind)
+
+
+def token_in(data: bytes, source: str, kind: str) -> str:
+    """The token in what was read, without the white space around it.
+
+    Args:
+        data: as read.
+        source: for messages, which never quote the token.
+        kind: likewise, which token it is.
+
+    Raises:
+        SettingsError: it is none.
+    """
     try:
         text = data.decode().strip()
     except UnicodeDecodeError:
-        raise SettingsError(f"cannot use the file {path} as a rendezvous token: it is not UTF-8 text") from None
+        raise SettingsError(f"cannot use {source} as a {kind} token: it is not UTF-8 text") from None
     if why := weakness(text):
-        raise SettingsError(f"cannot use the file {path} as a rendezvous token: {why}")
+        raise SettingsError(f"cannot use {source} as a {kind} token: {why}")
     return text
 
 
@@ -70,11 +89,20 @@ def make_token(path: Path) -> str:
     """
     token = new_token()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        write_secret(path, token)
     except FileExistsError:
         raise
     except OSError as error:
         raise SettingsError(f"cannot write a token to {path}: {in_words(error)}") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{token}\n")
     return token
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Writes a new file that only this user can read. Never over what is there: that may be open to others, or theirs.
+
+    Raises:
+        OSError: there is something already, or it cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{secret}\n")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.settings.join_token import who_else_reads
-from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.cli.main import main
-from elastic_driver.rendezvous.token_file import read_token, weakness
-from elastic_driver.settings.join_token import read_join_token
-from elastic_driver.settings.operator_token import read_operator_key
+from elastic_driver.rendezvous.operator_token import read_operator_key
+from elastic_driver.rendezvous.token_file import JOIN, read_token, weakness
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +17,7 @@ def test_it_is_good_for_all_that_take_one(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "token"
     assert main(["token", str(path)]) == 0
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_join_token(path) == read_token(path) == read_operator_key(path).hex()
+    assert read_token(path, JOIN) == read_token(path) == read_operator_key(path).hex()
     assert capsys.readouterr().out == "", "a secret is not shown unasked"
     assert main(["token"]) == 0
     printed = capsys.readouterr().out.strip()

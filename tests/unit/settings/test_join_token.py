@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.settings.join_token import read_join_token, who_else_reads
+from elastic_driver.rendezvous.token_file import JOIN, read_token
+from elastic_driver.settings.join_token import who_else_reads
 
 pytestmark = [pytest.mark.unit]
 
@@ -17,7 +18,7 @@ TOKEN = "0123456789abcdef"
 @pytest.mark.parametrize("text", [TOKEN, f"  {TOKEN}\n", f"\n\t{TOKEN}\r\n"])
 def test_white_space_around_it_does_not_count(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_bytes(text.encode())
-    assert read_join_token(tmp_path / "token") == TOKEN
+    assert read_token(tmp_path / "token", JOIN) == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -35,14 +36,14 @@ def test_white_space_around_it_does_not_count(tmp_path: Path, text: str) -> None
 def test_what_cannot_be_a_token(tmp_path: Path, data: bytes, complaint: str) -> None:
     (tmp_path / "token").write_bytes(data)
     with pytest.raises(SettingsError) as caught:
-        read_join_token(tmp_path / "token")
+        read_token(tmp_path / "token", JOIN)
     assert complaint in str(caught.value)
     assert TOKEN[1:] not in str(caught.value), "what it holds is not told"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read the join token's file .*No such file"):
-        read_join_token(tmp_path / "absent")
+        read_token(tmp_path / "absent", JOIN)
 
 
 def test_who_else_reads(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import KEY_BYTES
-from elastic_driver.rendezvous.token_file import weakness
+from elastic_driver.rendezvous.token_file import MOST_BYTES, weakness
 from elastic_driver.system.safe_files import read_named
-
-_MOST_BYTES = 4096
 
 
 def read_operator_key(path: Path) -> bytes:
@@ -22,7 +20,7 @@ def read_operator_key(path: Path) -> bytes:
         SettingsError: the file cannot be read, or holds none.
     """
     try:
-        text = read_named(path, _MOST_BYTES).decode()
+        text = read_named(path, MOST_BYTES).decode()
         key = bytes.fromhex(text.strip())
     except OSError as error:
         raise SettingsError(f"cannot read the token's file {path}: {in_words(error)}") from error
