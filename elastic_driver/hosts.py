@@ -34,6 +34,11 @@ CHIEF = "chief"
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
 
 
+def with_number(host: str, number: int) -> str:
+    """``HOST:NUMBER``, a port or a count of slots, with brackets around an IPv6 address."""
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine as discovery names it, and how many workers it has room for.
@@ -63,8 +68,7 @@ class Host:
         return PROTECTED in self.labels
 
     def __str__(self) -> str:
-        place = f"[{self.name}]:{self.slots}" if ":" in self.name else f"{self.name}:{self.slots}"
-        return " ".join((place, *self.labels))
+        return " ".join((with_number(self.name, self.slots), *self.labels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.errors import SettingsError, shortage
+from elastic_driver.hosts import with_number
 from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE, make_token, read_token
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import integer
@@ -53,9 +54,8 @@ def rendezvous(words: Sequence[str]) -> int:
         print(one_line(f"elasticrun rendezvous: {text}"), file=sys.stderr, flush=True)
 
     def listening(port: int, fingerprint: str) -> None:
-        shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
         asks = "a token is asked for" if token else "no token is asked for: all users of this machine may use it"
-        tell(f"listens at {shown}:{port}; {asks}; its certificate: sha256:{fingerprint}")
+        tell(f"listens at {with_number(arguments.host, port)}; {asks}; its certificate: sha256:{fingerprint}")
 
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import with_number
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.fleet import Fleet
@@ -41,7 +42,7 @@ class Server(Protocol):
 
 def url_of(address: str, port: int, *, scheme: str = "http") -> str:
     """The URL of a server at an address."""
-    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
+    return f"{scheme}://{with_number(address, port)}"
 
 
 def is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError, in_words
 from elastic_driver.health.last_words import last_words
-from elastic_driver.hosts import CHIEF, WorkerId
+from elastic_driver.hosts import CHIEF, WorkerId, with_number
 from elastic_driver.launch.agent.ports import bound_port
 from elastic_driver.launch.local.keeper import Launch, ProcessKeeper, ProcessListener
 from elastic_driver.launch.local.process_tree import ProcessTree
@@ -125,9 +125,7 @@ class ChiefKeeper:
         Raises:
             LaunchError: it lacks an address or a port.
         """
-        host = self._side.address_of("")
-        port = self._hold_port()
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = with_number(self._side.address_of(""), self._hold_port())
         env = self._side.environment(order.number, address, order.parameter_servers, order.workers, job=job)
         return Launch(self._command, env)
 

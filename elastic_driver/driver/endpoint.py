@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.hosts import with_number
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 
 # Of torchrun's rendezvous (c10d), for an endpoint that names no port.
@@ -60,7 +61,7 @@ class Endpoint:
         return cls(host, int(port) if has_port else DEFAULT_PORT)
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_number(self.host, self.port)
 
     @property
     def url(self) -> str:

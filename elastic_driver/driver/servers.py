@@ -15,7 +15,7 @@ from elastic_driver.core.past import why_impossible
 from elastic_driver.core.state import State, WorkerPhase, parameter_servers, serving_workers
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError, RendezvousClosedError, RendezvousProtocolError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import WorkerId, with_number
 from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, ServingReport
 from elastic_driver.rendezvous.routes import CHIEF, WORKER, Route, RouteRequest, Routes, read_own
 from elastic_driver.system.job_clock import CallLater
@@ -97,7 +97,7 @@ class ServerList:
             host = self._address_of(worker.hostname)
         except LaunchError as error:
             raise RendezvousClosedError(str(error)) from error
-        event = WorkerServing(worker, f"[{host}]:{report.port}" if ":" in host else f"{host}:{report.port}")
+        event = WorkerServing(worker, with_number(host, report.port))
         why = why_impossible(self._stepper.state, event) or self._who_else_serves(event)
         if why:
             raise RendezvousProtocolError(f"cannot take this report: {why}")

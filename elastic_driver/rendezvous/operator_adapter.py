@@ -16,7 +16,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from elastic_driver.errors import RendezvousError, SettingsError, in_words
+from elastic_driver.errors import RendezvousError, SettingsError
 from elastic_driver.rendezvous.connecting import connect
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl

@@ -18,7 +18,7 @@ from elastic_driver.discovery.objects import HostDiscoveryScript
 from elastic_driver.discovery.script import file_of
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.errors import RendezvousClosedError, SettingsError
-from elastic_driver.hosts import Departure, Host
+from elastic_driver.hosts import Departure, Host, with_number
 from elastic_driver.tensorflow.addresses import checked_address
 from elastic_driver.tensorflow.driver_link import DriverLink
 
@@ -168,11 +168,10 @@ def servers_of(hosts: Iterable[Host], departures: Iterable[Departure], port: int
     servers: dict[str, Leave | None] = {}
     for host in hosts:
         first = _label(host, "port") or str(port)
-        name = f"[{host.name}]" if ":" in host.name else host.name
         for slot in range(host.slots):
             if not first.isascii() or not first.isdecimal() or int(first) + slot > 65535:
                 raise SettingsError(f"host {host.name!r}: {first} is no port that {host.slots} servers can begin at")
-            servers[f"{name}:{int(first) + slot}"] = leaves.get(host.name)
+            servers[with_number(host.name, int(first) + slot)] = leaves.get(host.name)
     return servers
 
 

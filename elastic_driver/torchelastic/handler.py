@@ -42,6 +42,7 @@ from elastic_driver.errors import (
     StrangerError,
     WrongTokenError,
 )
+from elastic_driver.hosts import with_number
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.node_messages import (
     Formed,
@@ -402,8 +403,7 @@ def _endpoint(text: str) -> str:
     try:
         parts = urlsplit(url)
         if parts.hostname and parts.port is None:
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            url = f"{parts.scheme}://{host}:{_PORT}"
+            url = f"{parts.scheme}://{with_number(parts.hostname, _PORT)}"
         url += sign + fingerprint
         DriverUrl.parse(url)
     except (ValueError, RendezvousError):

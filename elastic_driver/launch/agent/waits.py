@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elastic_driver.hosts import with_number
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.processes.sockets import in_kernel, peer_process
 
@@ -218,7 +219,7 @@ def _connected(
     address, port = _address(row[2])
     if not port:
         return (None,)  # it listens
-    shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    shown = with_number(address, port)
     here = next((int(each[9]) for each in table.values() if each[1:3] == [row[2], row[1]]), 0)
     if here:
         if _who_has(here, (pid,)) is not None or _who_has(here, others()) is not None:

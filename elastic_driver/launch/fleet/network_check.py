@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import with_number
 from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.link_figures import (
@@ -538,8 +539,7 @@ def _why(run: _Run, host: str, others: Sequence[str]) -> _Why:
 
 
 def _place(run: _Run, host: str) -> str:
-    address, port = run.addresses[host], run.ports[host]
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return with_number(run.addresses[host], run.ports[host])
 
 
 def _told(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.hosts import SlotInfo, WorkerId, with_number
 from elastic_driver.rendezvous.credentials import Identity, JobKey
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
@@ -112,8 +112,7 @@ class JobHost:
         wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
         port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
         fingerprint = self._call(self._server.certificate.make())
-        shown = f"[{address}]" if ":" in address else address
-        url = str(DriverUrl(f"https://{shown}:{port}", fingerprint))
+        url = str(DriverUrl(f"https://{with_number(address, port)}", fingerprint))
         return meeting.Welcome(url, self._key.secret.hex(), len(self._slots), "", address)
 
     def close(self, *, wait_for_others: bool) -> None:
