@@ -32,7 +32,7 @@ from elastic_driver.driver.agents import Ways
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import Addresses
-from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.meetings import Meetings
@@ -48,6 +48,7 @@ from elastic_driver.system.interfaces import host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import OnChange
+from tests.support.fakes.fleet_fakes import job_facts
 from tests.support.network.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,7 +133,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     warming = Warming(fleet, variables=send_all, on_warm=nobody.warmed, on_prepared=nobody.prepared)
     around = Surroundings(fleet, addresses, meetings, warming, send_all, nobody, StandardInput(None, None), tasks)
     job = JobAddress("", JobKey.new(), "deaths")
-    admission = Admission(tickets, JobFacts("deaths", 0.0, "/", 0o22, False, None, False, 15.0), fleet)
+    admission = Admission(tickets, job_facts(job_id="deaths", umask=0o22), fleet)
     watch = _Watch()
     workers = Workers(around, _Dialect(), command=["sleep", "600"], grace_s=1.0, drain_s=1.0, listener=watch)
     fleet.serve(nobody, workers, meetings, warming)

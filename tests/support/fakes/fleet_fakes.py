@@ -492,10 +492,9 @@ class FakeFleet:
 
     def side(self) -> AgentSide:
         """Of a driver."""
-        facts = JobFacts("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
         return AgentSide(
             self.tickets,
-            Admission(self.tickets, facts, self.fleet),
+            Admission(self.tickets, job_facts(), self.fleet),
             self.fleet,
             self.addresses,
             _variables,
@@ -564,6 +563,21 @@ class AtOnce(ThreadPoolExecutor):
         except BaseException as error:
             future.set_exception(error)
         return future
+
+
+def job_facts(**more: Any) -> JobFacts:
+    """What a fake driver tells its agents of its job."""
+    facts = {
+        "job_id": "fake",
+        "poll_s": 0.0,
+        "cwd": "/",
+        "umask": -1,
+        "warm": False,
+        "preload": None,
+        "prefix_timestamp": False,
+        "agent_timeout_s": 15.0,
+    }
+    return JobFacts(**(facts | more))
 
 
 def on_fleet(main: Callable[[FakeFleet], Coroutine[Any, Any, None]], **options: Any) -> None:

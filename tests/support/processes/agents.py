@@ -18,7 +18,7 @@ import psutil
 import uvloop
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.fleet.admission import Admission, JobFacts, RefusedError
+from elastic_driver.launch.fleet.admission import Admission, RefusedError
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import (
@@ -32,6 +32,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from tests.support.fakes.fleet_fakes import job_facts
 from tests.support.paths import PROGRAMS
 from tests.support.processes import forked
 
@@ -52,21 +53,13 @@ class FakeDriver:
         job_facts: others than the usual.
     """
 
-    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **job_facts: Any) -> None:
+    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **more: Any) -> None:
         loop = asyncio.get_running_loop()
         self.agent_timeout_s = agent_timeout_s
         self.tickets = Tickets(loop.time, join_key=JOIN_KEY)
-        values = {
-            "job_id": os.urandom(8).hex(),
-            "poll_s": 0.0,
-            "cwd": str(cwd),
-            "umask": -1,
-            "warm": False,
-            "preload": None,
-            "prefix_timestamp": False,
-            "agent_timeout_s": agent_timeout_s,
-        } | job_facts
-        self.job_facts = JobFacts(**values)
+        self.job_facts = job_facts(
+            **({"job_id": os.urandom(8).hex(), "cwd": str(cwd), "agent_timeout_s": agent_timeout_s} | more)
+        )
         self.admission = Admission(self.tickets, self.job_facts, self)
         self.links: dict[str, AgentLink] = {}
         self.said: list[Said] = []

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from elastic_driver.hosts import Host
-from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.tickets import Tickets, User
 from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import Message, pack_frame
-from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet, rest
+from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, job_facts, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 
-JOB_FACTS = JobFacts("job", 1.5, "/work", 18, warm=True, preload=("torch",), prefix_timestamp=True, agent_timeout_s=7.0)
 JOINER = Identity(Role.JOINER)
 
 
@@ -40,15 +39,33 @@ class Dial:
 
 
 class Place:
-    """The admission before a fleet."""
+    """The admission before a fleet.
 
-    def __init__(self, fleet: FakeFleet, **job_facts: Any) -> None:
-        self.fleet, self.tickets = fleet, fleet.tickets
-        self.admission = Admission(self.tickets, replace(JOB_FACTS, **job_facts), fleet.fleet)
+    Args:
+        world: the fleet, and what is around it.
+        more: what agents are told of the job.
+    """
+
+    def __init__(self, world: FakeFleet, **more: Any) -> None:
+        self.world, self.fleet, self.tickets = world, world.fleet, world.tickets
+        self.listener, self.remote = world.listener, world.remote
+        self.admission = Admission(self.tickets, job_facts(**more), self.fleet)
 
     def dial(self, identity: Identity = JOINER) -> Dial:
         assert self.tickets.key_of(identity) is not None, "a stranger"
         return Dial(self.admission, identity)
+
+    def cut_off(self, identity: Identity = JOINER) -> Hello:
+        """An agent says hello, and its connection breaks. Returns what it has said."""
+        first, dial = _hello(), self.dial(identity)
+        dial.says(first)
+        dial.connection.connection_lost(None)
+        return first
+
+
+def on_place(test: Callable[[Place], Coroutine[Any, Any, None]], **more: Any) -> None:
+    """Runs a test of the admission."""
+    on_fleet(lambda world: test(Place(world, **more)))
 
 
 def _hello(**more: Any) -> Hello:
@@ -61,17 +78,16 @@ def _refusal(answer: Said | None) -> str:
 
 
 def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         first = _hello()
         dial = place.dial()
         welcome = dial.says(first)
         assert isinstance(welcome, Welcome)
         assert (welcome.host, welcome.seen, welcome.cwd, welcome.preload) == ("j", 0, "/work", ["torch"])
         assert welcome.agent_timeout_s == 7.0
-        assert fleet.fleet.joined() == (Host("j", 2),)
+        assert place.fleet.joined() == (Host("j", 2),)
         dial.says(Warning("one"), first=1)
-        assert fleet.listener.warnings == ["host j: one"]
+        assert place.listener.warnings == ["host j: one"]
         identity = Identity(Role.AGENT, number=first.agent)
         assert place.tickets.key_of(identity) == bytes.fromhex(first.key)
         again = place.dial(identity)
@@ -79,9 +95,9 @@ def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() ->
         assert isinstance(back, Welcome)
         assert back.seen == 1
         assert dial.transport.is_closed
-        assert fleet.listener.came == ["j"]
+        assert place.listener.came == ["j"]
 
-    on_fleet(main)
+    on_place(main, cwd="/work", preload=("torch",), agent_timeout_s=7.0)
 
 
 @pytest.mark.parametrize(
@@ -93,59 +109,57 @@ def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() ->
     ],
 )
 def test_who_joins_with_labels_that_are_none_is_told_so(labels: str, why: str) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        assert _refusal(Place(fleet).dial().says(_hello(labels=labels))).startswith(why)
-        assert fleet.fleet.joined() == ()
+    async def main(place: Place) -> None:
+        assert _refusal(place.dial().says(_hello(labels=labels))).startswith(why)
+        assert place.fleet.joined() == ()
 
-    on_fleet(main)
+    on_place(main)
 
 
 async def _wants(place: Place, host: str) -> Identity:
     """The fleet wants the host, and has dialled it. Returns as whom its agent comes."""
-    await place.fleet.fleet.want([host])
+    await place.fleet.want([host])
     await rest()
-    return Identity.parse(place.fleet.remote.dials[-1][1].identity)
+    return Identity.parse(place.remote.dials[-1][1].identity)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 59.0])
 def test_a_ticket_that_a_stranger_has_used_first_is_revoked_when_the_agent_comes(after_s: float) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         identity = await _wants(place, "a")
         stranger, agent = _hello(pid=66), _hello(pid=7)
         dial = place.dial(identity)
         assert isinstance(dial.says(stranger), Welcome)
         await rest()
-        assert fleet.fleet.is_up("a")
+        assert place.fleet.is_up("a")
         await asyncio.sleep(after_s)
         assert "used by another before" in _refusal(place.dial(identity).says(agent))
         await rest()
         # Neither is in the job, and nobody is dialled there any more.
         assert dial.transport.is_closed
-        assert not fleet.fleet.is_up("a")
-        assert list(fleet.fleet.links()) == []
+        assert not place.fleet.is_up("a")
+        assert list(place.fleet.links()) == []
         await asyncio.sleep(1000)
-        assert fleet.remote.hosts() == ["a"]
-        [(host, failure)] = fleet.listener.unready
+        assert place.remote.hosts() == ["a"]
+        [(host, failure)] = place.listener.unready
         assert (host, failure.permanent) == ("a", True)
         assert "process 66 at " in failure.reason
         assert "process 7 at " in failure.reason
-        assert fleet.listener.useless, "there is no other host"
+        assert place.listener.useless, "there is no other host"
         # The stranger's own key is of no use either.
         again = place.dial(Identity(Role.AGENT, number=stranger.agent))
         assert "given this agent up" in _refusal(again.says(hello(agent=stranger.agent, resumes=True)))
         # Nor does the host come back under the same name.
-        await fleet.fleet.want([])
-        await fleet.fleet.want(["a"])
+        await place.fleet.want([])
+        await place.fleet.want(["a"])
         await asyncio.sleep(1000)
-        assert fleet.remote.hosts() == ["a"]
+        assert place.remote.hosts() == ["a"]
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_a_second_use_after_the_start_limit_is_rejected_and_harms_nobody() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         identity = await _wants(place, "a")
         place.dial(identity).says(_hello(pid=7))
         await rest()
@@ -153,100 +167,86 @@ def test_a_second_use_after_the_start_limit_is_rejected_and_harms_nobody() -> No
         for _ in range(3):
             assert "used by another before" in _refusal(place.dial(identity).says(_hello(pid=66)))
         await rest()
-        assert fleet.fleet.is_up("a")
-        assert fleet.listener.unready == []
-        [warning] = fleet.listener.warnings
+        assert place.fleet.is_up("a")
+        assert place.listener.unready == []
+        [warning] = place.listener.warnings
         assert "process 66 at " in warning
         assert "process 7 at " in warning
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_an_agent_that_has_not_heard_its_welcome_uses_its_ticket_again() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         identity = await _wants(place, "a")
-        first = _hello()
-        dial = place.dial(identity)
-        dial.says(first)
-        dial.connection.connection_lost(None)
+        first = place.cut_off(identity)
         welcome = place.dial(identity).says(first)
         assert isinstance(welcome, Welcome)
         assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
         await rest()
-        assert fleet.fleet.is_up("a")
-        assert fleet.listener.unready == []
-        assert fleet.listener.warnings == []
+        assert place.fleet.is_up("a")
+        assert place.listener.unready == []
+        assert place.listener.warnings == []
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_a_ticket_is_used_again_in_vain_once_the_host_is_not_wanted() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         identity = await _wants(place, "a")
-        first = _hello()
-        dial = place.dial(identity)
-        dial.says(first)
-        dial.connection.connection_lost(None)
-        await fleet.fleet.want([])
+        first = place.cut_off(identity)
+        await place.fleet.want([])
         await rest()
         assert "not wanted any more" in _refusal(place.dial(identity).says(first))
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_a_number_alone_makes_no_retry() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         identity = await _wants(place, "a")
         first = _hello()
         place.dial(identity).says(first)
         assert "used by another before" in _refusal(place.dial(identity).says(_hello(agent=first.agent)))
-        assert not fleet.fleet.is_up("a")
+        assert not place.fleet.is_up("a")
         # Who was revoked has no retry.
         assert "used by another before" in _refusal(place.dial(identity).says(first))
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_a_revoked_ticket_takes_with_it_whatever_else_was_dialled_there() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         identity = await _wants(place, "a")
-        dial = place.dial(identity)
-        dial.says(_hello())
-        dial.connection.connection_lost(None)  # it has seen enough
+        place.cut_off(identity)  # it has seen enough
         await asyncio.sleep(2)
-        assert fleet.remote.hosts() == ["a", "a"]
-        fleet.arrives("a")
-        joined = fleet.arrives("j", ticket=False)
+        assert place.remote.hosts() == ["a", "a"]
+        place.world.arrives("a")
+        joined = place.world.arrives("j", ticket=False)
         _refusal(place.dial(identity).says(_hello()))
         await rest()
-        assert [link.facts.host for link in fleet.fleet.links()] == ["j"]
+        assert [link.facts.host for link in place.fleet.links()] == ["j"]
         assert not joined.link.is_lost
-        assert all(dialled.closed for dialled in fleet.remote.dialled)
+        assert all(dialled.closed for dialled in place.remote.dialled)
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_who_was_given_up_is_told_so() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         first = _hello()
         place.dial().says(first)
-        link = fleet.fleet.known(first.agent)
+        link = place.fleet.known(first.agent)
         assert link is not None
         link.lose("a test")
         again = place.dial(Identity(Role.AGENT, number=first.agent))
         assert "given this agent up" in _refusal(again.says(hello(agent=first.agent, resumes=True)))
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_nobody_resumes_as_somebody_else() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         one, two = _hello(), _hello(host="k")
         place.dial().says(one)
         place.dial().says(two)
@@ -257,43 +257,39 @@ def test_nobody_resumes_as_somebody_else() -> None:
         anew = place.dial(Identity(Role.AGENT, number=two.agent)).says(_hello(host="x"))
         assert "good for nothing" in _refusal(anew)
 
-    on_fleet(main)
+    on_place(main)
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
 def test_nobody_who_knows_a_number_begins_anew_in_its_place(is_given_up: bool) -> None:
     """Whoever has the join token may say any number. The key that goes with it is its agent's alone."""
 
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
-        first = _hello()
-        dial = place.dial()
-        dial.says(first)
-        dial.connection.connection_lost(None)  # before it has heard anything
+    async def main(place: Place) -> None:
+        first = place.cut_off()  # before it has heard anything
         if is_given_up:
-            fleet.fleet.known(first.agent).lose("a test")  # type: ignore[union-attr]
+            place.fleet.known(first.agent).lose("a test")  # type: ignore[union-attr]
         thief = place.dial()
         assert "an agent of this number already" in _refusal(thief.says(_hello(agent=first.agent, host="k")))
         assert place.tickets.key_of(Identity(Role.AGENT, number=first.agent)) == bytes.fromhex(first.key)
         assert isinstance(place.dial().says(first), Welcome)
-        assert fleet.fleet.joined() == (Host("j", 2),)
+        assert place.fleet.joined() == (Host("j", 2),)
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -> None:
-    async def main(fleet: FakeFleet) -> None:
+    async def main(place: Place) -> None:
         later = Message("hello", {"protocol": 99, "version": "9.9", "agent": {"uuid": "x"}})
-        dial = Place(fleet).dial()
+        dial = place.dial()
         said = _refusal(dial.says(later))
         assert said.startswith("this agent has elastic_driver 9.9 (protocol 99), the driver ")
         assert said.endswith("install the same version on both")
         assert dial.transport.is_closed
-        rubbish = Place(fleet).dial()
+        rubbish = place.dial()
         assert rubbish.says(Message("hello", {"agent": "x"})) is None
         assert rubbish.transport.is_closed
 
-    on_fleet(main)
+    on_place(main)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +304,13 @@ def test_an_agent_of_another_version_is_told_so_whatever_else_its_hello_says() -
     ids=["version", "protocol", "slots", "name", "machine"],
 )
 def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         dial = place.dial()
         assert why in _refusal(dial.says(_hello(**more)))
         assert dial.transport.is_closed
-        assert list(fleet.fleet.links()) == []
+        assert list(place.fleet.links()) == []
 
-    on_fleet(main)
+    on_place(main)
 
 
 @pytest.mark.parametrize(
@@ -336,61 +331,56 @@ def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
     ],
 )
 def test_a_host_beyond_what_a_host_can_be_is_told_why(more: dict[str, Any], why: str) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        assert why in _refusal(Place(fleet).dial().says(_hello(**more)))
-        assert list(fleet.fleet.links()) == []
+    async def main(place: Place) -> None:
+        assert why in _refusal(place.dial().says(_hello(**more)))
+        assert list(place.fleet.links()) == []
 
-    on_fleet(main)
+    on_place(main)
 
 
 @pytest.mark.parametrize("more", [{"agent": ""}, {"agent": "../x"}, {"key": "xyz"}, {"key": ""}, {"key": "00" * 31}])
 def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         dial = place.dial()
         assert dial.says(_hello(**more)) is None
         assert dial.transport.is_closed
-        assert list(fleet.fleet.links()) == []
+        assert list(place.fleet.links()) == []
 
-    on_fleet(main)
+    on_place(main)
 
 
 @pytest.mark.parametrize("more", [{"cores": 0}, {"address": "x"}, {"node_rank": -2}], ids=["cores", "address", "rank"])
 def test_the_limits_hold_for_a_host_that_was_dialled_too(more: dict[str, Any]) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         assert "host a" in _refusal(place.dial(place.tickets.issue("a", 60).identity).says(_hello(**more)))
-        assert list(fleet.fleet.links()) == []
+        assert list(place.fleet.links()) == []
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_who_comes_back_with_addresses_that_are_none_is_refused() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         first = _hello()
         place.dial().says(first)
         again = place.dial(Identity(Role.AGENT, number=first.agent))
         answer = again.says(hello(agent=first.agent, resumes=True, addresses=["eth0 10.0.0.1/24"] * 4097))
         assert "at most 4096 are allowed" in _refusal(answer)
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_another_first_word_costs_the_connection() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         for word, first in ((Warning("x"), 0), (Close(), 0), (_hello(), 1)):
             dial = place.dial()
             assert dial.says(word, first=first) is None
             assert dial.transport.is_closed
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_who_says_nothing_is_cut_and_so_is_who_says_too_much() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         silent, loud = place.dial(), place.dial()
         loud.connection.data_received((2 << 20).to_bytes(4, "big"))  # an agent that was taken in may say as much
         assert loud.transport.is_closed
@@ -398,43 +388,40 @@ def test_who_says_nothing_is_cut_and_so_is_who_says_too_much() -> None:
         await asyncio.sleep(11)
         assert silent.transport.is_closed
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_those_that_have_not_said_hello_end_with_the_job() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         silent, admitted = place.dial(), place.dial()
         admitted.says(_hello())
         place.admission.close()
         assert silent.transport.is_closed
         assert not admitted.transport.is_closed
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_a_resuming_agent_that_has_seen_what_was_never_said_is_cut_and_lost() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         first = _hello()
         place.dial().says(first)
         dial = place.dial(Identity(Role.AGENT, number=first.agent))
         dial.says(hello(agent=first.agent, resumes=True, seen=99))
         assert dial.transport.is_closed
         await asyncio.sleep(1.1)
-        assert [host for host, _ in fleet.listener.lost] == ["j"]
+        assert [host for host, _ in place.listener.lost] == ["j"]
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_a_ticket_from_another_place_is_refused_and_stays_good() -> None:
-    async def main(fleet: FakeFleet) -> None:
-        place = Place(fleet)
+    async def main(place: Place) -> None:
         ticket = place.tickets.issue("a", 60, frozenset({"10.9.9.9"}))
         assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()))
         assert place.tickets.take(ticket.identity, User("1", b"", "10.9.9.9", 1)) == ticket
 
-    on_fleet(main)
+    on_place(main)
 
 
 def test_tickets_run_out_and_are_forgotten() -> None:
@@ -481,14 +468,14 @@ ALIKE = {"--rdzv-id": "one", "--nnodes": "2:3", "the command": "python train.py"
     ],
 )
 def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: dict[str, str], why: str) -> None:
-    async def main(fleet: FakeFleet) -> None:
-        answer = Place(fleet, alike=alike).dial().says(_hello(alike=said))
+    async def main(place: Place) -> None:
+        answer = place.dial().says(_hello(alike=said))
         if why:
             assert why in _refusal(answer)
             # Who waits for the node is told, too.
-            assert [why in told for told in fleet.listener.refused] == [True]
+            assert [why in told for told in place.listener.refused] == [True]
         else:
-            assert fleet.listener.unready == []
+            assert place.listener.unready == []
             assert isinstance(answer, Welcome)
 
-    on_fleet(main)
+    on_place(main, alike=alike)
