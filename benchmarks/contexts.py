@@ -35,7 +35,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from elastic_driver.worker.engine import native_loader
 
 fork = multiprocessing.get_context("fork")
@@ -62,7 +62,7 @@ def serve(pipe: Connection) -> None:
         server = RendezvousServer(keys.routes, key_of=KEY.of)
         folder = SocketFolder.new()
         await server.start_local(folder.listen("workers.sock"), workers=4096)
-        pipe.send(f"unix:{folder.path}/workers.sock")
+        pipe.send(url_of(folder.path / "workers.sock"))
         loop = asyncio.get_running_loop()
         while (round_id := await loop.run_in_executor(None, pipe.recv)) is not None:
             keys.begin_round(round_id)

@@ -41,7 +41,7 @@ from elastic_driver.rendezvous.channel import FrameConnection  # noqa: E402
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role  # noqa: E402
 from elastic_driver.rendezvous.frames import Frame, Message  # noqa: E402
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits  # noqa: E402
-from elastic_driver.system.local_socket import SocketFolder  # noqa: E402
+from elastic_driver.system.local_socket import SocketFolder, url_of  # noqa: E402
 
 SIDE_BY_SIDE = 20
 WINDOW = 512 << 10
@@ -91,7 +91,7 @@ async def serve(strangers: int) -> None:
     folder = SocketFolder.new()
     await server.start_local(folder.listen("driver.sock"))
     fingerprint = await server.certificate.make()
-    print(f"https://127.0.0.1:{port} unix:{folder.path}/driver.sock {fingerprint}", flush=True)
+    print(f"https://127.0.0.1:{port} {url_of(folder.path / 'driver.sock')} {fingerprint}", flush=True)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while await lines.readline():

@@ -29,7 +29,7 @@ from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.authentication import MAGIC
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 
 _SCRIPT = """\
 import torch
@@ -101,7 +101,7 @@ async def measure(starts: int, preload: list[str] | None) -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-        ENV_RENDEZVOUS: f"unix:{rendezvous.folder.path}/agent.sock",
+        ENV_RENDEZVOUS: url_of(rendezvous.folder.path / "agent.sock"),
         ENV_WORKER: "localhost[0]#0",
         ENV_ROUND: "0",
     }

@@ -27,6 +27,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.server.newcomer import Newcomer
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.local_socket import path_of
 from elastic_driver.version import __version__
 from elastic_driver.words import NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeWorker, Job
@@ -228,7 +229,8 @@ def test_what_a_peer_does_to_its_connection_ends_no_job(
         job = Job(tmp_path, A, B)
         await job.train(2)
         monkeypatch.setattr(Newcomer, "data_received", fail)
-        socket = job.logged("job_started")[0]["rendezvous"].removeprefix("unix:")
+        socket = path_of(job.logged("job_started")[0]["rendezvous"])
+        assert socket is not None
         reader, writer = await asyncio.open_unix_connection(socket)
         writer.write(b"x")
         with pytest.raises((EOFError, ConnectionError)):
@@ -266,8 +268,9 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
         assert await job.end() == 143, "it was over before"
         missed = "missed something of the job"
         assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
-        socket = job.logged("job_started")[0]["rendezvous"].removeprefix("unix:")
-        assert not Path(socket).parent.exists()
+        socket = path_of(job.logged("job_started")[0]["rendezvous"])
+        assert socket is not None
+        assert not socket.parent.exists()
         assert list(tmp_path.glob("elasticrun/*")) == []
 
     run(main())

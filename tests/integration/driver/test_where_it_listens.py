@@ -25,7 +25,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
 from tests.support.processes.jobs import AFRESH, FORKING, Job
 from tests.support.processes.subcommands import elasticrun
 
@@ -60,8 +60,9 @@ def started(job: Job) -> psutil.Process:
 def socket_of(job: Job) -> Path:
     """The driver's, as it is told where there is no port."""
     url: str = job.wait_for("its start", lambda: job.events("job_started"))[0]["rendezvous"]
-    assert url.startswith("unix:/")
-    return Path(url.removeprefix("unix:"))
+    path = path_of(url)
+    assert path is not None
+    return path
 
 
 def workers_sockets(job: Job) -> set[Path]:
@@ -69,8 +70,9 @@ def workers_sockets(job: Job) -> set[Path]:
     found = set()
     for process in psutil.Process(job.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "ELASTIC_DRIVER_WORKER" in (environ := process.environ()):
-                found.add(Path(environ["ELASTIC_DRIVER_RENDEZVOUS"].removeprefix("unix:")))
+            environ = process.environ()
+            if "ELASTIC_DRIVER_WORKER" in environ and (path := path_of(environ["ELASTIC_DRIVER_RENDEZVOUS"])):
+                found.add(path)
     return found
 
 
@@ -125,7 +127,7 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
         bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
         assert requests.get(url, headers=bearer, timeout=PATIENCE_S).status_code == 200
         assert listens(driver) == {("127.0.0.1", port)}, "all who ask have one port"
-        with contextlib.closing(RendezvousClient(f"unix:{socket_of(job)}", OPERATOR)) as client:
+        with contextlib.closing(RendezvousClient(url_of(socket_of(job)), OPERATOR)) as client:
             with pytest.raises(RendezvousProtocolError, match="there are tokens for operator, reader, joiner only"):
                 client.token(Role.WORKER)
             assert client.token(Role.OPERATOR).url.startswith(f"https://127.0.0.1:{port}#sha256:")

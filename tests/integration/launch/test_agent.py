@@ -40,7 +40,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Warmed,
     WarmUp,
 )
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
 pytestmark = pytest.mark.integration
@@ -105,7 +105,7 @@ def test_an_agent_of_its_machine_keeps_its_drivers_folder_from_being_removed(tmp
         with contextlib.closing(folder):
             async with scene(tmp_path) as one:
                 await one.driver.listen_here(folder.listen("driver.sock"))
-                agent = await one.ready(one.driver.bootstrap(urls=(f"unix:{folder.path / 'driver.sock'}",)))
+                agent = await one.ready(one.driver.bootstrap(urls=(url_of(folder.path / "driver.sock"),)))
                 assert one.driver.link.facts.peer == "127.0.0.1"
                 fcntl.flock(folder.fileno(), fcntl.LOCK_UN)  # as if the driver was dead
                 with pytest.raises(BlockingIOError):

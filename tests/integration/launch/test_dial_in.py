@@ -19,7 +19,7 @@ from elastic_driver.rendezvous.authentication import MAGIC, NONCE_BYTES, Challen
 from elastic_driver.rendezvous.certificate import Certificate, client_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message, pack_frame
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from tests.support.fakes.rendezvous_service import CERTIFICATE, PATIENCE_S
 from tests.support.fakes.scripted_driver import authenticate, listening, over_tls
 
@@ -258,7 +258,7 @@ def test_on_one_machine_a_name_is_enough(loop: str, answer: bytes, why: str) -> 
     async def main(agent: Agent) -> None:
         folder = SocketFolder.new()
         with folder.listen("driver.sock") as listener:
-            met = await agent.dial(f"unix:{folder.path}/driver.sock")
+            met = await agent.dial(url_of(folder.path / "driver.sock"))
             assert (met.fingerprint, met.connection.ends) == ("", ("127.0.0.1", "127.0.0.1"))
             met.connection.write(0, 0, [])
             other, _ = listener.accept()

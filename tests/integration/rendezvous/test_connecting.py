@@ -26,7 +26,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.connecting import connect
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, PATIENCE_S, credential
 from tests.support.fakes.scripted_driver import authenticate, listening, over_tls
 
@@ -64,7 +64,7 @@ def test_on_one_machine_a_name_is_all_that_is_said() -> None:
     try:
         with folder.listen("s.sock") as listener:
             with connect(
-                DriverUrl(f"unix:{folder.path}/s.sock"), Credential(IDENTITY), timeout_s=PATIENCE_S
+                DriverUrl(url_of(folder.path / "s.sock")), Credential(IDENTITY), timeout_s=PATIENCE_S
             ) as connection:
                 connection.sendall(b"GET")
                 other, _ = listener.accept()

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from elastic_driver.rendezvous.routes import WORKER as WORKERS
 from elastic_driver.rendezvous.routes import Route, RouteRequest
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from tests.support.fakes.rendezvous_service import IDENTITY, PATIENCE_S, WORKER, Service, serving
 
 pytestmark = pytest.mark.integration
@@ -71,7 +72,7 @@ class Local:
         return self.answer
 
     def client(self, identity: Identity = IDENTITY, *, patience_s: float = PATIENCE_S) -> RendezvousClient:
-        url = f"unix:{self.folder.path}/workers.sock"
+        url = url_of(self.folder.path / "workers.sock")
         self._clients.append(RendezvousClient(url, Credential(identity), patience_s=patience_s))
         return self._clients[-1]
 
@@ -132,14 +133,14 @@ class Alive:
 def test_a_socket_that_is_not_for_this_process_is_not_waited_for(local: Local, name: str, why: str) -> None:
     """A worker under sudo, or in a container without the folder: else it would wait as long as its agent lives."""
     local.folder.path.chmod(0o755)
-    url = f"unix:{local.folder.path}{name}/workers.sock"
+    url = url_of(Path(f"{local.folder.path}{name}/workers.sock"))
     client = RendezvousClient(url, Credential(IDENTITY), patience_s=PATIENCE_S, owner=Alive())
     with pytest.raises(RendezvousError, match=rf"cannot reach the driver at its local socket \S+: .*{why}"):
         client.status()
 
 
 def test_a_socket_that_is_lost_is_waited_for_as_long_as_one_that_nobody_has(local: Local) -> None:
-    url = f"unix:{local.folder.path}/workers.sock"
+    url = url_of(local.folder.path / "workers.sock")
     client = RendezvousClient(url, Credential(IDENTITY), patience_s=0.1, owner=Alive())
     assert client.status() == {}
     local.service.wait(local.server.close())

@@ -26,7 +26,7 @@ from elastic_driver.rendezvous.authentication import refusal
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest
 from elastic_driver.rendezvous.server.server import ServerLimits
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from elastic_driver.words import NoticeKind
 from tests.support.fakes.rendezvous_service import (
     ASSIGNMENT,
@@ -452,7 +452,7 @@ def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str) -> N
     with folder.listen("s.sock") as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        client = RendezvousClient(f"unix:{folder.path}/s.sock", credential(), patience_s=0.3)
+        client = RendezvousClient(url_of(folder.path / "s.sock"), credential(), patience_s=0.3)
         try:
             with pytest.raises(RendezvousError, match=r"for 0\.3 s: worker a\[0\]#0 is refused: [^\x1b]+$"):
                 client.status()

@@ -36,7 +36,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import ALL, Route, routes_of_rounds
 from elastic_driver.rendezvous.server.key_routes import KeyRoutes
 from elastic_driver.rendezvous.server.server import RendezvousServer
-from elastic_driver.system.local_socket import SocketFolder
+from elastic_driver.system.local_socket import SocketFolder, url_of
 from elastic_driver.words import Backend, NoticeKind
 from tests.support.network.namespaces import NamespaceHost
 from tests.support.paths import PROGRAMS
@@ -251,7 +251,7 @@ class FakeJob:
     ) -> Process:
         """Starts a worker process that runs one of the file's programs."""
         full = forked.environment() | {
-            ENV_RENDEZVOUS: f"unix:{self._folder.path}/workers.sock",
+            ENV_RENDEZVOUS: url_of(self._folder.path / "workers.sock"),
             ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # beyond a test's own: nothing ends by it
