@@ -6,13 +6,16 @@ business of :mod:`~elastic_driver.rendezvous.certificate`; whom to trust is the 
 The event loops have TLS of their own. It takes all that a peer has sent in one turn of the loop, and OpenSSL answers
 each KeyUpdate in it: a stranger who sends megabytes of them stops the loop for seconds. Here a peer that has not been
 trusted (:meth:`TlsTransport.trust`) is read from in pieces of 4 KiB, and all such peers together get eight of them a
-turn. Otherwise a :class:`TlsTransport` behaves as asyncio's transports do, and has a half-close as TCP does.
+turn. When very many come at once their handshakes are made in the order in which they came, and none for a peer that
+has hung up meanwhile: whoever gives up after some seconds and tries again costs the others no time. Otherwise a
+:class:`TlsTransport` behaves as asyncio's transports do, and has a half-close as TCP does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -22,12 +25,21 @@ from typing import Any, cast
 _PIECE = 4 << 10
 # Pieces a turn, of all strangers: 4 ms of handshakes, or 20 ms of KeyUpdates.
 _PIECES_A_TURN = 8
-# Of four pieces a turn so many are of handshakes, where there are others: neither kind waits for all of the other.
-_HANDSHAKES_OF_FOUR = 3
 # A peer needs two or three to prove itself. While one of these waits for its turn, it is not the peer that is slow.
 _FIRST_PIECES = 8
+# Whose turn it is first, of four pieces: no kind waits for all of another. A handshake that has begun goes before one
+# that has not: were all begun at once, a driver that is slow with them would end none before its peers give up.
+_NEW, _BEGUN, _SHAKEN, _OTHERS = range(4)
+_ORDERS = (
+    (_BEGUN, _NEW, _SHAKEN, _OTHERS),
+    (_SHAKEN, _BEGUN, _NEW, _OTHERS),
+    (_BEGUN, _NEW, _SHAKEN, _OTHERS),
+    (_OTHERS, _SHAKEN, _BEGUN, _NEW),
+)
 # When whoever waited for its turn at the end of its handshake's time is looked at again.
 _AGAIN_S = 0.1
+# tcpi_state, the first byte of Linux's struct tcp_info.
+_ESTABLISHED = 1
 # What is read of a trusted peer at once, as the loops do.
 _READ = 256 << 10
 # What is handed over at once. Above 128 KiB glibc maps each of them anew, which took longer than to decrypt it.
@@ -48,15 +60,14 @@ class Turns:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._handshakes: deque[TlsLayer] = deque()
-        self._others: deque[TlsLayer] = deque()
+        self._lanes: tuple[deque[TlsLayer], ...] = (deque(), deque(), deque(), deque())
         self._is_scheduled = False
         self.read = memoryview(bytearray(_READ))
         self.plain = memoryview(bytearray(_PLAIN))
 
     def wait(self, layer: TlsLayer) -> None:
         """Calls the layer's :meth:`~TlsLayer.take_turn` once, not before the next turn of the loop."""
-        (self._others if layer.is_shaken else self._handshakes).append(layer)
+        self._lanes[layer.lane].append(layer)
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._turn)
@@ -64,15 +75,12 @@ class Turns:
     def _turn(self) -> None:
         try:
             for number in range(_PIECES_A_TURN):
-                lanes = self._handshakes, self._others
-                if number % 4 >= _HANDSHAKES_OF_FOUR:
-                    lanes = self._others, self._handshakes
-                layer = _next(lanes[0]) or _next(lanes[1])
+                layer = next(filter(None, (_next(self._lanes[lane]) for lane in _ORDERS[number % 4])), None)
                 if layer is None:
                     break
                 layer.take_turn()
         finally:
-            self._is_scheduled = bool(self._handshakes or self._others)
+            self._is_scheduled = any(self._lanes)
             if self._is_scheduled:
                 self._loop.call_soon(self._turn)
 
@@ -81,7 +89,7 @@ def _next(lane: deque[TlsLayer]) -> TlsLayer | None:
     """Whose turn it is. Who has gone meanwhile has none: whoever comes and goes would hold up those behind."""
     while lane:
         layer = lane.popleft()
-        if not layer.is_closing:
+        if not layer.is_closing and not layer.is_given_up():
             return layer
     return None
 
@@ -224,6 +232,21 @@ class TlsLayer(asyncio.BufferedProtocol):
     def is_new(self) -> bool:
         """Whether the peer has not had the turns yet that it needs to prove itself, and it is not it that is slow."""
         return self._pieces < _FIRST_PIECES and not self._is_blocked
+
+    @property
+    def lane(self) -> int:
+        """Among whom it waits for its turn."""
+        if self._pieces >= _FIRST_PIECES:
+            return _OTHERS
+        return _SHAKEN if self.is_shaken else _BEGUN if self._pieces else _NEW
+
+    def is_given_up(self) -> bool:
+        """Whether a client has hung up before its handshake began; then it is cut. While it waits nothing is read."""
+        if self._pieces or not self.object.server_side or _is_open(self.socket):
+            return False
+        self._error = self._error or ConnectionResetError("the connection was closed before its TLS handshake")
+        self.abort()
+        return True
 
     def take_turn(self) -> None:
         """Works on what has come. For :class:`Turns`."""
@@ -468,6 +491,16 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._is_closing = True
         self._drop_unsent()
         self.socket.abort()
+
+
+def _is_open(transport: asyncio.Transport) -> bool:
+    """Whether the other end of a TCP connection has not closed it, whatever is still to be read."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    with contextlib.suppress(OSError):
+        return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED)
+    return False
 
 
 class TlsTransport(asyncio.Transport):

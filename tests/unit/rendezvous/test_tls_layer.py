@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import ssl
@@ -384,7 +385,66 @@ async def test_all_strangers_together_get_few_pieces_a_turn_and_neither_kind_sta
     for _ in range(5):
         await asyncio.sleep(0)
         counts.append((sum(bool(end.wire.out) for end in fresh), sum(bool(end.above.got) for end in shaken)))
-    assert counts == [(6, 2), (12, 4), (18, 6), (20, 12), (20, 20)]
+    assert counts == [(4, 4), (8, 8), (12, 12), (16, 16), (20, 20)]
+
+
+@looping
+async def test_a_handshake_that_has_begun_is_ended_before_others_begin() -> None:
+    """Else a driver that is slow with each would have begun all of them, and ended none, when their peers give up."""
+    turns, done = Turns(), []
+    ends, clients = [End(turns) for _ in range(5 * A_TURN)], [TlsClient() for _ in range(5 * A_TURN)]
+    for end, client in zip(ends, clients, strict=True):
+        end.read(client.take())
+    while len(done) < len(ends):
+        await asyncio.sleep(0)
+        for end, client in zip(ends, clients, strict=True):
+            if end.wire.out and not end.layer.waits:
+                end.read(client.take(end.sent()))
+            if end.above.told and end not in done:
+                done.append(end)
+        begun = sum(end.layer._pieces > 0 for end in ends)
+        assert begun - len(done) <= 2 * A_TURN
+    assert done == ends, "in the order in which they came"
+
+
+@looping
+async def test_who_has_hung_up_before_its_handshake_began_has_none() -> None:
+    turns = Turns()
+    ends = [End(turns) for _ in range(5 * A_TURN)]
+    with contextlib.ExitStack() as sockets:
+        listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+        for end in ends:
+            far = sockets.enter_context(socket.create_connection(listening.getsockname()))
+            end.wire.socket = sockets.enter_context(listening.accept()[0])
+            far.sendall(b"more than was read")
+            end.read(TlsClient().take())
+            if end is not ends[-1]:
+                far.close()
+        await asyncio.sleep(0)
+        assert ends[-1].wire.out, "as if it had been the first"
+        for end in ends[:-1]:
+            assert end.wire.aborted
+            end.lose()
+            assert end.shaken == [ConnectionResetError]
+
+
+@looping
+async def test_who_floods_after_its_handshake_waits_for_those_who_prove_themselves() -> None:
+    turns = Turns()
+    others, clients = [End(turns) for _ in range(A_TURN)], [TlsClient() for _ in range(A_TURN)]
+    for end, client in zip(others, clients, strict=True):
+        await end.shake(client)
+        while end.layer.is_new:
+            await end.feed(client.say(b"x"))
+        end.above.got.clear()
+    fresh, quiet = End(turns), TlsClient()
+    await fresh.shake(quiet)
+    for end, client in zip(others, clients, strict=True):
+        end.read(client.say(b"flood"))
+    fresh.read(quiet.say(b"answer"))
+    await asyncio.sleep(0)
+    assert fresh.above.got
+    assert sum(bool(end.above.got) for end in others) == A_TURN - 1
 
 
 @looping
