@@ -205,9 +205,9 @@ class Stepper:
         return self.state.end
 
     def close(self) -> None:
-        """Feeds nothing more by itself."""
+        """Feeds nothing more by itself, and makes nothing more visible."""
         self._cancel_timer()
-        self._cancel_limits()
+        self._wait_no_more()
         self._cancel_reporting()
 
     def _cancel_reporting(self) -> None:

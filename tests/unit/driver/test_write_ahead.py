@@ -412,8 +412,13 @@ def test_an_error_of_the_journals_own_is_an_internal_one() -> None:
 def test_a_closed_one_waits_for_nothing() -> None:
     async def test(world: World) -> None:
         world.stepper.post(HOSTS)
+        settled = asyncio.ensure_future(world.stepper.settled())
+        await asyncio.sleep(0)
         world.stepper.close()
         await asyncio.sleep(1000)
         assert world.told == []
+        world.disc.answers()
+        assert world.commands == []
+        await settled
 
     play(test)
