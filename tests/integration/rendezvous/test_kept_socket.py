@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server import kept_socket
 from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.server import RendezvousServer
@@ -41,7 +40,7 @@ class Kept:
 
     def __init__(self, **options: Any) -> None:
         self.said: list[str] = []
-        self.server = RendezvousServer((), key=JobKey.new())
+        self.server = RendezvousServer(())
         self.socket = KeptSocket(self.server.listeners, "a.sock", say=self.said.append, **options)
 
     @property

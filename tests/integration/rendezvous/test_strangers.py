@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.rendezvous.authentication import opening
-from elastic_driver.rendezvous.server.connection import ServerLimits
+from elastic_driver.rendezvous.server.guest import ServerLimits
 from tests.support.fakes.rendezvous_service import OPERATOR, PATIENCE_S, Peer, Service, request, serving
 
 pytestmark = pytest.mark.integration
