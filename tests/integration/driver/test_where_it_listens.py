@@ -98,6 +98,10 @@ def held(process: psutil.Process) -> set[str]:
     return found
 
 
+def lacks(process: psutil.Process, sockets: set[str]) -> bool:
+    return not sockets & held(process)
+
+
 def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_path: Path) -> None:
     with Job(tmp_path, "localhost:2\n", "-np", "2", elasticrun=FORKING) as job:
         job.wait_for_steps(2)
@@ -111,7 +115,9 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
         assert ours
         for child in driver.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
-                assert not ours & held(child), f"{child.cmdline()} could answer in the driver's place"
+                # One that has just been forked has them until it becomes another program.
+                what = f"that {child.cmdline()} cannot answer in the driver's place"
+                job.wait_for(what, functools.partial(lacks, child, ours))
         for words in (("status",), ("stacks",), ("drain", "elsewhere"), ("jobs",)):
             assert elasticrun(*words).stdout, words
         refused = elasticrun("jobs", "--write-join-token", str(tmp_path / "join"))
