@@ -97,14 +97,15 @@ class Membership(RuleBasedStateMachine):
     """Random worlds: workers that obey, that fail, that lie about the round, and a discovery that flaps."""
 
     backends: tuple[Backend, ...] = BOTH
+    job_of = Job
 
     def __init__(self) -> None:
         super().__init__()
-        self.job = Job()
+        self.job = self.job_of()
 
     @initialize(given_limits=limits(), hosts=host_lists, trains=st.integers(0, 5))
     def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], trains: int) -> None:
-        self.job = Job(**given_limits)
+        self.job = self.job_of(**given_limits)
         if trains:
             hosts = tuple(Host(name, 2) for name in HOSTNAMES[: 1 + trains // 2])
         self.job.feed(HostsDiscovered(hosts))

@@ -1,7 +1,7 @@
 """Every order of events of small worlds, to a stated depth, with the same audit as the random ones.
 
 They are walked to their whole depth at a release (or without --group); else to one event or two less, each of which
-takes a third of the time or a quarter, the promises are tried at every third leaf, and the driver dies at every fifth
+takes a third of the time or a quarter, the promises are tried at every third leaf, and the driver dies at every tenth
 step.
 
 A world is a list of answers of discovery and the limits. From each state every event that could happen next is fed:
@@ -214,7 +214,7 @@ def test_every_order_of_events(name: str) -> None:
     world = WORLDS[name]
     job = Job(**world.limits)
     job.rereads_each = 50  # the random histories are read again at every step
-    job.dies_each = 1 if extent.is_whole else 5
+    job.dies_each = 1 if extent.is_whole else 10
     if world.trained:
         job.train(*world.answers[0].split(), commits=1)
     else:

@@ -357,6 +357,8 @@ class Job:
 
     def _carry_out(self, before: State, event: Event, commands: list[Command]) -> None:
         """Has the agents do what they are told. Wherever the driver dies meanwhile, the next one brings them there."""
+        if self.kind is not OnChange.IN_PLACE and not self.policy.becomes_in_place:
+            return  # redo is not for these
         self.agents.happened(event, self.state)
         dies = self.kind is OnChange.IN_PLACE and next(self._deaths) % self.dies_each == 0
         if dies and isinstance(event, WorkerExited | WorkerNotStarted):
