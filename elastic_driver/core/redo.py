@@ -45,10 +45,10 @@ class HostLevels:
     """
 
     hostname: str
-    there: tuple[WorkerId, ...] = ()
-    ended: tuple[WorkerId, ...] = ()
-    round_id: int = 0
-    notice_version: int = 0
+    there: tuple[WorkerId, ...]
+    ended: tuple[WorkerId, ...]
+    round_id: int
+    notice_version: int
 
 
 def redo(state: State, levels: HostLevels) -> list[Command]:
