@@ -233,7 +233,7 @@ def test_in_an_outage_the_hosts_stay_and_it_is_told(api: FakeKubernetes, tmp_pat
             await seen.until(lambda: seen.names == ["a"])
             with api.outage():
                 await seen.until(lambda: "cannot read pods in namespace default from Kubernetes" in str(seen.names))
-                assert "Cannot connect" in seen.discovery.remark()
+                assert "nothing listens there" in seen.discovery.remark()
             await seen.until(lambda: seen.names == ["a"])
             assert seen.discovery.remark() == ""
 

@@ -32,7 +32,6 @@ from elastic_driver.rendezvous.agent_messages import (
     Stop,
     Welcome,
 )
-from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.system.tasks import Tasks
 from tests.support.processes.launching import NEVER_S, PATIENCE_S, run
 
@@ -151,7 +150,7 @@ def on_host(main: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
             await one.workers.close()
             await one.tasks.end()
         assert not one.workers.runs(A)
-        assert one.workers.of(Identity(Role.WORKER, A)) is None
+        assert not one.workers.has(A)
 
     async def body() -> None:
         async with host() as one:
@@ -227,7 +226,7 @@ def test_one_that_could_not_be_started_is_gone_and_may_be_ordered_again() -> Non
         assert (said.error, said.bad_command) == ("no port for it", False)
         assert host.gone == [A]
         assert not host.workers.runs(A)
-        assert host.workers.of(Identity(Role.WORKER, A)) is None
+        assert not host.workers.has(A)
         host.trouble = None
         host.start()
         await host.up()
