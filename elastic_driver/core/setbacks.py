@@ -93,7 +93,10 @@ class Failure:
         return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR], role)
 
     def is_before(self, other: Failure) -> bool:
-        """Whether it was earlier. Who raises an error may take longer to end than those whom it reaches."""
+        """Whether it was earlier. Who raises an error may take longer to end than those whom it reaches.
+
+        Two that lie closer together than the times that their agents' messages took may be the other way round.
+        """
         return self.at is not None and other.at is not None and self.at < other.at
 
     @property
