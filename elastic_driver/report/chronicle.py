@@ -54,6 +54,7 @@ from elastic_driver.report.happenings import (
     StoodStill,
     Summary,
     TimeBooked,
+    TookOver,
     Warmed,
     WorkerDismissed,
     WorkerHung,
@@ -431,6 +432,10 @@ class Chronicle:
         """
         self._stood_still_s += stood_s
         self._tell(StoodStill(stood_s, ended_s, trained))
+
+    def took_over(self, taken: TookOver) -> None:
+        """This driver has taken the job over from one that died."""
+        self._tell(taken)
 
     def found_on_disc(self, where: str, newest: int, damaged: tuple[int, ...] = ()) -> None:
         """What is in the driver's own folder, when nobody writes any more.

@@ -48,6 +48,7 @@ from elastic_driver.report.happenings import (
     Status,
     StoodStill,
     TimeBooked,
+    TookOver,
     Warmed,
     WorkerDismissed,
     WorkerHung,
@@ -121,6 +122,9 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("worker_drained", worker=worker.key, undone=undone) for worker in workers]
         case StoodStill(stood_s, ended_s, trained):
             return [_record("stood_still", stood_s=round(stood_s, 4), ended_s=round(ended_s, 4), trained=trained)]
+        case TookOver(epoch, away_s, workers, hosts, round_id, trained):
+            left = {"workers": workers, "hosts": hosts, "round_id": round_id, "trained": trained}
+            return [_record("took_over", epoch=epoch, away_s=round(away_s, 4), **left)]
         case Stalled(stood_s, waits_for):
             return [_record("stalled", stood_s=round(stood_s, 4), waits_for=[worker.key for worker in waits_for])]
         case StallEnded(stood_s, waits_for, resumed):

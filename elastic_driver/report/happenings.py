@@ -274,6 +274,27 @@ class StoodStill:
 
 
 @dataclass(frozen=True, slots=True)
+class TookOver:
+    """This driver has taken the job over from one that died, and knows which of its agents are left.
+
+    Attributes:
+        epoch: number of this driver, higher than those of all before it.
+        away_s: for how long there was no driver.
+        workers: that run still.
+        hosts: on which these are.
+        round_id: the present round; 0 before the first.
+        trained: whether all members of the round are among them, so that its training went on.
+    """
+
+    epoch: int
+    away_s: float
+    workers: int
+    hosts: int
+    round_id: int
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TimeBooked:
     """What the job's time has gone into so far: seconds by category, the whole, and the share of the training."""
 
@@ -505,6 +526,7 @@ Happening: TypeAlias = (
     | WorkersReady
     | WorkersDrained
     | StoodStill
+    | TookOver
     | Stalled
     | StallEnded
     | TimeBooked

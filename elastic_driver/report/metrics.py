@@ -152,6 +152,8 @@ class _Source:
         )
         yield _one("round", "Number of the present round; 0 before the first.", status["round_id"])
         yield _counter("warnings", "Warnings that the driver has told its user.", self._tally.warnings)
+        yield _counter("takeovers", "Drivers that took the job over from one that died.", self._tally.takeovers)
+        yield _counter("driverless_seconds", "How long the job had no driver.", self._tally.driverless_s)
 
     def _of_changes(self, status: _Status) -> Iterator[Metric]:
         tally = self._tally

@@ -49,6 +49,7 @@ from elastic_driver.report.happenings import (
     Status,
     StoodStill,
     TimeBooked,
+    TookOver,
     Warmed,
     WorkerDismissed,
     WorkerHung,
@@ -155,6 +156,8 @@ class Narrator:
                 console.detail(f"worker {worker} leaves: {reason}")
             case PhaseChanged() | WorkersReady() | WorkersDrained() | StoodStill() | TimeBooked() | WorkerTimeBooked():
                 pass  # for accounts
+            case TookOver():
+                console.line(wording.of_takeover(happening))
             case Stalled():
                 pass  # a wait like others: the chronicle reports it when it takes long
             case StallEnded(stood_s, waits_for, resumed):

@@ -219,7 +219,7 @@ class _Picture:
         last = -_CROSS
         for mark in self.story.marks:
             x = self.x(mark.at)
-            if mark.kind in ("notice", "stood_still") and x - last >= _CROSS / 2:
+            if mark.kind in ("notice", "stood_still", "took_over") and x - last >= _CROSS / 2:
                 last = x
                 drawn = f"M{number(x)} {number(self.y + 18)}l3 5h-6z"
                 title = text_of(f"{clock(mark.at)}: {mark.text}")

@@ -190,6 +190,9 @@ class Reader:
                 if not event.get("trained"):
                     _rewrite(story.pieces, ended - stood_s, ended, Category.UNEXPLAINED)
                 story.marks.append(Mark(ended, kind, f"the driver stood still for {stood_s:.0f} s"))
+            case "took_over":
+                text = f"another driver took over, after {_seconds(event['away_s']):.1f} s without one"
+                story.marks.append(Mark(at, kind, text))
             case "stalled" if self._doing is Doing.TRAINING:
                 since = max(at - _seconds(event["stood_s"]), self._changed_at)
                 _rewrite(story.pieces, since, at, Category.STALLED, only=Category.TRAINING)

@@ -26,6 +26,7 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
+    TookOver,
     WorkerHung,
 )
 
@@ -131,6 +132,8 @@ class Tally:
         hosts_unready: times that a host could not be had.
         notices: to the members of a round, by kind.
         warnings: told to the user.
+        takeovers: drivers that have taken the job over from one that died.
+        driverless_s: how long there was none, in all.
         discovery: runs of it that answered or failed.
         discovery_failures: of these, those that failed.
         durable: newest commits on disc, by folder: those that are there, and those of the state.
@@ -149,6 +152,8 @@ class Tally:
         self.hosts_lost = self.hosts_unready = 0
         self.notices: Counter[str] = Counter()
         self.warnings = 0
+        self.takeovers = 0
+        self.driverless_s = 0.0
         self.discovery = Histogram(DISCOVERY_BUCKETS_S)
         self.discovery_failures = 0
         self.durable: dict[str, tuple[int, int]] = {}
@@ -185,6 +190,9 @@ class Tally:
                 self.hosts_unready += 1
             case NoticeGiven(_, kind):
                 self.notices[kind.value] += 1
+            case TookOver(_, away_s):
+                self.takeovers += 1
+                self.driverless_s += away_s
             case Remark(_, True):
                 self.warnings += 1
             case DiscoveryRan(took_s, failed):

@@ -1,4 +1,4 @@
-"""Sentences about a worker that seems to hang, or is slow: the terminal and the page have the same.
+"""Sentences that the terminal and the page have in common: of workers that seem to hang or are slow, of a takeover.
 
 Pure. Knows neither of them.
 """
@@ -16,6 +16,7 @@ from elastic_driver.health.findings import (
     WorkerSuspected,
 )
 from elastic_driver.hosts import WorkerId
+from elastic_driver.report.happenings import TookOver
 from elastic_driver.words import in_seconds
 
 # By the kind of the suspicion.
@@ -27,6 +28,18 @@ _NOT_ENDED = {
 }
 _WARN = "with --hang-action warn it would only be named"
 _NAMED = 6
+
+
+def of_takeover(taken: TookOver) -> str:
+    """For how long there was no driver, and what became of the workers."""
+    if not taken.workers:
+        left = "no worker is left"
+    else:
+        workers = f"{taken.workers} worker{'' if taken.workers == 1 else 's'}"
+        hosts = f"{taken.hosts} host{'' if taken.hosts == 1 else 's'}"
+        did = "kept training, no step is lost" if taken.trained else "are there" if taken.workers > 1 else "is there"
+        left = f"{workers} on {hosts} {did}"
+    return f"took over: no driver for {taken.away_s:.1f} s; {left}"
 
 
 def of_stall(stood_s: float, waits_for: Sequence[WorkerId]) -> str:

@@ -22,7 +22,7 @@ from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed
+from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed, TookOver
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.words import Backend
 
@@ -311,6 +311,23 @@ def test_what_a_change_costs_begins_when_the_round_before_stalled(story: Story) 
     assert "2 changes, 60.75 s lost in all" in said
     told = [(event["took_s"], event["stalled_s"]) for event in story.events("round_resumed")]
     assert told == [(60.5, 60.0), (0.25, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts", "trained", "left"),
+    [
+        (32, 4, True, "32 workers on 4 hosts kept training, no step is lost"),
+        (1, 1, True, "1 worker on 1 host kept training, no step is lost"),
+        (3, 1, False, "3 workers on 1 host are there"),
+        (1, 1, False, "1 worker on 1 host is there"),
+        (0, 0, False, "no worker is left"),
+    ],
+)
+def test_a_takeover_is_one_line(story: Story, workers: int, hosts: int, trained: bool, left: str) -> None:
+    story.chronicle.took_over(TookOver(2, 1.4, workers, hosts, 7, trained))
+    assert story.said() == [f"elasticrun: took over: no driver for 1.4 s; {left}"]
+    (event,) = story.events("took_over")
+    assert (event["epoch"], event["workers"], event["round_id"], event["trained"]) == (2, workers, 7, trained)
 
 
 def test_time_in_which_the_driver_stood_still_is_told_of_in_the_end(story: Story) -> None:

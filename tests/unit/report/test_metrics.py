@@ -26,6 +26,7 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
+    TookOver,
     WorkerHung,
 )
 from elastic_driver.report.metrics import MetricsPage
@@ -127,6 +128,8 @@ def test_what_has_happened_is_counted(scraper: Scraper) -> None:
         ended(A, 1, "exited with code 1"),
         ended(A, -15, "killed by SIGTERM", expected=True),
         ended(A, 0, "exited with code 0"),
+        TookOver(2, 1.5, 4, 2, 3, trained=True),
+        TookOver(3, 0.25, 4, 2, 3, trained=True),
     )
     found = scraper.samples()
     assert found["job_info{77,in-place,1.2.3}"] == 1
@@ -146,6 +149,7 @@ def test_what_has_happened_is_counted(scraper: Scraper) -> None:
     }
     assert found["worker_failures_total{host_lost}"] == found["hosts_lost_total"] == 1
     assert (found["worker_starts_total"], found["worker_restarts_total"]) == (2, 1)
+    assert (found["takeovers_total"], found["driverless_seconds_total"]) == (2, 1.75)
     assert (found["warnings_total"], found["notices_total{abort}"]) == (1, 1)
     assert (found["discovery_duration_seconds_count"], found["discovery_failures_total"]) == (2, 1)
 

@@ -29,6 +29,7 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     Summary,
+    TookOver,
 )
 from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story
@@ -320,6 +321,15 @@ def test_what_is_told_of_a_loss_and_of_a_stall(job: ShownJob, clock: Clock) -> N
     assert (lost["t0"], lost["t1"]) == pytest.approx((ended - 63.0, ended - 60.0), abs=0.1)
     assert lost["text"] == "3.0 s of training are done again"
     assert story["notice"]["text"] == "round 1 is over: a worker hung"
+
+
+def test_a_takeover_is_told_with_the_time_without_a_driver(job: ShownJob, clock: Clock) -> None:
+    job.feed.hear(TookOver(2, 1.5, 4, 2, 1, trained=True))
+    story = {entry["kind"]: entry for entry in json.loads(job.feed.state())["story"]}
+    assert story["took_over"]["text"] == (
+        "took over: no driver for 1.5 s; 4 workers on 2 hosts kept training, no step is lost"
+    )
+    assert story["took_over"]["t"] - story["took_over"]["t0"] == pytest.approx(1.5, abs=0.02)
 
 
 def test_browsers_get_one_encoding_and_at_most_two_a_second(job: ShownJob, clock: Clock) -> None:

@@ -174,6 +174,17 @@ def test_a_standstill_of_the_driver_in_which_the_workers_trained_is_training() -
     assert (seconds["training"], seconds["unexplained"]) == (32.0, 8.0)
 
 
+def test_a_takeover_is_marked_and_changes_no_account() -> None:
+    log = Log()
+    log.resumed(1, 5.0)
+    log.add("took_over", 20.0, epoch=2, away_s=1.5, workers=2, hosts=1, round_id=1, trained=True)
+    log.phase("ended")
+    story = read(log)
+    assert [mark.text for mark in story.marks] == ["another driver took over, after 1.5 s without one"]
+    assert story.booked.seconds["unexplained"] == 0
+    assert "another driver took over" in svg(story)
+
+
 def test_a_running_job_and_a_broken_last_line() -> None:
     log = a_job()
     whole = b"".join(log.lines)
