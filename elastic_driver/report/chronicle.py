@@ -104,6 +104,26 @@ class _Round:
     took_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChronicleKept:
+    """The rounds of the summary as the journal has them, for a driver that takes the job over. See Summary.
+
+    Attributes:
+        first, last: the first rounds, and the last ones.
+        left_out, left_out_s, unknown: those between; of how many of these nobody knows the time.
+        has_trained: whether any round has trained.
+        stood_still_s: for how long drivers stood still, in all.
+    """
+
+    first: tuple[RoundSummary, ...]
+    last: tuple[RoundSummary, ...]
+    left_out: int
+    left_out_s: float
+    unknown: int
+    has_trained: bool
+    stood_still_s: float
+
+
 class Process(Protocol):
     """What the story tells of a worker's process."""
 
@@ -169,6 +189,31 @@ class Chronicle:
         self._told_of_horovod = False
         self._waits_for = ""
         self._wait_step_s = self._report_after_s = _WAIT_S
+
+    def kept(self) -> ChronicleKept:
+        """For the journal."""
+        first, last = self._summaries()
+        return ChronicleKept(
+            tuple(first),
+            tuple(last),
+            self._left_out,
+            self._left_out_s,
+            self._unknown,
+            self._has_trained,
+            self._stood_still_s,
+        )
+
+    def go_on(self, kept: ChronicleKept) -> None:
+        """Goes on with the rounds of a driver that has died. To be called before all else."""
+        self._first, last = (
+            [_Round(one.round_id, one.size, one.cause, one.commit, one.took_s) for one in rounds]
+            for rounds in (kept.first, kept.last)
+        )
+        self._last = deque(last)
+        rounds = last or self._first
+        self._present = rounds[-1] if rounds else None
+        self._left_out, self._left_out_s, self._unknown = kept.left_out, kept.left_out_s, kept.unknown
+        self._has_trained, self._stood_still_s = kept.has_trained, kept.stood_still_s
 
     def _tell(self, happening: Happening) -> None:
         with self._instant:
@@ -532,7 +577,8 @@ class Chronicle:
             self._book()
             self._tell(JobEnded(exit_code, message, self._summary()))
 
-    def _summary(self) -> Summary:
+    def _summaries(self) -> tuple[list[RoundSummary], list[RoundSummary]]:
+        """The first rounds, and the last ones."""
         first, last = (
             [
                 RoundSummary(formed.round_id, formed.size, formed.cause, formed.took_s, formed.commits)
@@ -540,6 +586,10 @@ class Chronicle:
             ]
             for rounds in (self._first, self._last)
         )
+        return first, last
+
+    def _summary(self) -> Summary:
+        first, last = self._summaries()
         changes = [*first[1:], *last]
         if first:
             first[0] = replace(first[0], commit=None)

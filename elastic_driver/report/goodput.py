@@ -62,6 +62,23 @@ _ZEROS_OF_JOB: Mapping[str, float] = {
 _RECOMPUTED = Category.RECOMPUTED.value
 
 
+@dataclass(frozen=True, slots=True)
+class BookKept:
+    """A book as the journal has it. Times are seconds since the job began.
+
+    Attributes:
+        category: what time goes into.
+        since: from when on.
+        sums: what is certain, seconds by category.
+        recent: stretches that may still turn out to be something else: category, beginning, end.
+    """
+
+    category: Category
+    since: float
+    sums: dict[str, float]
+    recent: tuple[tuple[Category, float, float], ...]
+
+
 class Book:
     """Time of one thing by category, from ``began`` on. Times are seconds of one clock, and never go back.
 
@@ -77,6 +94,19 @@ class Book:
         self.since = began
         self._sums: dict[str, float] = {}
         self._recent: deque[tuple[Category, float, float]] = deque()
+
+    def kept(self, began: float) -> BookKept:
+        """For the journal of a job that began then."""
+        recent = tuple((each, since - began, until - began) for each, since, until in self._recent)
+        return BookKept(self.category, self.since - began, dict(self._sums), recent)
+
+    @classmethod
+    def of(cls, kept: BookKept, began: float) -> Book:
+        """The inverse of :meth:`kept`, on a clock on which the job began then."""
+        book = cls(kept.category, kept.since + began)
+        book._sums = dict(kept.sums)
+        book._recent = deque((each, since + began, until + began) for each, since, until in kept.recent)
+        return book
 
     def turn(self, category: Category, now: float) -> None:
         """From now on time goes into this."""
@@ -173,6 +203,29 @@ class Booked:
         return f"goodput {100 * self.share:.1f} %: {', '.join(parts)}"
 
 
+@dataclass(frozen=True, slots=True)
+class GoodputKept:
+    """The job's book as the journal has it, for a driver that takes the job over. Times as in BookKept.
+
+    Those of its workers are not kept: they are as many as there are workers.
+
+    Attributes:
+        age_s: how old the job was when this was written.
+        job: its book.
+        has_trained: whether it had trained by then.
+        trained_until: when the last training ended; None before there was any.
+        lost_unknown: whether it may have lost what nobody knows of.
+        resets: see Booked.
+    """
+
+    age_s: float
+    job: BookKept
+    has_trained: bool
+    trained_until: float | None
+    lost_unknown: bool
+    resets: int
+
+
 class _Place(StrEnum):
     """Where a worker stands, for its own book."""
 
@@ -222,6 +275,26 @@ class Goodput:
         now = self._clock()
         return Booked(self._filled(self._job.seconds(now), _ZEROS_OF_JOB), now - self._began, self._resets)
 
+    def kept(self) -> GoodputKept | None:
+        """For the journal; None before the job has begun."""
+        if self._job is None or self._began is None:
+            return None
+        began = self._began
+        until = None if self._trained_until is None else self._trained_until - began
+        age_s = self._clock() - began
+        return GoodputKept(age_s, self._job.kept(began), self._has_trained, until, self._lost_unknown, self._resets)
+
+    def go_on(self, kept: GoodputKept, ago_s: float) -> None:
+        """Takes the book of a driver that has died, as it was so long ago, seconds. To be called before all else.
+
+        What the job did then it is taken to have done until the next happening says something else: its workers need
+        no driver to train.
+        """
+        began = self._clock() - ago_s - kept.age_s
+        self._began, self._job = began, Book.of(kept.job, began)
+        self._has_trained, self._lost_unknown, self._resets = kept.has_trained, kept.lost_unknown, kept.resets
+        self._trained_until = None if kept.trained_until is None else kept.trained_until + began
+
     def worker(self, worker: WorkerId) -> Booked | None:
         """What a living worker's time went into so far; None when it is not known."""
         one = self._workers.get(worker)
@@ -263,8 +336,9 @@ class Goodput:
         """See Listener."""
         match happening:
             case JobStarted():
-                self._began = self._clock()
-                self._job = Book(Category.START, self._began)
+                if self._job is None:
+                    self._began = self._clock()
+                    self._job = Book(Category.START, self._began)
             case PhaseChanged():
                 self._take_phase(happening)
             case ProcessStarted(worker):

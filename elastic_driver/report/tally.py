@@ -11,7 +11,9 @@ import bisect
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from elastic_driver.codec import Count, Seconds
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.happenings import (
     DiscoveryRan,
@@ -85,6 +87,34 @@ def cause_label(cause: str) -> str:
     return found or "other"
 
 
+@dataclass(frozen=True, slots=True)
+class DurationsKept:
+    """A histogram as the journal has it: how many were in each bucket, and their sum, seconds."""
+
+    counts: tuple[Count, ...]
+    sum_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TallyKept:
+    """What was counted, as the journal has it, for a driver that takes the job over. See Tally."""
+
+    rounds: dict[str, Count]
+    stalls: DurationsKept
+    lost_s: float | None
+    starts: Count
+    restarts: Count
+    failures: dict[str, Count]
+    hosts_lost: Count
+    hosts_unready: Count
+    notices: dict[str, Count]
+    warnings: Count
+    takeovers: Count
+    driverless_s: Seconds
+    discovery: DurationsKept
+    discovery_failures: Count
+
+
 class Histogram:
     """Durations, counted by length.
 
@@ -106,6 +136,15 @@ class Histogram:
     def count(self) -> int:
         """How many there were."""
         return sum(self._counts)
+
+    def kept(self) -> DurationsKept:
+        """For the journal."""
+        return DurationsKept(tuple(self._counts), self.sum_s)
+
+    def go_on(self, kept: DurationsKept) -> None:
+        """Goes on counting from there. Those of a version with other buckets are not taken."""
+        if len(kept.counts) == len(self._counts):
+            self._counts, self.sum_s = list(kept.counts), kept.sum_s
 
     def cumulative(self) -> list[tuple[float, int]]:
         """How many were that long or shorter, for each bound; and for infinity, all."""
@@ -202,6 +241,36 @@ class Tally:
                 self._note_disc(happening)
             case _:
                 pass
+
+    def kept(self) -> TallyKept:
+        """For the journal."""
+        return TallyKept(
+            dict(self.rounds),
+            self.stalls.kept(),
+            self.lost_s,
+            self.starts,
+            self.restarts,
+            dict(self.failures),
+            self.hosts_lost,
+            self.hosts_unready,
+            dict(self.notices),
+            self.warnings,
+            self.takeovers,
+            self.driverless_s,
+            self.discovery.kept(),
+            self.discovery_failures,
+        )
+
+    def go_on(self, kept: TallyKept) -> None:
+        """Goes on counting from what a driver that has died had counted. To be called before all else."""
+        for name in (
+            *("lost_s", "starts", "restarts", "hosts_lost", "hosts_unready", "warnings"),
+            *("takeovers", "driverless_s", "discovery_failures"),
+        ):
+            setattr(self, name, getattr(kept, name))
+        self.rounds, self.failures, self.notices = Counter(kept.rounds), Counter(kept.failures), Counter(kept.notices)
+        self.stalls.go_on(kept.stalls)
+        self.discovery.go_on(kept.discovery)
 
     def _count_round(self, formed: RoundFormed) -> None:
         self.rounds[cause_label(formed.cause)] += 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elastic_driver import codec
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.core.state import Failure
@@ -19,7 +20,7 @@ from elastic_driver.health.findings import Stalled, StallEnded, WorkerCleared, W
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.messages import DiscReport
-from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.chronicle import Chronicle, ChronicleKept
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed, TookOver
@@ -311,6 +312,25 @@ def test_what_a_change_costs_begins_when_the_round_before_stalled(story: Story) 
     assert "2 changes, 60.75 s lost in all" in said
     told = [(event["took_s"], event["stalled_s"]) for event in story.events("round_resumed")]
     assert told == [(60.5, 60.0), (0.25, 0.0)]
+
+
+def test_another_driver_goes_on_with_the_table(tmp_path: Path, story: Story) -> None:
+    for number in range(1, 41):
+        story.round(number, "start" if number == 1 else f"host b{number} added", old_size=number > 1)
+        if number % 2:
+            story.chronicle.round_resumed(ReportResumed(number, number, 0.5))
+    story.chronicle.stood_still(10)
+    kept = codec.decode(ChronicleKept, codec.encode(ChronicleKept, story.chronicle.kept()))
+    (tmp_path / "next").mkdir()
+    successor = Story(tmp_path / "next")
+    successor.chronicle.go_on(kept)
+    for each in (story, successor):
+        each.chronicle.round_resumed(ReportResumed(40, 40, 0.5))
+        each.chronicle.ended(0, "")
+    # Those who died have told of single rounds as they came.
+    ours = [line for line in successor.said() if "resumed from" not in line]
+    assert len(ours) > 20
+    assert ours == story.said()[-len(ours) :]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_driver.report.goodput import Book, Booked, Category
+from elastic_driver import codec
+from elastic_driver.core.standing import Doing
+from elastic_driver.core.state import JobPhase
+from elastic_driver.report.goodput import Book, Booked, Category, Goodput, GoodputKept
+from elastic_driver.report.happenings import JobStarted, PhaseChanged, RoundFormed
+from elastic_driver.words import Backend, OnChange
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +43,47 @@ def test_the_last_training_is_kept_open_however_often_the_wait_changes() -> None
     assert booked["training"] == 60.0
     assert booked["recomputed"] == 40.0
     assert sum(booked.values()) == 1100.0
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def doing(what: Doing) -> PhaseChanged:
+    return PhaseChanged(JobPhase.RUNNING, what, OnChange.IN_PLACE)
+
+
+def test_another_driver_goes_on_with_the_book() -> None:
+    """On a clock of its own. Its workers train without a driver, and what they lose may lie before its time."""
+    clock = Clock(1000.0)
+    book = Goodput(clock)
+    assert book.kept() is None
+    book.hear(JobStarted("", "77"))
+    clock.now += 5
+    book.hear(doing(Doing.TRAINING))
+    clock.now += 20
+    kept = book.kept()
+    assert kept is not None
+    kept = codec.decode(GoodputKept, codec.encode(GoodputKept, kept))
+    clock = Clock(3.0)
+    successor = Goodput(clock)
+    successor.go_on(kept, ago_s=2.0)
+    successor.hear(JobStarted("", "77"))
+    successor.hear(doing(Doing.TRAINING))
+    clock.now += 8
+    booked = successor.job()
+    assert booked is not None
+    assert (booked.wall_s, booked.resets) == (35.0, 0)
+    assert {name: spent for name, spent in booked.seconds.items() if spent} == {"start": 5.0, "training": 30.0}
+    successor.hear(doing(Doing.FORMING))
+    successor.hear(RoundFormed(2, 2, "x", 0, True, Backend.NATIVE, 0.5, [], False, 9.0, 9.0))
+    booked = successor.job()
+    assert booked is not None
+    assert (booked.seconds["recomputed"], booked.seconds["training"], booked.resets) == (9.0, 21.0, 1)
 
 
 def test_all_of_a_category() -> None:

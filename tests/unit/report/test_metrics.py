@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from elastic_driver import codec
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
 from elastic_driver.report.happenings import (
@@ -30,7 +31,7 @@ from elastic_driver.report.happenings import (
     WorkerHung,
 )
 from elastic_driver.report.metrics import MetricsPage
-from elastic_driver.report.tally import ROUND_CAUSES, Tally, cause_label
+from elastic_driver.report.tally import ROUND_CAUSES, Tally, TallyKept, cause_label
 from elastic_driver.words import Backend, NoticeKind
 
 pytestmark = [pytest.mark.unit]
@@ -152,6 +153,30 @@ def test_what_has_happened_is_counted(scraper: Scraper) -> None:
     assert (found["takeovers_total"], found["driverless_seconds_total"]) == (2, 1.75)
     assert (found["warnings_total"], found["notices_total{abort}"]) == (1, 1)
     assert (found["discovery_duration_seconds_count"], found["discovery_failures_total"]) == (2, 1)
+
+
+def test_another_driver_goes_on_counting(scraper: Scraper) -> None:
+    scraper.hear(
+        JobStarted("http://x", "77"),
+        formed(1, "start", old_size=0),
+        ProcessStarted(A, 1),
+        ended(A, 1, "exited with code 1"),
+        NoticeGiven(1, NoticeKind.ABORT, "x"),
+        formed(2, "worker a[0] exited with code 1"),
+        RoundResumed(2, 4, 0.7),
+        DiscoveryRan(0.02, failed=True),
+        Remark("oh", warning=True),
+    )
+    before = scraper.samples()
+    successor = Scraper()
+    successor.tally.go_on(codec.decode(TallyKept, codec.encode(TallyKept, scraper.tally.kept())))
+    successor.hear(JobStarted("http://x", "77"))
+    after = successor.samples()
+    counted = [name for name in before if not name.startswith(("process_", "python_"))]
+    assert {name: after[name] for name in counted} == {name: before[name] for name in counted}
+    successor.hear(ProcessStarted(A, 1), Remark("oh", warning=True))
+    after = successor.samples()
+    assert (after["worker_starts_total"], after["warnings_total"]) == (2, 2)
 
 
 def test_how_it_stands_comes_with_each_look(scraper: Scraper) -> None:
