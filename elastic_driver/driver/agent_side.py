@@ -156,6 +156,7 @@ def agents_of(
         agent_timeout_s=settings.agent_timeout_s,
         alike=None if gathering is None else gathering.alike,
         spot_notices=settings.spot_notices or "",
+        driver=secrets.token_hex(16),
     )
     return AgentSide(
         tickets,

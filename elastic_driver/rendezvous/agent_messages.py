@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
+from enum import StrEnum
 from signal import SIGTERM
 from typing import Annotated, Any, ClassVar, Self
 
@@ -28,14 +29,10 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
-
-
-JOB_IS_OVER = "the job is over"
-"""Stands in the reason of a refusal where that is the reason."""
 
 NOTHING_GIVEN = 66
 """Exit code of an agent that was given nothing on its standard input: EX_NOINPUT of sysexits.h."""
@@ -190,6 +187,8 @@ class Hello(Said, name="hello"):
         labels: of a host that joins by itself, as :class:`~elastic_driver.hosts.Host` has them, with spaces between
             them.
         node_rank, alike: see Bootstrap.
+        epoch: the highest of a driver that has welcomed this agent; 0 for none, and for drivers that have none.
+        driver: that driver's name, see Welcome; "" before the first welcome.
     """
 
     agent: str
@@ -211,11 +210,17 @@ class Hello(Said, name="hello"):
     labels: str = ""
     node_rank: int = -1
     alike: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    driver: str = ""
 
 
 @dataclass(frozen=True)
 class Welcome(Said, name="welcome"):
     """Driver to agent, the answer to a hello.
+
+    Of another driver than the one that the hello names, the channel begins anew at both ends: both count their messages
+    from 1 again, and neither number of a message seen says anything. The agent's first message on it is Levels, if it
+    has had a channel before.
 
     Attributes:
         seen: number of the last message taken.
@@ -229,6 +234,11 @@ class Welcome(Said, name="welcome"):
         prefix_timestamp: whether forwarded lines begin with the time.
         agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
         spot_notices: the cloud whose notices are watched for; "" for none.
+        epoch: of this driver: higher than that of any before it; 0 for one without a journal.
+        driver: tells this driver's process from all others; random hexadecimal digits.
+        driver_timeout_s: for how long the agent keeps its workers while there is no driver, seconds; 0 for one without
+            a journal: then nobody comes in its place.
+        kept: number of the last message that need not be said again, whatever becomes of this driver.
     """
 
     seen: int
@@ -243,13 +253,25 @@ class Welcome(Said, name="welcome"):
     agent_timeout_s: float
     warm_first: bool = False
     spot_notices: str = ""
+    epoch: int = 0
+    driver: str = ""
+    driver_timeout_s: float = 0.0
+    kept: int = 0
 
 
 @dataclass(frozen=True)
 class Refused(Said, name="refused"):
-    """Driver to agent, the other answer: it ends its workers, if it has any, and itself."""
+    """Driver to agent, the other answer: it ends its workers, if it has any, and itself.
+
+    Attributes:
+        why: in words.
+        is_over: whether that is because the job is over.
+        epoch: of the driver, see Welcome. An agent that has been welcomed by a higher one does not obey.
+    """
 
     why: str
+    is_over: bool = False
+    epoch: int = 0
 
 
 # --- driver to agent ------------------------------------------------------------------------------------------------
@@ -536,6 +558,59 @@ class Close(Said, name="close"):
 # --- agent to driver ------------------------------------------------------------------------------------------------
 
 
+class WorkerPhase(StrEnum):
+    """How far a worker is, as its agent knows it."""
+
+    ORDERED = "ordered"  # its Start was taken; no process of it runs yet
+    RUNS = "runs"
+    ENDED = "ended"  # dead, or never started; how comes by a message of its own, or was kept before
+
+
+@dataclass(frozen=True)
+class WorkerLevel:
+    """A worker of which its agent has anything left, also one that has ended.
+
+    Attributes:
+        worker: which.
+        phase: how far it is.
+        pid: of its process; 0 for none.
+        label: what stands in the prefix of its output.
+        rank: for which it was started.
+        leaving: whether it has said that nothing more is heard of it.
+        exiting: whether it runs its exit handlers.
+    """
+
+    worker: str
+    phase: WorkerPhase
+    pid: int
+    label: str
+    rank: int
+    leaving: bool
+    exiting: bool
+
+
+@dataclass(frozen=True)
+class Levels(Said, name="levels"):
+    """All that the agent knows of its workers' processes, and of what it was told. Its first message to a driver that
+    has come in the place of another.
+
+    Behind it comes, as ordinary messages, in this order: the last Running of each worker in the present round; each
+    Ready that is open; OnDisc; Warmed, Prepared; PortHeld; Leaves; Put of all keys of the present round that workers
+    here have set; Wants and Asks that are open, under their numbers; and then what was said before and no driver has
+    kept.
+
+    Attributes:
+        workers: all that there are.
+        round_id: the last round that it was told of; 0 for none.
+        notice_version: of the last notice that a driver has told it of; 0 for none. That the job is over does not
+            count: a driver may die while it ends the job, and its journal says nothing of that.
+    """
+
+    workers: list[WorkerLevel]
+    round_id: int
+    notice_version: int
+
+
 @dataclass(frozen=True)
 class Started(Said, name="started"):
     """A worker's process runs."""
@@ -581,7 +656,8 @@ class Dying(Said, name="dying"):
     """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
 
     ``error_file`` is what it has written into its error file; "" for nothing. ``error_age_s``: how long ago it wrote
-    that; null for nothing. ``note``: what else is known of its end.
+    that; null for nothing. ``note``: what else is known of its end. ``error_at``: when it wrote that, by the machine's
+    CLOCK_BOOTTIME: it says the same when this is said again.
     """
 
     worker: str
@@ -591,13 +667,14 @@ class Dying(Said, name="dying"):
     error_file: str = ""
     error_age_s: float | None = None
     note: str = ""
+    error_at: float | None = None
 
 
 @dataclass(frozen=True)
 class Exited(Said, name="exited"):
     """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
 
-    ``error_file``, ``error_age_s``, ``note``: see Dying.
+    ``error_file``, ``error_age_s``, ``note``, ``error_at``: see Dying.
     """
 
     worker: str
@@ -606,6 +683,7 @@ class Exited(Said, name="exited"):
     error_file: str = ""
     error_age_s: float | None = None
     note: str = ""
+    error_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
-    JOB_IS_OVER,
     Bootstrap,
     Bye,
     Close,
@@ -357,7 +356,7 @@ class Agent:
         except StrangersError as error:
             self._end(End(How.STRANGE, REFUSED, str(error)))
         except RefusedError as error:
-            self._refused(str(error))
+            self._refused(str(error), is_over=error.is_over)
         except DriverLostError as error:
             if self._workers is None:
                 self._end(End(How.NOT_MET, 1, str(error)))
@@ -365,8 +364,7 @@ class Agent:
                 ended = self._bootstrap.slots and self._home is None
                 self._end(End(How.LOST, 1, f"{error}{'; the workers of this host were ended' if ended else ''}"))
 
-    def _refused(self, why: str) -> None:
-        is_over = JOB_IS_OVER in why
+    def _refused(self, why: str, *, is_over: bool) -> None:
         if self._workers is None:
             how = How.TOO_LATE if is_over else How.REFUSED
             what = "node" if self._home is not None else "host" if self._bootstrap.slots else "agent"

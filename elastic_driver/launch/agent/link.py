@@ -62,7 +62,16 @@ class DriverLostError(ElasticError):
 
 
 class RefusedError(ElasticError):
-    """The driver wants nothing of this agent, or nothing more; why, in its words."""
+    """The driver wants nothing of this agent, or nothing more; why, in its words.
+
+    Args:
+        why: in words.
+        is_over: whether that is because the job is over.
+    """
+
+    def __init__(self, why: str, *, is_over: bool = False) -> None:
+        super().__init__(why)
+        self.is_over = is_over
 
 
 class StrangersError(RefusedError):
@@ -126,6 +135,7 @@ class DriverLink:
         self._fingerprint = bootstrap.fingerprint
         self._urls = list(bootstrap.urls)
         self._is_welcomed = False  # has been once
+        self._epoch, self._driver = 0, ""  # of the driver that has welcomed it last
         self._line: _Line | None = None  # the one that waits for its welcome, or has it
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
         self._answered: asyncio.Future[None] | None = None
@@ -309,6 +319,8 @@ class DriverLink:
             labels=" ".join(bootstrap.labels),
             node_rank=bootstrap.node_rank,
             alike=bootstrap.alike,
+            epoch=self._epoch,
+            driver=self._driver,
         )
 
     # --- on the connection -----------------------------------------------------------------------------------------
@@ -325,14 +337,15 @@ class DriverLink:
             case Welcome():
                 self._welcomed(line.met, answer)
                 self._answered.set_result(None)
-            case Refused(why):
-                self._answered.set_exception(RefusedError(why))
+            case Refused(why, is_over):
+                self._answered.set_exception(RefusedError(why, is_over=is_over))
             case _:
                 raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
 
     def _welcomed(self, met: Met, welcome: Welcome) -> None:
         # Whom it has authenticated once it knows from now on: a token's thief cannot play the driver any more.
         self._fingerprint = self._fingerprint or met.fingerprint
+        self._epoch, self._driver = welcome.epoch, welcome.driver
         if not self._is_welcomed:
             self._is_welcomed = True
             self._agent_timeout_s = welcome.agent_timeout_s

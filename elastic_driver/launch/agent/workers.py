@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -400,13 +401,15 @@ class HostWorkers:
         if not one.replaced:
             returncode, note = (None, "") if isinstance(status, str) else (status.returncode, status.note)
             error, age_s = read_error_file(one.error_file)
-            self._send(Dying(worker.key, returncode, str(status), list(process.last_lines), error, age_s, note))
+            lines, at = list(process.last_lines), _written_at(age_s)
+            self._send(Dying(worker.key, returncode, str(status), lines, error, age_s, note, at))
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
         """See ProcessListener."""
         one = self._workers[worker]
         error, age_s = ("", None) if status.ok else read_error_file(one.error_file)
-        death = Exited(worker.key, status.returncode, list(process.last_lines), error, age_s, status.note)
+        lines, at = list(process.last_lines), _written_at(age_s)
+        death = Exited(worker.key, status.returncode, lines, error, age_s, status.note, at)
         if one.replaced:
             one.death = death
         else:
@@ -464,6 +467,10 @@ class HostWorkers:
             one.page = VitalsPage()
             return one.page.path
         return ""
+
+
+def _written_at(age_s: float | None) -> float | None:
+    return None if age_s is None else time.clock_gettime(time.CLOCK_BOOTTIME) - age_s
 
 
 def _signal_of(number: int) -> signal.Signals:

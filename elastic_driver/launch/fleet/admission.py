@@ -35,7 +35,16 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
-    """An agent cannot be taken; why, in one sentence."""
+    """An agent cannot be taken; why, in one sentence.
+
+    Args:
+        why: the sentence.
+        is_over: whether the job is over.
+    """
+
+    def __init__(self, why: str, *, is_over: bool = False) -> None:
+        super().__init__(why)
+        self.is_over = is_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +52,8 @@ class JobFacts:
     """What every agent of the job is told.
 
     Attributes:
-        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices: see
-            Welcome.
+        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices, epoch,
+            driver, driver_timeout_s: see Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -59,6 +68,9 @@ class JobFacts:
     alike: Mapping[str, str] | None = None
     warm_first: bool = False
     spot_notices: str = ""
+    epoch: int = 0
+    driver: str = ""
+    driver_timeout_s: float = 0.0
 
 
 class Host(Protocol):
@@ -144,7 +156,7 @@ class Arrival:
             self._timer.cancel()
             self._welcome(hello)
         except RefusedError as error:
-            self._say(Refused(str(error)))
+            self._say(Refused(str(error), is_over=error.is_over, epoch=self._job_facts.epoch))
             self.connection.finish(str(error))
 
     def _welcome(self, hello: Hello) -> None:
@@ -219,6 +231,9 @@ class Arrival:
                 prefix_timestamp=job_facts.prefix_timestamp,
                 agent_timeout_s=job_facts.agent_timeout_s,
                 spot_notices=job_facts.spot_notices,
+                epoch=job_facts.epoch,
+                driver=job_facts.driver,
+                driver_timeout_s=job_facts.driver_timeout_s,
             )
         )
         connection = self.connection

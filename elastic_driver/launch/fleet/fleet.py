@@ -29,7 +29,7 @@ from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.roster import Roster
 from elastic_driver.launch.fleet.tickets import Tickets
-from elastic_driver.rendezvous.agent_messages import JOB_IS_OVER, Bye, Close, Leaves, Said, Warning
+from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Said, Warning
 from elastic_driver.system.interfaces import address_in
 from elastic_driver.system.tasks import Tasks
 
@@ -352,7 +352,7 @@ class Fleet:
     def arrives(self, facts: AgentFacts) -> AgentLink:
         """See Host."""
         if self._closing:
-            raise RefusedError(JOB_IS_OVER)
+            raise RefusedError("the job is over", is_over=True)
         self._roster.check_id(facts)
         if facts.hello.alike:
             facts = replace(facts, host=self._roster.free_name(facts.host))
