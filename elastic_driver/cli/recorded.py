@@ -16,8 +16,9 @@ from elastic_driver.core.explain import explain
 from elastic_driver.driver.status import standing, standing_of
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed
-from elastic_driver.journal.folder import JournalError, check_folder, lives
+from elastic_driver.journal.folder import JournalError, check_folder
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.system.process_name import lives, pid_in
 
 # Of the events, so many are shown to people.
 _SHOWN = 20
@@ -56,7 +57,7 @@ def document(recorded: Recorded) -> dict[str, Any]:
         "workers": [standing_of(record, now) for record in state.workers],
         "recorded": {
             "machine": took.machine,
-            "pid": _pid(took.process),
+            "pid": pid_in(took.process),
             "version": took.version,
             "directory": recorded.job.directory,
             "last_step_unix_s": round(took.unix_s + now - took.clock, 3),
@@ -71,7 +72,7 @@ def document(recorded: Recorded) -> dict[str, Any]:
 def words(recorded: Recorded) -> str:
     """What people read above the status: how old it is, and what happened last."""
     took = recorded.took
-    driver = f"process {_pid(took.process)} on {took.machine}"
+    driver = f"process {pid_in(took.process)} on {took.machine}"
     whose = (
         f"{driver} drives it, and cannot be asked from here"
         if has_driver(recorded)
@@ -82,8 +83,3 @@ def words(recorded: Recorded) -> str:
     began = recorded.state.began
     lines = [f"{at - began:10.3f} {event!r}" for at, event in recorded.events[-_SHOWN:]]
     return "\n".join([head, *([f"the last events of {len(recorded.events)} that are kept:"] if lines else []), *lines])
-
-
-def _pid(process: str) -> int | None:
-    pid = process.split(" ")[-2:-1]
-    return int(pid[0]) if pid and pid[0].isdigit() else None

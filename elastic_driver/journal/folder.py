@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
-from elastic_driver.system.process_name import look_up, name_of_this_process, place_of_processes
+from elastic_driver.system.process_name import lives, name_of_this_process, pid_in
 
 LOCK, JOURNAL = "lock", "journal"
 _PRIVATE = 0o600
@@ -193,22 +193,6 @@ def file_system(path: Path) -> int:
     return ctypes.c_uint32.from_buffer(data, 4 if _is_big() else 0).value
 
 
-def lives(process: str) -> bool:
-    """Whether a process of this machine lives, by its name: a zombie does not.
-
-    One of another pid namespace, which nobody can look up from here, counts as living.
-    """
-    place, _, rest = process.rpartition(" ")
-    place, _, pid = place.rpartition(" ")
-    try:
-        if place != place_of_processes():
-            return bool(process)
-        state, started = look_up(int(pid))
-        return state not in "ZX" and started == int(rest)
-    except (OSError, ValueError, IndexError):
-        return False
-
-
 def _checked(path: Path) -> Path:
     """The folder, made where it is not there, without symbolic links above it."""
     try:
@@ -245,8 +229,8 @@ def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int
             if not waited:
                 waited = True
                 on_wait(
-                    f"the journal {path} is still locked for process {_pid(process)}, which is dead: waiting until the "
-                    "kernel has let go of it"
+                    f"the journal {path} is still locked for process {pid_in(process)}, which is dead: waiting until "
+                    "the kernel has let go of it"
                 )
         except OSError as error:
             os.close(descriptor)
@@ -272,12 +256,8 @@ def _signed(descriptor: int) -> tuple[str, str, str]:
 
 def _held(path: Path, process: str, job: str) -> JournalHeldError:
     whom = f"job {job}" if job else "another job"
-    by = f" is driven by process {_pid(process)}" if process else " uses it"
+    by = f" is driven by process {pid_in(process)}" if process else " uses it"
     return JournalHeldError(f"cannot use the folder {path} (--journal): {whom}{by}")
-
-
-def _pid(process: str) -> str:
-    return process.rpartition(" ")[0].rpartition(" ")[2]
 
 
 def _unfit(path: Path, why: str) -> JournalError:

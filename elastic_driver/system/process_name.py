@@ -6,6 +6,63 @@ Owns the form of such a name, and reads /proc. Whoever was given one can tell wh
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from typing import Self
+
+# Of the states in /proc/PID/stat (proc(5)), those of a process that has ended.
+_ENDED = ("Z", "X", "x")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessName:
+    """A process of some machine. ``str()`` makes its name, :meth:`parse` reads it.
+
+    Attributes:
+        place: the boot and the namespace that its id belongs to (:func:`place_of_processes`).
+        pid: its id there.
+        started: when, in the kernel's count.
+    """
+
+    place: str
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Names a process of this place.
+
+        Raises:
+            OSError, ValueError, IndexError: there is none, or the system does not say.
+        """
+        return cls(place_of_processes(), pid, look_up(pid)[1])
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """Reads a name; None where it is none."""
+        try:
+            place, pid, started = name.rsplit(" ", 2)
+            return cls(place, int(pid), int(started))
+        except ValueError:
+            return None
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.pid} {self.started}"
+
+    @property
+    def is_of_this_place(self) -> bool:
+        """Whether it can be looked up from here."""
+        try:
+            return self.place == place_of_processes()
+        except OSError:
+            return False
+
+    def state(self) -> str | None:
+        """Returns the state of a process of this place, a letter of proc(5); None when it has ended."""
+        try:
+            state, started = look_up(self.pid)
+        except (OSError, ValueError, IndexError):
+            return None
+        return state if started == self.started and state not in _ENDED else None
 
 
 def name_of_this_process() -> str:
@@ -15,10 +72,24 @@ def name_of_this_process() -> str:
         "" where the system does not say.
     """
     try:
-        _, started = look_up(os.getpid())
-        return f"{place_of_processes()} {os.getpid()} {started}"
+        return str(ProcessName.of(os.getpid()))
     except (OSError, ValueError, IndexError):
         return ""
+
+
+def lives(name: str) -> bool:
+    """Whether the process of that name lives: a zombie does not.
+
+    One of another pid namespace or machine, which nobody can look up from here, counts as living.
+    """
+    process = ProcessName.parse(name)
+    return process is not None and (not process.is_of_this_place or process.state() is not None)
+
+
+def pid_in(name: str) -> int | None:
+    """The id in a process's name; None where it is none."""
+    process = ProcessName.parse(name)
+    return None if process is None else process.pid
 
 
 def place_of_processes() -> str:

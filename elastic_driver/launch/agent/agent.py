@@ -60,7 +60,7 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
 from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
-from elastic_driver.system.process_name import look_up, network_id, place_of_processes
+from elastic_driver.system.process_name import ProcessName, network_id
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Cloud
 
@@ -538,16 +538,16 @@ class Agent:
 
     def _watch_owner(self) -> Any:
         """Ends the agent with the driver's process, when that is of this machine. Returns what ends the watch."""
+        owner = ProcessName.parse(self._bootstrap.owner)
+        if owner is None or not owner.is_of_this_place:
+            return lambda: None  # of another machine, or unknown: its connection tells
         try:
-            where, pid, started = self._bootstrap.owner.rsplit(" ", 2)
-            if where != place_of_processes():
-                return lambda: None
-            descriptor = os.pidfd_open(int(pid))
+            descriptor = os.pidfd_open(owner.pid)
         except ProcessLookupError:
             self._end(End(How.LOST, 1, "the driver has died"))
             return lambda: None
-        except (ValueError, OSError, AttributeError):
-            return lambda: None  # of another machine, or unknown: its connection tells
+        except (OSError, AttributeError):
+            return lambda: None
 
         def died() -> None:
             self._loop.remove_reader(descriptor)
@@ -558,9 +558,8 @@ class Agent:
             os.close(descriptor)
 
         self._loop.add_reader(descriptor, died)
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if look_up(int(pid))[1] != int(started):  # its number is another's by now
-                died()
+        if owner.state() is None:  # its number is another's by now
+            died()
         return close
 
     # --- errors that nobody expected -------------------------------------------------------------------------------

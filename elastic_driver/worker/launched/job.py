@@ -20,7 +20,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import RoundAssignment
 from elastic_driver.system.interfaces import host_addresses
-from elastic_driver.system.process_name import boot_id, look_up, network_id, place_of_processes
+from elastic_driver.system.process_name import ProcessName, boot_id, network_id
 from elastic_driver.worker.launched import across, meeting
 from elastic_driver.worker.launched.launcher import Launch
 from elastic_driver.worker.launched.places import LOOPBACK, Member, address_of, address_of_root, places
@@ -214,7 +214,7 @@ def _proxy() -> str:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 head, _, tail = file.read().rpartition(b")")
             if head.partition(b"(")[2].decode(errors="replace") == _PROXY:
-                return f"{place_of_processes()} {pid} {look_up(pid)[1]}"
+                return str(ProcessName.of(pid))
             pid = int(tail.split()[1])
     return ""
 

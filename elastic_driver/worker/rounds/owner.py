@@ -12,12 +12,11 @@ import sys
 import threading
 import time
 
-from elastic_driver.system.process_name import look_up, place_of_processes
+from elastic_driver.system.process_name import ProcessName
 from elastic_driver.worker.settings import worker_settings
 
 # From /proc/PID/stat (proc(5)); all others are said to be alive.
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps by a disc that hangs"}
-_DEAD = ("Z", "X", "x")
 
 
 class Owner:
@@ -28,26 +27,16 @@ class Owner:
     """
 
     def __init__(self, name: str) -> None:
-        self._pid = self._started = 0
-        with contextlib.suppress(OSError, ValueError):
-            place, pid, started = name.rsplit(" ", 2)
-            if place == place_of_processes():  # else its id means nothing here
-                self._pid, self._started = int(pid), int(started)
+        named = ProcessName.parse(name)
+        self._process = named if named is not None and named.is_of_this_place else None
         self._lock = threading.Lock()  # guards the two below
         self._silent_since: float | None = None  # since when it has been silent, once that was said
         self._answered_at = float("-inf")
 
     def state(self) -> str | None:
         """Alive, stopped or the like, in words; None when it is dead, or when that cannot be known from here."""
-        if not self._pid:
-            return None
-        try:
-            state, started = look_up(self._pid)
-        except (OSError, ValueError, IndexError):
-            return None
-        if started != self._started or state in _DEAD:
-            return None
-        return _STATES.get(state, "running")
+        state = None if self._process is None else self._process.state()
+        return None if state is None else _STATES.get(state, "running")
 
     def is_waited_for(self, since: float) -> bool:
         """Whether to ask on, however long it takes: it is alive. Says so once.

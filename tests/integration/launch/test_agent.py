@@ -413,9 +413,9 @@ def test_an_agent_on_the_drivers_machine_ends_with_the_drivers_process(tmp_path:
             owner = await asyncio.create_subprocess_exec("sleep", "1000")
             place = one.driver.bootstrap().owner  # none
             assert place == ""
-            from elastic_driver.system.process_name import look_up, place_of_processes
+            from elastic_driver.system.process_name import ProcessName
 
-            name = f"{place_of_processes()} {owner.pid} {look_up(owner.pid)[1]}"
+            name = str(ProcessName.of(owner.pid))
             agent = await one.ready(one.driver.bootstrap(owner=name))
             one.driver.python(SLEEP)
             process = await one.driver.runs()

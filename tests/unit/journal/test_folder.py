@@ -9,14 +9,15 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastic_driver.journal import folder
 from elastic_driver.journal.file import read
-from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError, lives
-from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError
+from elastic_driver.system.process_name import ProcessName
 
 pytestmark = pytest.mark.unit
 
@@ -275,7 +276,7 @@ def test_whoever_finds_it_held_for_a_dead_process_waits_and_says_so_once(tmp_pat
     """As by a child of its that has not come to its exec."""
     taken = take(tmp_path / "journal")
     process = holder(tmp_path / "nothing")
-    name = name_of_this_process().rsplit(" ", 2)[0] + f" {process.pid} 1"
+    name = replace(ProcessName.of(process.pid), started=1)
     process.kill()
     process.communicate()
     (taken.path / LOCK).write_text(f"here\n{name}\njob\n")
@@ -289,27 +290,6 @@ def test_whoever_finds_it_held_for_a_dead_process_waits_and_says_so_once(tmp_pat
         assert mine.is_ours
     assert len(told) == 1
     assert f"process {process.pid}, which is dead" in told[0]
-
-
-def test_a_process_is_known_by_more_than_its_number() -> None:
-    name = name_of_this_process()
-    place, pid, started = name.rsplit(" ", 2)
-    assert lives(name)
-    assert not lives(f"{place} {pid} {int(started) - 1}")
-    assert not lives(f"{place} 4194999 {started}")
-    assert not lives("")
-    assert lives(f"other pid:[1] {pid} {started}"), "of another container's processes nobody here can tell"
-
-
-def test_a_zombie_does_not_live(tmp_path: Path) -> None:
-    process = holder(tmp_path / "journal")
-    place = name_of_this_process().rsplit(" ", 2)[0]
-    started = folder.look_up(process.pid)[1]
-    assert lives(f"{place} {process.pid} {started}")
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not lives(f"{place} {process.pid} {started}")
-    process.communicate()
 
 
 RACER = textwrap.dedent(

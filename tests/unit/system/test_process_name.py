@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from elastic_driver.system.process_name import is_below, is_stopped
+from elastic_driver.system.process_name import ProcessName, is_below, is_stopped, lives, name_of_this_process, pid_in
 
 pytestmark = pytest.mark.unit
 
@@ -39,3 +40,32 @@ def test_a_process_that_stands_still() -> None:
         assert is_stopped(process.pid)
         process.kill()
     assert not is_stopped(process.pid)
+
+
+def test_a_process_is_known_by_more_than_its_number() -> None:
+    name = name_of_this_process()
+    this = ProcessName.parse(name)
+    assert this is not None
+    assert (str(this), this.pid, pid_in(name), this.is_of_this_place) == (name, os.getpid(), os.getpid(), True)
+    assert lives(name)
+    assert not lives(str(replace(this, started=this.started - 1)))
+    assert not lives(str(replace(this, pid=4194999)))
+    elsewhere = replace(this, place="other pid:[1]", pid=4194999)
+    assert not elsewhere.is_of_this_place
+    assert lives(str(elsewhere)), "of another container's processes nobody here can tell"
+
+
+@pytest.mark.parametrize("text", ["", "boot pid:[1]", "boot pid:[1] 12 x", "boot pid:[1] x 12", "12"])
+def test_what_is_no_name_of_a_process(text: str) -> None:
+    assert ProcessName.parse(text) is None
+    assert pid_in(text) is None
+    assert not lives(text)
+
+
+def test_a_zombie_does_not_live() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        name = str(ProcessName.of(process.pid))
+        assert lives(name)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not lives(name)
