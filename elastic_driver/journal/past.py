@@ -6,7 +6,7 @@ Owns the way from a file's records to a job's state. Reads only; takes no lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_driver.codec import CodecError
@@ -65,19 +65,20 @@ def _replay(entries: Sequence[Entry], path: Path) -> Recorded | Closed:
             pass
         case _:
             raise JournalError(f"cannot read {path}: it does not begin as a journal does")
-    job = Recorded(took, snapshot.job, snapshot.state, snapshot.clock)
+    state, clock, events = snapshot.state, snapshot.clock, list[tuple[float, Event]]()
     try:
-        check_invariants(job.state)
+        check_invariants(state)
     except AssertionError as error:
         raise JournalError(f"cannot read {path}: {error}") from error
     for entry in rest:
         if not isinstance(entry, Stepped):
             raise JournalError(f"cannot read {path}: {type(entry).__name__} is no entry behind the first record")
-        state, commands = step(job.state, entry.event, entry.clock)
+        state, commands = step(state, entry.event, entry.clock)
         if told(commands) != entry.told:
             raise JournalError(
-                f"cannot read {path}: at its event {len(job.events) + 1} this elastic_driver decides otherwise than "
+                f"cannot read {path}: at its event {len(events) + 1} this elastic_driver decides otherwise than "
                 f"elastic_driver {took.version} with Python {took.python} did, which has written it"
             )
-        job = replace(job, state=state, clock=entry.clock, events=(*job.events, (entry.clock, entry.event)))
-    return job
+        clock = entry.clock
+        events.append((clock, entry.event))
+    return Recorded(took, snapshot.job, state, clock, tuple(events))
