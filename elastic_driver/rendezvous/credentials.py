@@ -21,6 +21,8 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_WORKER
 
 KEY_BYTES = 32
+# Both ends of a service without a token know it: a key that anybody can have.
+_NO_TOKEN = bytes(KEY_BYTES)
 # Of scrypt: 16 MiB and 50 ms of a processor for each guess, where a plain HMAC lets a script try 27,000 a second.
 _COST, _BLOCK_BYTES, _PARALLEL = 1 << 14, 8, 1
 
@@ -91,6 +93,11 @@ class Credential:
     identity: Identity
     key: bytes = field(default=b"", repr=False)
     source: str = ""
+
+    @property
+    def is_without_token(self) -> bool:
+        """Whether it is that of a member who was given no token, which proves nothing."""
+        return self.identity.role is Role.MEMBER and self.key == _NO_TOKEN
 
     @classmethod
     def of_worker(cls, environ: Mapping[str, str]) -> Self:
@@ -189,7 +196,7 @@ def member(token: str, source: str = "") -> Credential:
         token: the service's, without white space around it; "" for a service without one, where it proves nothing.
         source: see Credential.
     """
-    return Credential(Identity(Role.MEMBER), _stretched(token, Role.MEMBER) if token else bytes(KEY_BYTES), source)
+    return Credential(Identity(Role.MEMBER), _stretched(token, Role.MEMBER) if token else _NO_TOKEN, source)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_driver.errors import NoTlsError, OtherCertificateError, StrangerError, TurnedAwayError, WrongTokenError
 from elastic_driver.rendezvous.authentication import OtherKeyError, RefusedAuthenticationError
-from elastic_driver.rendezvous.credentials import Credential, Role, member
+from elastic_driver.rendezvous.credentials import Credential, Role
 
 NO_PROOF = "what answers there does not prove to be this job's driver"
 # Whose token or key it is, and what else may answer there. Others have keys that no person has typed or copied.
@@ -50,7 +50,7 @@ def no_proof(error: Exception, credential: Credential, *, is_driver: bool) -> St
     source = f"the one from {credential.source}" if credential.source else "the one that was given"
     other, its = _OTHERS[credential.identity.role]
     differs = f"{its} {secret} is not {source}"
-    if credential == member(""):
+    if credential.is_without_token:
         differs = "it asks for a token, and none was given"
     if is_driver:
         return WrongTokenError(differs)
