@@ -22,8 +22,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from elastic_driver.journal.folder import JOURNAL, JournalError, is_still, open_private
-from elastic_driver.system.safe_files import new_file
+from elastic_driver.journal.folder import JOURNAL, JournalError, open_private
+from elastic_driver.system.safe_files import leads_to, new_file
 
 HEADER = b"elastic_driver journal 1\n"
 # No more than this is written at once; a length above it is damage.
@@ -132,7 +132,7 @@ class RecordFile:
 
     def is_in(self, folder: Path) -> bool:
         """Whether others find it there."""
-        return is_still(folder / JOURNAL, self._descriptor)
+        return leads_to(folder / JOURNAL, self._descriptor)
 
     def append(self, sequence: int, body: bytes) -> None:
         """Writes a record; it is on disc when this returns. Raises OSError."""

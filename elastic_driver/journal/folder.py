@@ -23,6 +23,7 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.process_name import lives, name_of_this_process, pid_in
+from elastic_driver.system.safe_files import leads_to, who_exchanges_in, why_not_private
 
 LOCK, JOURNAL = "lock", "journal"
 _PRIVATE = 0o600
@@ -104,7 +105,7 @@ class JournalFolder:
     @property
     def is_ours(self) -> bool:
         """Whether the lock is still where others look for it."""
-        return is_still(self.path / LOCK, self._descriptor)
+        return leads_to(self.path / LOCK, self._descriptor)
 
     def take_again(self) -> None:
         """Makes and locks it anew, where somebody has removed or replaced it.
@@ -116,15 +117,6 @@ class JournalFolder:
         descriptor = _lock(_checked(self.path), self._job_id, None)
         self.release()
         self._descriptor = descriptor
-
-
-def is_still(path: Path, descriptor: int) -> bool:
-    """Whether a name is that of an open file."""
-    try:
-        named, opened = path.lstat(), os.fstat(descriptor)
-    except OSError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def open_private(path: Path, flags: int) -> int:
@@ -166,21 +158,11 @@ def check_folder(path: Path) -> None:
         FileNotFoundError: there is none.
         JournalError: it is not.
     """
-    status = path.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        raise _unfit(path, "it is a symbolic link: name the folder itself")
-    if not stat.S_ISDIR(status.st_mode):
-        raise _unfit(path, "it is no folder")
-    if status.st_uid != os.geteuid():
-        raise _unfit(path, f"it belongs to user {status.st_uid}")
-    if status.st_mode & 0o077:
-        raise _unfit(path, f"others may enter it: chmod 700 {path}")
-    for above in path.parents:
-        there = above.stat()
-        if there.st_uid not in (0, os.geteuid()):
-            raise _unfit(path, f"{above} belongs to user {there.st_uid}, who could replace it")
-        if there.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not there.st_mode & stat.S_ISVTX:
-            raise _unfit(path, f"others may write to {above}, and could replace it")
+    why = why_not_private(path.lstat())
+    if why:
+        raise _unfit(path, f"it {why}")
+    if who := who_exchanges_in(path.parent, strict=True):
+        raise _unfit(path, who)
 
 
 def file_system(path: Path) -> int:
@@ -218,7 +200,7 @@ def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int
             raise _unfit(path, f"{LOCK}: {in_words(error)}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_still(path / LOCK, descriptor):
+            if leads_to(path / LOCK, descriptor):
                 _sign(descriptor, job_id)
                 return descriptor
         except BlockingIOError:

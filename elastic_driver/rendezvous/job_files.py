@@ -10,8 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import pwd
-import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ from elastic_driver.codec import OsText
 from elastic_driver.errors import RendezvousProtocolError, SettingsError, in_words, with_path
 from elastic_driver.rendezvous.messages import Body
 from elastic_driver.system.local_socket import url_of
-from elastic_driver.system.safe_files import leads_to, put_text
+from elastic_driver.system.safe_files import leads_to, put_text, why_not_private
 
 _log = logging.getLogger("elastic_driver")
 _PAGE = ".html"
@@ -183,20 +181,12 @@ def _check_private(folder: Path) -> None:
         OSError: there is none.
         SettingsError: it is another's, or open to others.
     """
-    status = folder.lstat()
-    if status.st_uid != os.getuid():
-        try:
-            owner = pwd.getpwuid(status.st_uid).pw_name
-        except KeyError:
-            owner = "unknown"
+    why = why_not_private(folder.lstat())
+    if why:
         raise SettingsError(
-            f"the folder of job files, {folder}, belongs to another user ({owner}, uid {status.st_uid}); have it "
-            "removed, or set XDG_RUNTIME_DIR to a folder of your own for the job and for elasticrun's subcommands"
+            f"the folder of job files, {folder}, {why}; have it removed, or set XDG_RUNTIME_DIR to a folder of your "
+            "own for the job and for elasticrun's subcommands"
         )
-    if not stat.S_ISDIR(status.st_mode):
-        raise SettingsError(f"the folder of job files, {folder}, is no folder: remove it")
-    if status.st_mode & 0o077:
-        raise SettingsError(f"the folder of job files, {folder}, is open to other users: chmod 700 {folder}")
 
 
 def _write(job: JobFile) -> tuple[Path, int]:

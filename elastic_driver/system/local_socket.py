@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import socket
-import stat
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.process_name import boot_id
-from elastic_driver.system.safe_files import leads_to
+from elastic_driver.system.safe_files import leads_to, who_exchanges_in, why_not_private
 
 # Of connections that nobody has come to take yet. The system has a limit of its own (net.core.somaxconn).
 _BACKLOG = 4096
@@ -301,25 +300,18 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
 
 def _open(path: Path) -> int:
     """A folder that has turned out to be this user's alone."""
-    _check_user()
     try:
-        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except NotADirectoryError as error:
-        raise OtherUserError(error.errno, f"{path} is not a folder, but a symbolic link or a file") from error
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             error.errno,
             f"there is no {path}: the process that made it has ended, or this is a container where it is not mounted",
         ) from error
-    status = os.fstat(descriptor)
-    if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-        return descriptor
-    os.close(descriptor)
-    if status.st_uid != os.geteuid():
-        raise OtherUserError(
-            errno.EPERM, f"{path} belongs to user {status.st_uid}, and this process to user {os.geteuid()}"
-        )
-    raise OtherUserError(errno.EPERM, f"{path} is open to other users")
+    why = why_not_private(os.fstat(descriptor))
+    if why:
+        os.close(descriptor)
+        raise OtherUserError(errno.EPERM, f"{path} {why}")
+    return descriptor
 
 
 def _made(path: Path) -> Path:
@@ -329,30 +321,11 @@ def _made(path: Path) -> Path:
     return path
 
 
-def _check_user() -> None:
-    """Makes sure that a user's number means that user.
-
-    In a namespace that does not map this process's user all users without a number there have one and the same, and
-    this process, too.
-    """
-    try:
-        with open("/proc/self/uid_map") as file:
-            ranges = [tuple(map(int, line.split())) for line in file]
-    except FileNotFoundError:
-        return  # a kernel without such namespaces
-    user = os.geteuid()
-    if not any(first <= user < first + count for first, _, count in ranges):
-        raise OtherUserError(
-            errno.EPERM, f"this user namespace does not map user {user} (/proc/self/uid_map), so that all look like it"
-        )
-
-
 def _check_place(place: Path) -> None:
     """Raises OtherUserError where anybody can put another folder in the place of ours."""
     real = Path(os.path.realpath(place, strict=True))  # resolve() has no OSError for a loop of links
-    for folder in (real, *real.parents):
-        if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-            raise OtherUserError(errno.EPERM, f"all users can rename what is in {folder} (chmod +t)")
+    if who := who_exchanges_in(real, strict=False):
+        raise OtherUserError(errno.EPERM, who)
 
 
 def _prefix() -> str:

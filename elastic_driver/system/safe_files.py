@@ -186,6 +186,50 @@ def who_else_writes(folder: Path, *, only_adding: bool) -> str:
     return ""
 
 
+def why_not_private(status: os.stat_result) -> str:
+    """Why a folder is not this user's alone, in words that go on behind its name; "" where it is.
+
+    Args:
+        status: of the folder; of a symbolic link, its own.
+    """
+    user = os.geteuid()
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    if status.st_uid != user:
+        return f"belongs to user {_user(status.st_uid)}, and this process to user {_user(user)}"
+    if status.st_mode & 0o077:
+        return "is open to other users (chmod 700)"
+    if not _is_mapped(user):
+        # All users without a number in this namespace have one and the same, and this process, too.
+        return f"may be anybody's: this user namespace does not map user {user} (/proc/self/uid_map)"
+    return ""
+
+
+def who_exchanges_in(folder: Path, *, strict: bool) -> str:
+    """Who can put something else in the place of what lies in a folder, or of the folder itself; "" for nobody else.
+
+    Args:
+        folder: without symbolic links in its path.
+        strict: whether the owner of a folder counts, and its group, and not only all users: in a user namespace /
+            itself may belong to nobody, and many people's own folders can be written by a group of theirs.
+
+    Raises:
+        OSError: the folder is not there.
+    """
+    for each in (folder, *folder.parents):
+        status = each.stat()
+        if strict and not _is_trusted(status.st_uid):
+            return f"{each} belongs to user {_user(status.st_uid)}"
+        if not status.st_mode & stat.S_ISVTX:
+            if status.st_mode & stat.S_IWOTH:
+                return f"all users can rename what is in {each} (chmod +t)"
+            if strict and status.st_mode & stat.S_IWGRP:
+                return f"a group can rename what is in {each} (chmod +t)"
+    return ""
+
+
 def _open(name: str | Path, flags: int, dir_fd: int | None) -> int:
     flags = flags & ~os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
@@ -217,6 +261,16 @@ def _check_planted(status: os.stat_result, name: str | Path, folder: os.stat_res
     shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
     if shared and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise OSError(errno.EACCES, f"user {_user(status.st_uid)} has put it there", str(name))
+
+
+def _is_mapped(user: int) -> bool:
+    """Whether a user's number means that user."""
+    try:
+        with open("/proc/self/uid_map") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+    except FileNotFoundError:
+        return True  # a kernel without such namespaces
+    return any(first <= user < first + count for first, _, count in ranges)
 
 
 def _is_trusted(user: int) -> bool:

@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir(mode=0o755)
     for words in ((*RUN, "--journal", str(tmp_path / "kept"), "true"), ("status", "--journal", str(tmp_path / "kept"))):
         ran = elasticrun(*words)
-        assert (ran.returncode, "others may enter it: chmod 700" in ran.stderr) == (2, True)
+        assert (ran.returncode, "it is open to other users (chmod 700)" in ran.stderr) == (2, True)
 
 
 def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_stranger_in_place_of_rank_0_is_told_nothing_and_not_believed(tmp_path
                 assert "cannot make a folder for sockets" in ranks.said(0)
                 assert "cannot meet rank 0" in ranks.said(1)
                 for rank in (0, 1):
-                    assert f"{folders[0]} belongs to user {NOBODY}" in ranks.said(rank)
+                    assert f"{folders[0]} belongs to user nobody, and this process to user " in ranks.said(rank)
             else:
                 assert ranks.wait() == [0, 0], ranks.said(0)  # in the next place
         assert select.select([squatter.stdout], [], [], 0)[0] == [], "somebody has connected to it"

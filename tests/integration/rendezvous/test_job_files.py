@@ -166,13 +166,13 @@ def test_a_folder_that_another_user_has_made_first(folder: Path, caplog: pytest.
         pytest.skip("only root can give a folder to another user")
     folder.mkdir(mode=0o700)
     os.chown(folder, NOBODY, NOBODY)
-    told(caplog, f"{folder}, belongs to another user (nobody, uid {NOBODY}); have it removed, or set XDG_RUNTIME_DIR")
+    told(caplog, f"{folder}, belongs to user nobody, and this process to user root; have it removed, or set XDG_")
 
 
 def test_a_folder_that_is_open_to_others(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.mkdir()
     folder.chmod(0o755)
-    told(caplog, f"{folder}, is open to other users: chmod 700 {folder}")
+    told(caplog, f"{folder}, is open to other users (chmod 700); have it removed, or set")
 
 
 def test_there_is_no_folder_that_can_be_written_to(
@@ -192,7 +192,7 @@ def test_there_is_no_folder_that_can_be_written_to(
 def test_a_link_in_the_place_of_the_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder.parent / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to("elsewhere")
-    told(caplog, f"{folder}, is no folder: remove it")
+    told(caplog, f"{folder}, is a symbolic link; have it removed, or set")
 
 
 def test_the_driver_is_asked_at_its_socket(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def test_where_its_path_cannot_be_had_it_is_elsewhere(place: Path) -> None:
             assert await one.answers()
             assert one.said == [
                 f"{lost} was removed (does something clean up there?), and it cannot be made anew: {lost.parent} is "
-                f"not a folder, but a symbolic link or a file; it is {one.socket.path} from now on"
+                f"no folder; it is {one.socket.path} from now on"
             ]
             for _ in range(2):
                 one.socket.path.unlink()
@@ -171,7 +171,7 @@ def test_one_that_may_not_move_is_lost_as_long_as_its_path_cannot_be_had() -> No
             assert one.socket.path == where
             assert one.said == [
                 f"{where} was removed (does something clean up there?), and it cannot be made anew: {where.parent} is "
-                "not a folder, but a symbolic link or a file; nobody finds it"
+                "no folder; nobody finds it"
             ]
             where.parent.unlink()
             await one.socket.look()
