@@ -65,6 +65,7 @@ def disc_s(folder: Path) -> list[float]:
 
 async def lose_one(job: Simulation, round_id: int) -> Round:
     """A worker dies."""
+    job.commits += 1  # each round has come further, so none counts towards the no-progress rule
     cpu, began = cpu_s(job.driver_pid), time.perf_counter()
     job.kill(sorted(job.workers)[len(job.workers) // 2])
     await job.until_all_train(round_id)
@@ -104,10 +105,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
     arguments = parser.parse_args()
+    sizes = [int(text) for text in arguments.workers.split(",")]
+    if arguments.rounds >= min(sizes):
+        parser.error(f"each round loses a worker: {min(sizes)} last for {min(sizes) - 1} rounds at most")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         disc = disc_s(folder)
-        for size in map(int, arguments.workers.split(",")):
+        for size in sizes:
             plain: list[Round] = []
             kept: list[Round] = []
             for run in range(arguments.runs):
