@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_driver import codec
+from elastic_driver.cli import event_words
 from elastic_driver.core.events import Event
 from elastic_driver.core.explain import explain
 from elastic_driver.driver.status import standing, standing_of
@@ -81,5 +82,5 @@ def words(recorded: Recorded) -> str:
     last = datetime.datetime.fromtimestamp(took.unix_s + recorded.clock - took.clock).astimezone()
     head = f"{whose}; this is the job as of {last.isoformat(' ', 'seconds')}, when something happened to it last"
     began = recorded.state.began
-    lines = [f"{at - began:10.3f} {event!r}" for at, event in recorded.events[-_SHOWN:]]
+    lines = [f"{at - began:10.3f} {event_words.in_words(event)}" for at, event in recorded.events[-_SHOWN:]]
     return "\n".join([head, *([f"the last events of {len(recorded.events)} that are kept:"] if lines else []), *lines])

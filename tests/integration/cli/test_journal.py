@@ -57,7 +57,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert (shown.returncode, shown.stderr) == (0, "")
     head, *_ = shown.stdout.splitlines()
     assert re.match(rf"no driver: process {job.process.pid} on \S+ has died; this is the job as of \d{{4}}-", head)
-    assert "WorkerRunning" in shown.stdout
+    assert re.search(r"\n +\d+\.\d{3} .*worker localhost\[1\] trains in round 1, from commit \d+", shown.stdout)
     assert f"job {started['job_id']}, running, " in shown.stdout
     assert [line.split()[:3] for line in shown.stdout.splitlines()[-2:]] == [
         ["0", "localhost[0]", "training"],
