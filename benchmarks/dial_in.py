@@ -68,7 +68,7 @@ def take_over(identity: Identity) -> FrameConnection:
     def take(frame: Frame) -> None:
         nonlocal count
         count += len(frame.messages)
-        connection.write(0, count, [])
+        connection.write(0, count, count, [])
 
     connection = FrameConnection(on_frame=take, on_lost=lambda why: None)
     return connection
@@ -173,7 +173,7 @@ async def send_many(driver: Driver, way: str, size: int, number: int) -> None:
         while (sent - seen) * size > WINDOW:
             news.clear()
             await news.wait()
-        connection.write(sent + 1, 0, packed)
+        connection.write(sent + 1, 0, 0, packed)
     while seen < number:
         news.clear()
         await news.wait()

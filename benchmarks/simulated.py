@@ -593,7 +593,7 @@ def _counting(job: Simulation) -> Iterator[None]:
     But for frames without messages: how many of them there are is a matter of time.
     """
     received, taken = FrameConnection.data_received, Channel.received
-    beat_bytes = len(pack_frame(0, 0, []))
+    beat_bytes = len(pack_frame(0, 0, 0, []))
 
     def count(connection: FrameConnection, data: bytes) -> None:
         job.received_bytes += len(data)

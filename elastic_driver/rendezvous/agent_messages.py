@@ -108,14 +108,21 @@ _REGISTER: dict[str, type[Said]] = {}
 
 
 class Said:
-    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes, beside the JSON."""
+    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes, beside the JSON.
+
+    Attributes:
+        name: of the message.
+        lasts: whether it is said again to a later driver, if none has kept it. The others say what still holds then,
+            which is said anew, or are of no interest any more.
+    """
 
     name: ClassVar[str]
+    lasts: ClassVar[bool]
 
-    def __init_subclass__(cls, *, name: str = "", **more: Any) -> None:
+    def __init_subclass__(cls, *, name: str = "", lasts: bool = False, **more: Any) -> None:
         super().__init_subclass__(**more)
         if name:
-            cls.name = name
+            cls.name, cls.lasts = name, lasts
             _REGISTER[name] = cls
 
     def message(self) -> Message:
@@ -636,14 +643,14 @@ class Shown(Said, name="shown"):
 
 
 @dataclass(frozen=True)
-class Interrupted(Said, name="interrupted"):
+class Interrupted(Said, name="interrupted", lasts=True):
     """Ctrl-C was pressed on a worker's terminal while no program there was reading keys itself."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class NotStarted(Said, name="not_started"):
+class NotStarted(Said, name="not_started", lasts=True):
     """It could not be started. ``bad_command``: nor could it anywhere else."""
 
     worker: str
@@ -652,7 +659,7 @@ class NotStarted(Said, name="not_started"):
 
 
 @dataclass(frozen=True)
-class Dying(Said, name="dying"):
+class Dying(Said, name="dying", lasts=True):
     """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
 
     ``error_file`` is what it has written into its error file; "" for nothing. ``error_age_s``: how long ago it wrote
@@ -671,7 +678,7 @@ class Dying(Said, name="dying"):
 
 
 @dataclass(frozen=True)
-class Exited(Said, name="exited"):
+class Exited(Said, name="exited", lasts=True):
     """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
 
     ``error_file``, ``error_age_s``, ``note``, ``error_at``: see Dying.
@@ -687,21 +694,21 @@ class Exited(Said, name="exited"):
 
 
 @dataclass(frozen=True)
-class Finished(Said, name="finished"):
+class Finished(Said, name="finished", lasts=True):
     """All that a dead worker had started is gone, and its output is read to the end. Nothing more comes of it."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Spared(Said, name="spared"):
+class Spared(Said, name="spared", lasts=True):
     """See Kill.exits."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Output(Said, name="output"):
+class Output(Said, name="output", lasts=True):
     """Whole lines that a worker has written, prefix and newline included. ``stream``: "stdout" or "stderr"."""
 
     worker: str
@@ -808,7 +815,7 @@ class Warmed(Said, name="warmed"):
 
 
 @dataclass(frozen=True)
-class Warning(Said, name="warning"):
+class Warning(Said, name="warning", lasts=True):
     """Something that the user should look at."""
 
     text: str

@@ -1,10 +1,14 @@
 """A channel: messages between an agent and the driver, each taken once and in order, over one connection after another.
 
-Owns the numbers of messages, what the other end has not taken yet, and when a frame is written. Who connects, proves
-itself and decides that the other end is lost is its owner's business. Used on the event loop only.
+Owns the numbers of messages, what the other end has not taken or kept yet, and when a frame is written. Who connects,
+proves itself and decides that the other end is lost is its owner's business. Used on the event loop only.
 
 What is sent in one turn of the loop goes into one frame. When a connection breaks, both ends keep what was not taken;
 on the next one each says what it has seen last, and the other goes on from there.
+
+Each end acknowledges two numbers. What it has *taken* is not sent to it again. What it has *kept* outlives it: of that
+nothing is lost when it dies. What is sent to last (``lasts``) is forgotten only when it is kept, so that it can be sent
+again to whoever comes after an end that has died, over another channel (:meth:`Channel.unkept`).
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from elastic_driver.errors import RendezvousProtocolError, in_words
-from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, Message, pack_frame
+from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, Message, messages_in, pack_frame
 
 # How often each end says what it has seen, and so that it lives.
 BEAT_S = 0.5
@@ -94,10 +99,10 @@ class FrameConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._tell("the connection was closed" if exc is None else f"the connection broke: {in_words(exc)}")
 
-    def write(self, first: int, seen: int, packed: list[bytes]) -> None:
+    def write(self, first: int, seen: int, kept: int, packed: list[bytes]) -> None:
         """Sends one frame. Never blocks."""
         if self._transport is not None and not self._lost:
-            self._transport.write(pack_frame(first, seen, packed))
+            self._transport.write(pack_frame(first, seen, kept, packed))
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -178,8 +183,17 @@ class FrameConnection(asyncio.Protocol):
 class Carrier(Protocol):
     """What a channel needs of a connection; FrameConnection is one."""
 
-    def write(self, first: int, seen: int, packed: list[bytes]) -> None:
+    def write(self, first: int, seen: int, kept: int, packed: list[bytes]) -> None:
         """Sends one frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message that was sent, or waits for a connection."""
+
+    number: int
+    packed: bytes
+    lasts: bool
 
 
 class Channel:
@@ -187,11 +201,12 @@ class Channel:
 
     Args:
         take: gets each message of the other end, once.
-        on_seen: told when the other end has taken something.
+        on_seen: told when the other end has taken or kept something.
 
     Attributes:
         seen: number of the last message taken.
         unseen_bytes: what was sent and the other end has not taken yet.
+        unkept_bytes: what it has taken, and not kept yet, of what was sent to last.
     """
 
     def __init__(self, take: Callable[[Message], None], *, on_seen: Callable[[], None] | None = None) -> None:
@@ -200,11 +215,14 @@ class Channel:
         self._on_seen = on_seen
         self._connection: Carrier | None = None
         self._last = 0  # number of the last message sent
-        self._unseen: deque[tuple[int, bytes]] = deque()
+        self._unseen: deque[_Sent] = deque()
         self.unseen_bytes = 0
+        self._unkept: deque[_Sent] = deque()  # of what was seen
+        self.unkept_bytes = 0
         self._fresh: list[bytes] = []  # of these, the last, which no connection has carried yet
         self._flushing: asyncio.Handle | None = None
         self.seen = 0
+        self._unkept_from = 0  # number of the first message that was taken here and is not kept; 0 for none
         self._taken_bytes = 0  # since the other end was told what is seen
         self._beat: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
@@ -219,34 +237,62 @@ class Channel:
         """Number of the last message that was sent, or is to be."""
         return self._last
 
+    @property
+    def kept(self) -> int:
+        """Number of the last message that is kept here, with all before it."""
+        return self._unkept_from - 1 if self._unkept_from else self.seen
+
     def is_seen(self, number: int) -> bool:
         """Whether the other end has taken the message of that number."""
-        return not self._unseen or self._unseen[0][0] > number
+        return not self._unseen or self._unseen[0].number > number
 
-    def send(self, message: Message) -> None:
-        """Sends, now or on the next connection. Never blocks."""
+    def unkept(self) -> list[Message]:
+        """What was sent to last and the other end has not kept, in order, whether it was taken or not."""
+        sent = (*self._unkept, *(each for each in self._unseen if each.lasts))
+        return [message for each in sent for message in messages_in(each.packed)]
+
+    def send(self, message: Message, *, lasts: bool = False) -> None:
+        """Sends, now or on the next connection. Never blocks.
+
+        Args:
+            message: what is said.
+            lasts: whether somebody has to know of it even if the other end dies. See unkept().
+        """
         packed = message.pack()
         self._last += 1
-        self._unseen.append((self._last, packed))
+        self._unseen.append(_Sent(self._last, packed, lasts))
         self.unseen_bytes += len(packed)
         if self._connection is not None:
             self._fresh.append(packed)
             self._flush_soon()
 
-    def attach(self, connection: Carrier, seen_there: int) -> None:
+    def keep(self, *, unkept_from: int) -> None:
+        """Says what is kept of what was taken here. The other end is told at once. While nothing is said, all is.
+
+        Args:
+            unkept_from: number of the first message that is not, nor are those after it; 0 for none.
+        """
+        before = self.kept
+        self._unkept_from = unkept_from
+        if self.kept > before:
+            self._flush_soon()
+
+    def attach(self, connection: Carrier, seen_there: int, kept_there: int | None = None) -> None:
         """Goes on over a new connection.
 
         Args:
             connection: on which both ends have proven themselves.
             seen_there: number of the last message that the other end has taken.
+            kept_there: number of the last message that it has kept; None for an end that keeps what it takes.
 
         Raises:
             RendezvousProtocolError: it cannot have.
         """
-        self._check_seen(seen_there)
+        kept_there = seen_there if kept_there is None else kept_there
+        self._check(seen_there, kept_there)
         self._connection = connection
-        self._forget(seen_there)
-        self._fresh = [packed for _, packed in self._unseen]
+        self._forget(seen_there, kept_there)
+        self._fresh = [each.packed for each in self._unseen]
         self._heard_at = self._loop.time()
         self.flush()
         self._schedule_beat()
@@ -264,11 +310,12 @@ class Channel:
         """Takes the messages of a frame that have numbers.
 
         Raises:
-            RendezvousProtocolError: one is missing, or the other end has seen what was not sent.
+            RendezvousProtocolError: one is missing, or the other end has seen what was not sent, or kept what it has
+                not seen.
         """
         self._heard_at = self._loop.time()
-        self._check_seen(frame.seen)
-        self._forget(frame.seen)
+        self._check(frame.seen, frame.kept)
+        self._forget(frame.seen, frame.kept)
         if frame.first == 0:
             return
         if frame.first != self.seen + 1:
@@ -290,12 +337,12 @@ class Channel:
         fresh, self._fresh = self._fresh, []
         first = self._last - len(fresh) + 1
         if not fresh:
-            self._connection.write(0, self.seen, [])
+            self._connection.write(0, self.seen, self.kept, [])
         start = size = 0
         for index, packed in enumerate(fresh):
             size += len(packed)
             if size >= _JOIN_BYTES or index == len(fresh) - 1:
-                self._connection.write(first + start, self.seen, fresh[start : index + 1])
+                self._connection.write(first + start, self.seen, self.kept, fresh[start : index + 1])
                 start, size = index + 1, 0
         self._taken_bytes = 0
 
@@ -313,13 +360,22 @@ class Channel:
             self.flush()
         self._beat = self._loop.call_later(BEAT_S, self._on_beat)
 
-    def _check_seen(self, seen: int) -> None:
+    def _check(self, seen: int, kept: int) -> None:
         if seen > self._last:
             raise RendezvousProtocolError(f"cannot have seen message {seen}: {self._last} was the last")
+        if kept > seen:
+            raise RendezvousProtocolError(f"cannot have kept message {kept}: {seen} was the last one seen")
 
-    def _forget(self, seen: int) -> None:
-        before = self.unseen_bytes
-        while self._unseen and self._unseen[0][0] <= seen:
-            self.unseen_bytes -= len(self._unseen.popleft()[1])
-        if self.unseen_bytes != before and self._on_seen is not None:
+    def _forget(self, seen: int, kept: int) -> None:
+        """Forgets what is kept, and what need not be, once it is seen."""
+        before = self.unseen_bytes, self.unkept_bytes
+        while self._unseen and self._unseen[0].number <= seen:
+            each = self._unseen.popleft()
+            self.unseen_bytes -= len(each.packed)
+            if each.lasts:
+                self._unkept.append(each)
+                self.unkept_bytes += len(each.packed)
+        while self._unkept and self._unkept[0].number <= kept:
+            self.unkept_bytes -= len(self._unkept.popleft().packed)
+        if (self.unseen_bytes, self.unkept_bytes) != before and self._on_seen is not None:
             self._on_seen()

@@ -3,12 +3,13 @@
 Owns the bytes. Pure: knows no socket and no clock, and gives messages no meaning. A frame carries any number of
 messages, so what is said in one turn of the loop takes one frame:
 
-    frame    length (4 bytes, of the rest) | first (8) | seen (8) | messages
+    frame    length (4 bytes, of the rest) | first (8) | seen (8) | kept (8) | messages
     message  length of head (4) | length of blob (4) | head: JSON [name, {field: value}] | blob
 
 All integers are unsigned, big-endian. ``first`` is the number of the first message, the others follow it; 0 for
 messages that have none, see :mod:`~elastic_driver.rendezvous.channel`. ``seen`` is the number of the last message that
-the sender has taken. Nothing is encrypted or proven here: that is done by TLS, or by the kernel on one machine.
+the sender has taken, ``kept`` that of the last one of which nothing is lost when it dies. Nothing is encrypted or
+proven here: that is done by TLS, or by the kernel on one machine.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from elastic_driver.errors import RendezvousProtocolError
 
 # A worker's outcome or function may be large; more than this is sent in pieces by who sends it.
 MAX_FRAME = 64 << 20
-_HEAD = struct.Struct("!IQQ")
-_NUMBERS_BYTES = 16
+_HEAD = struct.Struct("!IQQQ")
+_NUMBERS_BYTES = 24
 _LENGTH = struct.Struct("!I")
 _SIZES = struct.Struct("!II")
 
@@ -50,18 +51,20 @@ class Frame:
     Attributes:
         first: number of the first message; 0 when they have none.
         seen: number of the last message that the sender has taken.
+        kept: number of the last message that outlives the sender, with all before it.
         messages: in order.
     """
 
     first: int
     seen: int
+    kept: int
     messages: tuple[Message, ...]
 
 
-def pack_frame(first: int, seen: int, packed: Sequence[bytes]) -> bytes:
+def pack_frame(first: int, seen: int, kept: int, packed: Sequence[bytes]) -> bytes:
     """One frame of packed messages."""
     length = _NUMBERS_BYTES + sum(map(len, packed))
-    return b"".join((_HEAD.pack(length, first, seen), *packed))
+    return b"".join((_HEAD.pack(length, first, seen, kept), *packed))
 
 
 class FrameReader:
@@ -90,14 +93,19 @@ class FrameReader:
             end = _LENGTH.size + length
             if len(rest) < end:
                 return
-            _, first, seen = _HEAD.unpack_from(rest)
+            _, first, seen, kept = _HEAD.unpack_from(rest)
             with memoryview(rest) as view:
                 body = bytes(view[_HEAD.size : end])
             del rest[:end]
-            yield Frame(first, seen, tuple(_messages(body)))
+            yield Frame(first, seen, kept, tuple(messages_in(body)))
 
 
-def _messages(body: bytes) -> Iterator[Message]:
+def messages_in(body: bytes) -> Iterator[Message]:
+    """The messages that are packed there, one behind the other.
+
+    Raises:
+        RendezvousProtocolError: these are none.
+    """
     at = 0
     while at < len(body):
         if len(body) - at < _SIZES.size:

@@ -40,7 +40,7 @@ from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.stacks import StackTaker
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
-from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
+from elastic_driver.launch.agent.workers import CREDIT_BYTES, UNKEPT_BYTES, HostWorkers, NodeScreen
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
@@ -226,7 +226,7 @@ class Agent:
         self._stacks = StackTaker(self, self._send, self._tasks)
         self._spot: SpotWatch | None = None  # from the welcome on, where one is asked for
         self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
-        self._taken = asyncio.Event()  # set when the driver has taken something
+        self._taken = asyncio.Event()  # set when the driver has taken or kept something
 
     async def run(self) -> End:
         """Runs until its end. Blocks until then, and until nothing is left of its workers."""
@@ -338,7 +338,9 @@ class Agent:
     def seen(self) -> None:
         """See LinkOwner."""
         self._taken.set()
-        if self._workers is not None and self._link.channel.unseen_bytes < CREDIT_BYTES // 2:
+        channel = self._link.channel
+        has_room = channel.unseen_bytes < CREDIT_BYTES // 2 and channel.unkept_bytes < UNKEPT_BYTES
+        if self._workers is not None and has_room:
             self._workers.resume()
 
     def _is_heard(self) -> bool:
@@ -347,7 +349,9 @@ class Agent:
 
     def _send(self, message: Said) -> None:
         self._link.send(message)
-        if self._workers is not None and not self._closing and self._link.channel.unseen_bytes > CREDIT_BYTES:
+        channel = self._link.channel
+        is_full = channel.unseen_bytes > CREDIT_BYTES or channel.unkept_bytes > UNKEPT_BYTES
+        if self._workers is not None and not self._closing and is_full:
             self._workers.pause()
 
     async def _keep(self) -> None:
@@ -376,9 +380,15 @@ class Agent:
             self._end(End(How.LOST, 1, f"the driver does not want this agent back: {why}", again=again))
 
     async def _close(self, order: Close) -> None:
-        """Ends the workers, says goodbye, and waits until the driver has heard it."""
+        """Ends the workers, says goodbye, and waits until the driver has heard it.
+
+        Of a job that goes on, a later driver may have to know how they have ended: not before this one keeps that.
+        """
         assert self._workers is not None
         await self._workers.close()
+        while order.exit_code < 0 and self._link.channel.unkept_bytes:
+            self._taken.clear()
+            await self._taken.wait()
         self._send(Bye())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BYE_S):

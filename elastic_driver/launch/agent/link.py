@@ -91,7 +91,7 @@ class LinkOwner(Protocol):
         """It says something. May raise RendezvousProtocolError, which cuts the connection."""
 
     def seen(self) -> None:
-        """It has taken some of what was sent."""
+        """It has taken or kept some of what was sent."""
 
 
 class _Line:
@@ -148,7 +148,7 @@ class DriverLink:
 
     def send(self, message: Said) -> None:
         """Tells the driver something, now or when there is a connection again. Never blocks."""
-        self.channel.send(message.message())
+        self.channel.send(message.message(), lasts=message.lasts)
 
     async def keep(self) -> None:
         """Dials in, and again whenever the connection breaks. Runs until it is cancelled.
@@ -274,7 +274,7 @@ class DriverLink:
             if line.broken.done():
                 raise ConnectionResetError(line.broken.result())
             connection = line.met.connection
-            connection.write(0, self.channel.seen, [self._hello(connection).message().pack()])
+            connection.write(0, 0, 0, [self._hello(connection).message().pack()])
             await answered
         except BaseException:
             self._line = None
@@ -350,7 +350,7 @@ class DriverLink:
             self._is_welcomed = True
             self._agent_timeout_s = welcome.agent_timeout_s
             self._owner.welcomed(welcome)
-        self.channel.attach(met.connection, welcome.seen)
+        self.channel.attach(met.connection, welcome.seen, welcome.kept)
 
     def _take(self, message: Message) -> None:
         self._owner.take(said(message))

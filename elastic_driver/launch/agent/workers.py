@@ -58,6 +58,8 @@ from elastic_driver.system.tasks import Tasks
 
 # What may be on its way that the driver has not taken. Then output is not read, and again when half of it is taken.
 CREDIT_BYTES = 64 << 10
+# Likewise, of what it has taken and would not outlive it: it may be said once more, to the next one.
+UNKEPT_BYTES = 4 << 20
 
 
 @dataclass(eq=False, slots=True)
@@ -274,7 +276,7 @@ class HostWorkers:
         self._error_files.remove()
 
     def pause(self) -> None:
-        """The driver does not take what was sent: workers' output is not read for now."""
+        """The driver does not take or keep what was sent: workers' output is not read for now."""
         if not self._paused:
             self._paused = True
             self._keeper.pause_output()

@@ -234,6 +234,7 @@ class Arrival:
                 epoch=job_facts.epoch,
                 driver=job_facts.driver,
                 driver_timeout_s=job_facts.driver_timeout_s,
+                kept=link.kept,
             )
         )
         connection = self.connection
@@ -277,7 +278,7 @@ class Arrival:
             raise RefusedError(why)
 
     def _say(self, message: Said) -> None:
-        self.connection.write(0, 0, [message.message().pack()])
+        self.connection.write(0, 0, 0, [message.message().pack()])
 
     def _lost(self, why: str) -> None:
         self._timer.cancel()

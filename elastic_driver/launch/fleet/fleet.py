@@ -31,6 +31,7 @@ from elastic_driver.launch.fleet.roster import Roster
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Said, Warning
 from elastic_driver.system.interfaces import address_in
+from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.tasks import Tasks
 
 # What an agent may take to end, beyond the time that its workers' deaths take.
@@ -122,6 +123,7 @@ class Fleet:
 
     Attributes:
         changes: of the hosts that there are, and of why others are not.
+        keepings: see LinkOwner; to be set before any comes.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class Fleet:
         self._staff: Staff
         self._parts: Sequence[Part]
         self.changes = Changes()
+        self.keepings: Sequence[Keeping] = ()
         self._names = HostNames(is_local)
         self._roster = Roster(self._names, reach.host)
         self._dialling = Dialling(

@@ -15,18 +15,23 @@ Long before that second one, when that was so for ``host_timeout_s``, the owner 
 that it is silent, and may give it up (:meth:`AgentLink.give_up`); and when it is heard again.
 
 A lost agent that comes back is told so, and ends its workers.
+
+What it says is taken at once, and kept when all that has come of it would outlive this process: then the agent forgets
+it. Of a driver that nobody takes over from all is kept at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from elastic_driver.rendezvous.agent_messages import Hello, Said, said
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.frames import Frame, Message
+from elastic_driver.system.keeping import Keeping
 
 # What is left of an agent that was killed is gone within a second, see docs/decisions/0009.
 AGAIN_S = 1.0
@@ -44,7 +49,13 @@ _LATE_S = 0.5
 
 
 class LinkOwner(Protocol):
-    """Is told what comes of an agent. Called on the event loop."""
+    """Is told what comes of an agent. Called on the event loop.
+
+    Attributes:
+        keepings: where what comes of the messages that it takes is kept, as far as that takes a while.
+    """
+
+    keepings: Sequence[Keeping]
 
     def take(self, link: AgentLink, message: Said) -> None:
         """It has said something. May raise RendezvousProtocolError, which cuts the connection."""
@@ -137,6 +148,9 @@ class AgentLink:
         self._doubt_s = min(_DOUBT_S, host_timeout_s / 2)
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(self._take)
+        # Numbers of messages that are not kept yet, in order, each with what is to be kept before, and how much of it.
+        self._unkept: deque[tuple[int, list[tuple[Keeping, int]]]] = deque()
+        self._waits = False  # for the first of these
         self._connection: FrameConnection | None = None
         self._verdict: _Limit | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -158,6 +172,11 @@ class AgentLink:
     def seen(self) -> int:
         """Number of the last message taken."""
         return self._channel.seen
+
+    @property
+    def kept(self) -> int:
+        """Number of the last message that is kept, with all before it."""
+        return self._channel.kept
 
     @property
     def silent_s(self) -> float:
@@ -315,4 +334,31 @@ class AgentLink:
         self._verdict = self._look = None
 
     def _take(self, message: Message) -> None:
-        self._owner.take(self, said(message))
+        keepings = self._owner.keepings
+        before = [keeping.came for keeping in keepings]
+        try:
+            self._owner.take(self, said(message))
+        finally:
+            comes = [
+                (keeping, keeping.came)
+                for keeping, came in zip(keepings, before, strict=True)
+                if keeping.came > max(came, keeping.kept)
+            ]
+            if comes:
+                self._unkept.append((self._channel.seen, comes))
+                self._look_at_kept()
+
+    def _look_at_kept(self) -> None:
+        """Says what is kept, and waits for what is not."""
+        while self._unkept and not self._waits:
+            late = next(((keeping, count) for keeping, count in self._unkept[0][1] if keeping.kept < count), None)
+            if late is None:
+                self._unkept.popleft()
+            else:
+                self._waits = True
+                late[0].when_kept(late[1], self._kept_more)
+        self._channel.keep(unkept_from=self._unkept[0][0] if self._unkept else 0)
+
+    def _kept_more(self) -> None:
+        self._waits = False
+        self._look_at_kept()

@@ -21,6 +21,7 @@ import pytest
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import agents_here, leave
+from elastic_driver.launch.agent.workers import UNKEPT_BYTES
 from elastic_driver.rendezvous.agent_messages import (
     NOTHING_GIVEN,
     Bye,
@@ -40,6 +41,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Warmed,
     WarmUp,
 )
+from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.local_socket import SocketFolder, url_of
 from tests.support.processes.agents import PATIENCE_S, A, B, FakeDriver, Scene, act, gone, scene
 
@@ -277,6 +279,50 @@ def test_a_driver_that_does_not_take_output_blocks_the_worker_and_loses_nothing(
             driver.resume(driver.link)
             await driver.hears(Finished, A)
             assert numbers(driver) == list(range(2000))
+
+    act(main)
+
+
+def test_a_driver_that_keeps_nothing_yet_is_told_all_that_there_is_room_for(tmp_path: Path) -> None:
+    """Its disc hangs. Output goes on, also beyond what may be on its way; when there is no room for more it waits."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver, disc = one.driver, Keeping()
+            driver.keepings = (disc,)
+            driver.comes_of = lambda message: disc.comes() if isinstance(message, Output) else None
+            await one.ready()
+            driver.python("for n in range(100_000): print(f'{n:099d}')")
+            await driver.until(lambda: len(driver.output()) > UNKEPT_BYTES, "as much output as there is room for")
+            assert driver.link.kept < driver.link.seen
+            heard_at = driver.link._connection.heard_at  # type: ignore[union-attr]
+            await driver.until(lambda: driver.link._connection.heard_at > heard_at, "a beat")  # type: ignore[union-attr]
+            assert len(driver.output()) < UNKEPT_BYTES + (1 << 20), "of ten times that"
+            while not driver.of(Finished):
+                disc.keep(disc.came)
+                before = len(driver.said)
+                await driver.until(lambda before=before: len(driver.said) > before, "more")  # type: ignore[misc]
+            assert [int(line.split(b":")[1]) for line in driver.output().splitlines()] == list(range(100_000))
+
+    act(main)
+
+
+def test_an_agent_whose_host_leaves_ends_when_the_ends_of_its_workers_are_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver, disc = one.driver, Keeping()
+            driver.keepings = (disc,)
+            driver.comes_of = lambda message: disc.comes() if isinstance(message, Exited) else None
+            agent = await one.ready()
+            driver.python("pass")
+            await driver.hears(Finished, A)
+            driver.tell(Close())
+            heard_at = driver.link._connection.heard_at  # type: ignore[union-attr]
+            await driver.until(lambda: driver.link._connection.heard_at > heard_at + 1, "beats")  # type: ignore[union-attr]
+            assert not driver.of(Bye)
+            disc.keep(1)
+            assert await agent.ends() == (0, "")
+            assert driver.of(Bye)
 
     act(main)
 

@@ -90,19 +90,19 @@ def test_frames_begin_once_both_have_proven_themselves(loop: str, knows_fingerpr
 
     def script(encrypted: ssl.SSLSocket) -> None:
         names.append(authenticate(encrypted, key=KEY))
-        encrypted.sendall(pack_frame(0, 0, [big.pack()]))
+        encrypted.sendall(pack_frame(0, 0, 0, [big.pack()]))
         names.append(encrypted.recv(100).decode("latin-1"))
 
     async def main(agent: Agent) -> None:
         met = await agent.dial(url.url, url.fingerprint if knows_fingerprint else "")
         assert met.fingerprint == CERTIFICATE.fingerprint
-        met.connection.write(0, 0, [])
+        met.connection.write(0, 0, 0, [])
         await agent.lost
-        assert agent.frames == [Frame(0, 0, (big,))]
+        assert agent.frames == [Frame(0, 0, 0, (big,))]
 
     with listening(over_tls(script)) as url:
         act(main, loop)
-    assert names == [str(AGENT), pack_frame(0, 0, []).decode("latin-1")]
+    assert names == [str(AGENT), pack_frame(0, 0, 0, []).decode("latin-1")]
 
 
 def test_to_another_certificate_nothing_is_said() -> None:
@@ -189,7 +189,7 @@ def more_than_a_challenge(encrypted: ssl.SSLSocket) -> None:
     request = read_request(encrypted.recv(1024))
     assert request is not None
     challenge = Challenge(request, KEY, bytes.fromhex(CERTIFICATE.fingerprint), bytes(NONCE_BYTES))
-    encrypted.sendall(challenge.message + pack_frame(0, 0, []))
+    encrypted.sendall(challenge.message + pack_frame(0, 0, 0, []))
     with suppress(OSError):
         assert encrypted.recv(1024) == b""
 
@@ -248,7 +248,7 @@ def test_who_does_not_shake_hands_is_waited_for_no_longer_than_the_caller_likes(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (pack_frame(0, 0, [Message("m", {}).pack()]), ""),
+        (pack_frame(0, 0, 0, [Message("m", {}).pack()]), ""),
         (refusal("nobody has this name\n\x1b"), "the driver refuses this agent: nobody has this name??"),
         (b"", "closed"),
     ],
@@ -260,10 +260,10 @@ def test_on_one_machine_a_name_is_enough(loop: str, answer: bytes, why: str) -> 
         with folder.listen("driver.sock") as listener:
             met = await agent.dial(url_of(folder.path / "driver.sock"))
             assert (met.fingerprint, met.connection.ends) == ("", ("127.0.0.1", "127.0.0.1"))
-            met.connection.write(0, 0, [])
+            met.connection.write(0, 0, 0, [])
             other, _ = listener.accept()
         with other:
-            expected = opening(str(AGENT)) + pack_frame(0, 0, [])
+            expected = opening(str(AGENT)) + pack_frame(0, 0, 0, [])
             assert other.recv(len(expected) + 1, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == expected
             assert expected.startswith(MAGIC)
             other.sendall(answer[:1])

@@ -169,13 +169,13 @@ class FakeAgent:
 
     def beat(self) -> None:
         """It says that it lives."""
-        self.connection.data_received(pack_frame(0, self._seen, []))
+        self.connection.data_received(pack_frame(0, self._seen, self._seen, []))
 
     def say(self, *messages: Said | Message) -> None:
         """It says this, in one frame."""
         self.heard()
         packed = [(each.message() if isinstance(each, Said) else each).pack() for each in messages]
-        data = pack_frame(self._last + 1, self._seen, packed)
+        data = pack_frame(self._last + 1, self._seen, self._seen, packed)
         self._last += len(messages)
         self.connection.data_received(data)
 

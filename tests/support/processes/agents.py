@@ -32,6 +32,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.keeping import Keeping
 from tests.support.fakes.fleet_fakes import job_facts
 from tests.support.paths import PROGRAMS
 from tests.support.processes import forked
@@ -65,6 +66,8 @@ class FakeDriver:
         self.said: list[Said] = []
         self.lost: list[str] = []
         self.refuses = ""
+        self.keepings: tuple[Keeping, ...] = ()
+        self.comes_of: Callable[[Said], object] = lambda message: None  # with each that it takes
         self.takes = 0  # connections on which an agent was welcomed
         self._news = asyncio.Event()
         self._certificate = OwnCertificate()  # of the job, however often it listens
@@ -149,6 +152,7 @@ class FakeDriver:
 
     def take(self, link: AgentLink, message: Said) -> None:
         self.said.append(message)
+        self.comes_of(message)
         if isinstance(message, Bye):
             link.close("its agent has ended")
         self._news.set()

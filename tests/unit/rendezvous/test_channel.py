@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.channel import BEAT_S, Channel, FrameConnection
-from elastic_driver.rendezvous.frames import Frame, Message, _messages
+from elastic_driver.rendezvous.frames import Frame, Message, messages_in
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 
@@ -23,8 +23,8 @@ class Wire:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
 
-    def write(self, first: int, seen: int, packed: list[bytes]) -> None:
-        self.frames.append(Frame(first, seen, tuple(_messages(b"".join(packed)))))
+    def write(self, first: int, seen: int, kept: int, packed: list[bytes]) -> None:
+        self.frames.append(Frame(first, seen, kept, tuple(messages_in(b"".join(packed)))))
 
 
 def numbered(number: int) -> Message:
@@ -79,6 +79,137 @@ def test_each_message_once_and_in_order_over_connections_that_break(seed: int) -
     asyncio.run(play())
 
 
+@given(st.integers())
+def test_of_what_is_sent_to_last_nothing_is_lost_with_an_end_that_dies(seed: int) -> None:
+    """One end keeps what it takes some time later; connections break meanwhile; it dies, and another comes."""
+    rng = random.Random(seed)
+
+    class Keeper:
+        """The end that dies: what it has kept outlives it."""
+
+        def __init__(self, kept: list[int]) -> None:
+            self.taken: list[int] = []
+            self._kept = kept
+            self._late: list[tuple[int, int]] = []  # numbers of messages, and what they say
+            self.channel = Channel(self._take)
+
+        def _take(self, message: Message) -> None:
+            self.taken.append(message.fields["n"])
+            self._late.append((self.channel.seen, self.taken[-1]))
+            self.channel.keep(unkept_from=self._late[0][0])
+
+        def keeps(self, many: int) -> None:
+            self._kept += [what for _, what in self._late[:many]]
+            del self._late[:many]
+            self.channel.keep(unkept_from=self._late[0][0] if self._late else 0)
+
+    async def play() -> None:
+        kept: list[int] = []
+        sent, lasting = 0, []
+        agent, driver = Channel(lambda message: None), Keeper(kept)
+
+        def connect() -> None:
+            agent.detach()
+            driver.channel.detach()
+            wires.clear()
+            wires.extend((Wire(), Wire()))
+            # As they say hello and welcome.
+            driver.channel.attach(wires[1], agent.seen)
+            agent.attach(wires[0], driver.channel.seen, driver.channel.kept)
+
+        wires: list[Wire] = []
+        connect()
+        for _ in range(80):
+            match rng.randrange(7):
+                case 0 | 1:
+                    sent += 1
+                    if lasts := rng.random() < 0.7:
+                        lasting.append(sent)
+                    agent.send(numbered(sent), lasts=lasts)
+                case 2:
+                    await asyncio.sleep(0)
+                case 3 if wires[0].frames:
+                    driver.channel.received(wires[0].frames.pop(0))
+                case 4 if wires[1].frames:
+                    agent.received(wires[1].frames.pop(0))
+                case 5:
+                    driver.keeps(rng.randrange(3))
+                case 6 if rng.random() < 0.3:
+                    connect()
+                case 6 if rng.random() < 0.1:
+                    again = [each.fields["n"] for each in agent.unkept()]
+                    assert set(lasting) - set(kept) <= set(again)
+                    assert again == sorted(again)
+                    older, agent = agent, Channel(lambda message: None)
+                    older.detach()
+                    driver.channel.detach()
+                    for message in older.unkept():
+                        agent.send(message, lasts=True)
+                    driver = Keeper(kept)
+                    connect()
+            assert driver.taken == sorted(set(driver.taken)), "each once, and in order"
+        connect()
+        agent.flush()
+        for frame in wires[0].frames:
+            driver.channel.received(frame)
+        driver.keeps(1000)
+        driver.channel.flush()
+        for frame in wires[1].frames:
+            agent.received(frame)
+        assert set(kept) >= set(lasting)
+        assert agent.unkept() == []
+        assert (agent.unseen_bytes, agent.unkept_bytes) == (0, 0)
+        agent.detach()
+        driver.channel.detach()
+
+    asyncio.run(play())
+
+
+def test_what_is_kept_is_told_at_once() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        channel, wire = Channel(lambda message: channel.keep(unkept_from=2)), Wire()
+        channel.attach(wire, 0)
+        channel.received(Frame(1, 0, 0, tuple(map(numbered, (1, 2, 3)))))
+        await asyncio.sleep(2 * BEAT_S)
+        assert (wire.frames[-1].seen, wire.frames[-1].kept) == (3, 1)
+        wire.frames.clear()
+        channel.keep(unkept_from=3)
+        await asyncio.sleep(0.01)
+        assert [(frame.seen, frame.kept) for frame in wire.frames] == [(3, 2)]
+        channel.keep(unkept_from=3)
+        await asyncio.sleep(0.01)
+        assert len(wire.frames) == 1, "that is no news"
+        channel.keep(unkept_from=0)
+        await asyncio.sleep(0.01)
+        assert wire.frames[-1].kept == 3
+        channel.detach()
+
+    run_virtually(main)
+
+
+def test_what_does_not_last_is_forgotten_when_it_is_taken() -> None:
+    async def play() -> None:
+        calls: list[tuple[int, int]] = []
+        channel = Channel(
+            lambda message: None, on_seen=lambda: calls.append((channel.unseen_bytes, channel.unkept_bytes))
+        )
+        channel.attach(Wire(), 0)
+        lasts = Message("m", {}, b"x" * 100)
+        channel.send(lasts, lasts=True)
+        channel.send(Message("n", {}, b"y" * 1000))
+        assert channel.unkept() == [lasts]
+        channel.received(Frame(0, 2, 0, ()))
+        size = len(lasts.pack())
+        assert calls == [(0, size)]
+        assert channel.unkept() == [lasts]
+        channel.received(Frame(0, 2, 1, ()))
+        assert calls == [(0, size), (0, 0)]
+        assert channel.unkept() == []
+        channel.detach()
+
+    asyncio.run(play())
+
+
 def test_what_is_sent_in_one_turn_is_one_frame() -> None:
     async def play() -> None:
         channel, wire = Channel(lambda message: None), Wire()
@@ -120,7 +251,7 @@ def test_what_is_not_seen_is_counted_until_it_is() -> None:
         channel.send(Message("m", {}, b"x" * 1000))
         channel.attach(Wire(), 0)
         assert channel.unseen_bytes > 1000
-        channel.received(Frame(0, 1, ()))
+        channel.received(Frame(0, 1, 1, ()))
         assert channel.unseen_bytes == 0
         assert seen == [0]
         channel.detach()
@@ -128,7 +259,9 @@ def test_what_is_not_seen_is_counted_until_it_is() -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("frame", [Frame(3, 0, (numbered(3),)), Frame(1, 5, ()), Frame(0, 1, ())])
+@pytest.mark.parametrize(
+    "frame", [Frame(3, 0, 0, (numbered(3),)), Frame(1, 5, 0, ()), Frame(0, 1, 1, ()), Frame(0, 0, 1, ())]
+)
 def test_what_cannot_be_is_refused(frame: Frame) -> None:
     async def play() -> None:
         channel = Channel(lambda message: None)

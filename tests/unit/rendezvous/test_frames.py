@@ -50,7 +50,7 @@ SAYINGS: tuple[Said, ...] = (
 def frames(*batches: tuple[Said, ...]) -> bytes:
     first, data = 1, b""
     for batch in batches:
-        data += pack_frame(first, 7, [each.message().pack() for each in batch])
+        data += pack_frame(first, 7, 5, [each.message().pack() for each in batch])
         first += len(batch)
     return data
 
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_whatever_the_pieces(seed: int) -> None:
     data = frames(SAYINGS[:2], (), (SAYINGS[0], *SAYINGS[3:]))
     found = read(data, random.Random(seed))
     assert [frame.first for frame in found] == [1, 3, 3]
-    assert all(frame.seen == 7 for frame in found)
+    assert all((frame.seen, frame.kept) == (7, 5) for frame in found)
     assert [said(message) for frame in found for message in frame.messages] == [*SAYINGS[:2], SAYINGS[0], *SAYINGS[3:]]
 
 
@@ -95,7 +95,7 @@ def test_a_frame_that_is_too_long_is_refused_at_its_head() -> None:
 @given(st.binary(max_size=200))
 def test_a_body_that_is_no_messages_is_refused(body: bytes) -> None:
     with contextlib.suppress(RendezvousProtocolError):
-        for frame in FrameReader().feed(pack_frame(1, 0, [body])):
+        for frame in FrameReader().feed(pack_frame(1, 0, 0, [body])):
             for message in frame.messages:
                 said(message)
 

@@ -33,7 +33,7 @@ class Dial:
     def says(self, word: Said | Message, *, first: int = 0) -> Said | None:
         """The answer to a word without a number."""
         message = word if isinstance(word, Message) else word.message()
-        self.connection.data_received(pack_frame(first, 0, [message.pack()]))
+        self.connection.data_received(pack_frame(first, 0, 0, [message.pack()]))
         frame = next(iter(self.transport.frames), None)
         return None if frame is None or first else said(frame.messages[0])
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.rendezvous.agent_messages import Exited, Finished, Kill, Said, Spared, WarmUp, Warning, worker_named
+from elastic_driver.rendezvous.agent_messages import (
+    Bye,
+    Exited,
+    Finished,
+    Kill,
+    Output,
+    Said,
+    Spared,
+    WarmUp,
+    Warning,
+    worker_named,
+)
+from elastic_driver.system.keeping import Keeping
 from tests.support.fakes.fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -20,6 +33,8 @@ A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
 
 class Owner:
     """Takes what an agent says."""
+
+    keepings: Sequence[Keeping] = ()
 
     def __init__(self) -> None:
         self.said: list[Said] = []
@@ -73,6 +88,94 @@ class Owner:
         """It says nothing any more; its kernel acknowledges."""
         assert self.beating is not None
         self.beating.cancel()
+
+
+class Kept(Owner):
+    """An owner of whose messages something comes that is not kept at once: of warnings at one place, of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disc, self.screen = Keeping(), Keeping()
+        self.link = AgentLink(
+            facts("a"),
+            self,
+            agent_timeout_s=AGENT_TIMEOUT_S,
+            host_timeout_s=HOST_TIMEOUT_S,
+        )
+        self.keepings = (self.disc, self.screen)
+        self.agent = FakeAgent(self.link)
+
+    def take(self, link: AgentLink, message: Said) -> None:
+        super().take(link, message)
+        match message:
+            case Warning("both"):
+                self.disc.comes()
+                self.screen.comes()
+            case Warning("no agent may say that"):
+                self.disc.comes()
+                raise RendezvousProtocolError("no agent may say that")
+            case Warning():
+                self.disc.comes()
+            case Output():
+                self.screen.comes()
+
+    async def is_told(self) -> tuple[int, int]:
+        """What the agent was told last of what is taken, and of what is kept."""
+        await asyncio.sleep(1)
+        frame = self.agent.transport.frames[-1]
+        assert frame.kept == self.link.kept
+        return frame.seen, frame.kept
+
+
+def test_what_is_not_kept_yet_is_taken_all_the_same() -> None:
+    """The disc hangs, then the terminal; messages behind them are kept when those before them are."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Kept()
+        owner.agent.say(Bye(), Warning("1"), Output(A.key, "stdout", b""), Bye(), Warning("both"))
+        owner.agent.say(Bye())
+        assert await owner.is_told() == (6, 1)
+        owner.screen.keep(1)
+        assert await owner.is_told() == (6, 1)
+        owner.disc.keep(1)
+        assert await owner.is_told() == (6, 4)
+        owner.screen.keep(2)
+        assert await owner.is_told() == (6, 4)
+        owner.disc.keep(2)
+        assert await owner.is_told() == (6, 6)
+        owner.link.close("that was it")
+
+    run_virtually(main)
+
+
+def test_an_agent_that_comes_back_while_a_write_is_under_way_goes_on_from_what_was_taken() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Kept()
+        owner.agent.say(Warning("1"), Bye())
+        owner.agent.hang_up()
+        owner.disc.keep(0)
+        owner.agent.connect()
+        assert (owner.link.seen, owner.link.kept) == (2, 0)
+        owner.agent.say(Warning("2"))
+        owner.agent.hang_up()
+        owner.disc.keep(1)  # while there is no connection
+        owner.agent.connect()
+        assert await owner.is_told() == (3, 2)
+        owner.agent.hang_up()
+        await asyncio.sleep(2)
+        assert owner.link.is_lost
+        owner.disc.keep(2)  # that concerns nobody any more
+
+    run_virtually(main)
+
+
+def test_what_has_come_of_a_message_that_may_not_be_said_is_not_kept_either() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Kept()
+        owner.agent.say(Bye(), Warning("no agent may say that"))
+        assert (owner.link.seen, owner.link.kept) == (2, 1)
+
+    run_virtually(main)
 
 
 def test_a_second_order_is_watched_like_the_first() -> None:
