@@ -264,7 +264,7 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
         with (
             Console(log_level=settings.log_level) as console,
             EventLog(None) as log,
-            recording(settings, "simulated", console) as journal,
+            recording(settings, "simulated", console) as recorded,
         ):
             agents = _agents_of(settings, dialler)
             chronicle = _Telling(log, Narrator(console))
@@ -274,10 +274,11 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
                 discovery=FleetDiscovery(told, agents.fleet),
                 chronicle=chronicle,
                 dialect=OurDialect(os.environ, exported={}),
-                job_id="simulated",
+                job=recorded.job,
                 agents=agents,
                 tally=Tally(),
-                journal=journal,
+                journal=recorded.journal,
+                before=recorded.before,
             )
             dialler.pipe.send("ready")
             await driver.run()

@@ -10,10 +10,11 @@ Owns the rules by which a type says how its values are written. Pure; knows none
     | tuple[X, ...], list, frozenset,
       any other collection            | array                                                                      |
     | tuple[X, Y]                     | array of that length                                                       |
-    | dict[K, X]                      | object; K is a text                                                        |
+    | dict[K, X], Mapping[K, X]       | object; K is a text, or an integer, which is written as one                |
     | WorkerId, StrEnum               | its key, its value                                                         |
     | X | None                        | as X, or null                                                              |
     | bool, int, float, str           | itself                                                                     |
+    | Path                            | its text                                                                   |
     | bytes                           | not in JSON: whoever encodes the data takes it out                         |
 
 A dataclass's fields that are left out of comparisons are derived, and are not written.
@@ -28,14 +29,16 @@ A type is narrowed by Annotated: with :class:`Within`, :class:`Cut`, :class:`Rou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -209,8 +212,8 @@ def _form_of(hint: Any) -> _Form:
     if origin is tuple and args[1:] != (...,):
         places = [f"[{index}]" for index in range(len(args))]
         return _fixed_array([_form_of(arg) for arg in args], tuple, lambda *items: items, places)
-    if origin is dict:
-        return _object(*map(_form_of, args))
+    if origin in (dict, Mapping):
+        return _object(_INTEGER_KEY if args[0] is int else _form_of(args[0]), _form_of(args[1]))
     if isinstance(origin, type) and issubclass(origin, Iterable) and issubclass(origin, Sized):
         return _array(origin, _form_of(args[0]))
     if hint in _SIMPLE:
@@ -466,6 +469,14 @@ def _read_str(data: Any, origin: float) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _read_key(data: Any, _: float) -> int:
+    with contextlib.suppress(ValueError):  # of thousands of digits, too
+        number = int(data)
+        if str(number) == data:
+            return number
+    raise _UnfitError("is not an integer", data)
+
+
 def _read_worker(data: Any, _: float) -> WorkerId:
     try:
         worker = WorkerId.parse(data) if type(data) is str else None
@@ -477,12 +488,14 @@ def _read_worker(data: Any, _: float) -> WorkerId:
 
 
 _TEXT = _exactly(str)
+_INTEGER_KEY = _Form(lambda value, _: str(value), _read_key)
 _SIMPLE: dict[Any, _Form] = {
     bool: _exactly(bool),
     int: _bounded(int, _exactly(int), Within(-MOST_INTEGER, MOST_INTEGER)),
     float: _Form(None, _read_float),
     str: _Form(None, _read_str),
     bytes: _exactly(bytes),
+    Path: _Form(lambda value, _: str(value), lambda data, origin: Path(_TEXT.read(data, origin))),
     WorkerId: _Form(lambda value, _: value.key, _read_worker),
 }
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import cast
 
-from elastic_driver.dialects.ours import inheritable
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.policy import starts_again
+from elastic_driver.driver.recording import Recording
+from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
@@ -35,7 +36,6 @@ from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.credentials import KEY_BYTES, join_key
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
-from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.machines import NO_LAUNCHER, node_environment, remote_environment
 from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
@@ -82,8 +82,7 @@ def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def agents_of(
-    settings: Settings,
-    job_id: str,
+    recorded: Recording,
     clock: JobClock,
     outputs: OutputSink,
     chronicle: Chronicle,
@@ -94,16 +93,13 @@ def agents_of(
     stdin: StandardInput,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
-    own = inheritable(os.environ)
-    token = ""
-    if gathering is not None:
-        token = gathering.token
-    elif settings.accept_agents:
-        token = new_token() if settings.join_token_file is None else read_token(settings.join_token_file, JOIN)
+    job, settings = recorded.job, recorded.job.settings
+    facts = Facts() if recorded.before is None else recorded.before.facts
+    token = job.join_token if gathering is None else gathering.token
     # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
     tickets = Tickets(clock, join_key=key if settings.accept_agents else None)
-    certificate = OwnCertificate()
+    certificate = OwnCertificate(facts.ways.certificate)
     tasks = Tasks()
     ways = Ways(
         settings.rendezvous_address,
@@ -138,15 +134,13 @@ def agents_of(
     def variables(facts: AgentFacts, env: Mapping[str, str]) -> dict[str, str]:
         if gathering is None:
             return dict(env) if facts.local else _abroad(settings, env)
-        return node_environment(own, env) if facts.local else dict(env)
+        return node_environment(job.environment, env) if facts.local else dict(env)
 
-    mask = os.umask(0)
-    os.umask(mask)
     job_facts = JobFacts(
-        job_id=job_id,
+        job_id=job.job_id,
         poll_s=heard_s,
-        cwd=os.getcwd(),
-        umask=mask,
+        cwd=job.directory,
+        umask=job.umask,
         # TensorFlow has threads once it is imported: what is forked of it would hang.
         warm=settings.warm_starts and not settings.num_parameter_servers,
         # They will be started again and again, and mostly several on a host.

@@ -37,13 +37,14 @@ from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
+from elastic_driver.journal.entries import JobFacts
 from elastic_driver.journal.journal import Journal
+from elastic_driver.journal.past import Past
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
-from elastic_driver.rendezvous.credentials import Identity, JobKey, Role, reader_header
+from elastic_driver.rendezvous.credentials import Identity, Role, reader_header
 from elastic_driver.rendezvous.messages import DiscReport
-from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
@@ -64,7 +65,7 @@ def build(
     discovery: Hosts,
     chronicle: Chronicle,
     dialect: Dialect,
-    job_id: str,
+    job: JobFacts,
     agents: AgentSide,
     tally: Tally,
     clock: JobClock | None = None,
@@ -72,6 +73,7 @@ def build(
     output: Callable[[str], Sequence[str] | None] = lambda worker: None,
     routes: Routes = (),
     journal: Journal | None = None,
+    before: Past | None = None,
 ) -> ElasticDriver:
     """Makes the driver of one job. It does nothing before it is run.
 
@@ -80,7 +82,7 @@ def build(
         discovery: tells the hosts there are.
         chronicle: tells the user, and the event log, what happens.
         dialect: of the workers.
-        job_id: of the job.
+        job: what does not change while it lasts.
         agents: start workers, and speak for them.
         tally: counts what scrapers are told.
         clock: the job's time.
@@ -88,11 +90,11 @@ def build(
         output: the last lines of a worker's output, by its key; None for one that is not known.
         routes: what workers may ask beside what all workers may.
         journal: where steps are written before they are made; None for nowhere.
+        before: the job as the driver before it has left it; None for a new one.
     """
     clock = clock or JobClock()
     fleet, tasks = agents.fleet, agents.tasks
-    token_file = settings.operator_token_file
-    key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
+    key, job_id = job.job_key, job.job_id
     reader = reader_header(key.of(Identity(Role.READER)))
 
     def carry_out(commands: Sequence[Command], now: float) -> None:
@@ -113,8 +115,14 @@ def build(
     ahead: WriteAhead | None = None
     if journal is not None:
         ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning)
-    policy = policy_of(settings, dialect.on_change)
-    stepper = Stepper(policy, clock=clock, carry_out=carry_out, on_error=crash, ahead=ahead)
+    stepper = Stepper(
+        policy_of(settings, dialect.on_change),
+        clock=clock,
+        carry_out=carry_out,
+        on_error=crash,
+        ahead=ahead,
+        state=None if before is None else before.state,
+    )
     standings = Standings(chronicle)
     worker_events = WorkerEvents(stepper, chronicle=chronicle, standings=standings, forget=forget)
     meetings = Meetings(fleet, agents.addresses, settings.port_range)

@@ -9,11 +9,12 @@ import re
 import secrets
 import socket
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from elastic_driver.dialects.dialect import Dialect
-from elastic_driver.dialects.ours import OurDialect, inheritable
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
 from elastic_driver.dialects.torchrun import HANDLED_SIGNALS, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
@@ -24,7 +25,7 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
-from elastic_driver.driver.recording import close, recording
+from elastic_driver.driver.recording import Recording, close, enter, has_journal, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
@@ -104,25 +105,40 @@ def run_job(
             early.dismiss()
 
 
-def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int:
-    if settings.num_parameter_servers and routes:
+def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int:
+    if given.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
-    suspicions = preflight(settings)
+    # What is asked for now does not count for a job that is taken over.
+    suspicions = None if has_journal(given) else _checked(given, routes)
+    with (
+        Console(
+            log_level=given.log_level, verbose=given.verbose, quiet=given.quiet, event_log=given.event_log
+        ) as console,
+        warnings_told(console.warning),
+        recording(given, secrets.token_hex(8), console) as recorded,
+    ):
+        if recorded.over is not None:
+            return recorded.over
+        if recorded.before is not None:
+            enter(recorded.job)
+        settings = recorded.job.settings
+        if suspicions is None:
+            suspicions = _checked(settings, routes)
+        for suspicion in suspicions:
+            console.warning(suspicion)
+        return _run_recorded(recorded, routes, local, gathering, console)
+
+
+def _run_recorded(
+    recorded: Recording, routes: Routes, local: LocalDialler, gathering: Gathering | None, console: Console
+) -> int:
+    job, journal, before = recorded.job, recorded.journal, recorded.before
+    settings, job_id = job.settings, job.job_id
     on_change = first_kind(settings)
-    _check_recorded(settings, routes, on_change)
-    job_id = secrets.token_hex(8)
     logs = _rank_logs(settings, job_id)
     instant = Instant()
     with (
         FolderLock.take(settings.durable_dir, job_id),
-        Console(
-            log_level=settings.log_level,
-            verbose=settings.verbose,
-            quiet=settings.quiet,
-            event_log=settings.event_log,
-        ) as console,
-        warnings_told(console.warning),
-        recording(settings, job_id, console) as journal,
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
         EventHook(
             settings.event_hook or "",
@@ -147,8 +163,6 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             is_shown=stdin.is_shown,
         ) as outputs,
     ):
-        for suspicion in suspicions:
-            console.warning(suspicion)
         for remark in settings.remarks:
             console.line(remark)
         if logs is not None and logs.keeps_files:
@@ -157,8 +171,8 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         chronicle = Chronicle(event_log, event_hook, Narrator(console), tally, instant=instant)
         sink = Tails(outputs)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
-        clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
-        agents = agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
+        clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S), begins=None if before is None else before.job_clock_s)
+        agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
             source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))
@@ -181,12 +195,12 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         chief: ChiefSide | None = None
         dialect: Dialect
         if settings.num_parameter_servers:
-            servers = dialect = ServerDialect(inheritable(os.environ), exported=exported)
+            servers = dialect = ServerDialect(job.environment, exported=exported)
             chief = _chief_of(settings, job_id, servers, agents.addresses, sink, chronicle)
         else:
             dialect = OurDialect(
                 # Nodes have their own, see agents_of.
-                os.environ if gathering is None else {},
+                job.environment if gathering is None else {},
                 exported=exported,
                 horovod_shim=settings.horovod_shim,
                 horovod_protocol=settings.horovod_protocol,
@@ -199,7 +213,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             discovery=discovery,
             chronicle=chronicle,
             dialect=dialect,
-            job_id=job_id,
+            job=job,
             agents=agents,
             tally=tally,
             clock=clock,
@@ -207,6 +221,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             output=sink.of,
             routes=routes,
             journal=journal,
+            before=before,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
@@ -236,13 +251,20 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
     return code
 
 
-def _check_recorded(settings: Settings, routes: Routes, on_change: OnChange) -> None:
+def _checked(settings: Settings, routes: Routes) -> Sequence[str]:
+    """Looks whether there can be such a job on this machine. See preflight."""
+    suspicions = preflight(settings)
+    _check_recorded(settings, routes)
+    return suspicions
+
+
+def _check_recorded(settings: Settings, routes: Routes) -> None:
     """Raises SettingsError where a job cannot have a journal."""
     if settings.journal is None:
         return
     if routes:
         raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")
-    if on_change is not OnChange.IN_PLACE:
+    if first_kind(settings) is not OnChange.IN_PLACE:
         raise SettingsError(
             f"--journal is for workers that reset in place, and {settings.command[0]} is not seen to call hvd.init(): "
             "give --on-change in-place too if it does"

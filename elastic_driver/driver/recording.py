@@ -1,6 +1,7 @@
-"""The journal of a job, from its start to its end: whether the folder can be had, and what stays in it.
+"""The journal of a job, from its start to its end: whose job is in the folder, whether it goes on, and what stays.
 
-Owns nothing. What is written is the stepper's business, and how it gets on disc that of :mod:`elastic_driver.journal`.
+Owns what a job is known by for as long as it lasts, whether a driver has died during it or not. What is written is the
+stepper's and the fleet's business, and how it gets on disc that of :mod:`elastic_driver.journal`.
 """
 
 from __future__ import annotations
@@ -8,16 +9,33 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from elastic_driver.errors import SettingsError
+from elastic_driver.dialects.ours import inheritable
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import JobFacts
-from elastic_driver.journal.folder import JournalError, JournalFolder
+from elastic_driver.journal.folder import JOURNAL, JournalError, JournalFolder, lives
 from elastic_driver.journal.journal import Journal
-from elastic_driver.journal.past import Recorded, read_job
-from elastic_driver.settings.settings import Settings
-from elastic_driver.words import ExitCode
+from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.launch.fleet.kept import AgentKept
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.operator_token import read_operator_key
+from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
+from elastic_driver.settings.settings import FLAGS, Settings
+from elastic_driver.system.process_name import boot_id
+from elastic_driver.words import ExitCode, in_seconds
+
+# What is shown on this driver's terminal, and where the journal is, is as it was given now.
+_OF_NOW = ("journal", "log_level", "quiet", "verbose")
+# What has no flag of its own, in words. The rest follows from others.
+_IN_WORDS = {
+    "command": "the command",
+    "worker_env": "the tuning flags",
+    "nodes": "torchrun's options",
+    "logs": "torchrun's options",
+}
 
 
 class Teller(Protocol):
@@ -30,27 +48,73 @@ class Teller(Protocol):
         """What may need something to be done."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A job as its driver begins with it.
+
+    Attributes:
+        job: what does not change while it lasts.
+        journal: what happens to it is written there; None for nowhere.
+        before: what there is of it already, where its driver has died; None for a new job.
+        over: the exit code of a job that had ended, of which nothing is left; None for others.
+    """
+
+    job: JobFacts
+    journal: Journal | None = None
+    before: Past | None = None
+    over: int | None = None
+
+
+def has_journal(settings: Settings) -> bool:
+    """Whether a job may be taken over: nothing that was asked for now is certain to count."""
+    return settings.journal is not None and os.path.lexists(settings.journal / JOURNAL)
+
+
 @contextlib.contextmanager
-def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Journal | None]:
-    """Locks the folder for as long as this context lasts; None for a job without a journal.
+def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recording]:
+    """Locks the folder for as long as this context lasts, where there is one, and reads what is in it.
+
+    Args:
+        settings: what the user asks for now.
+        job_id: of a new job.
+        tell: is told whose job it is.
 
     Raises:
-        SettingsError: another driver has it, it cannot be used, or the job in it has not ended.
+        SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it.
     """
     if settings.journal is None:
-        yield None
+        yield Recording(job_of(settings, job_id))
         return
     with JournalFolder.take(settings.journal, job_id, on_wait=tell.line) as folder:
-        before = read_job(folder.path)
-        if isinstance(before, Recorded):
-            raise _not_ended(before, folder.path)
-        facts = JobFacts(job_id, settings.command, os.getcwd())
-        journal = Journal(folder, facts, epoch=1 if before is None else before.epoch + 1)
+        found = read_job(folder.path)
+        before = None
+        if isinstance(found, Recorded):
+            _check_nobody_is_left(found, folder.path)
+            before = _taken_over(found, tell)
+        last = 0 if found is None else found.epoch
+        if before is None:
+            job = job_of(settings, job_id)
+            recorded = Recording(job, Journal(folder, job, epoch=last + 1))
+        else:
+            job = before.job
+            folder.is_of(job.job_id)
+            _warn_of_differences(settings, job.settings, tell)
+            now = {name: getattr(settings, name) for name in _OF_NOW} | {"journal": folder.path}
+            job = replace(job, settings=replace(job.settings, **now))
+            recorded = Recording(job, Journal(folder, job, epoch=last + 1, facts=before.facts.all()), before)
+        assert recorded.journal is not None
+        if isinstance(found, Recorded) and before is None and found.state.end is not None:
+            code = found.state.end.exit_code
+            close(recorded.journal, code, tell)
+            yield replace(recorded, over=code)
+            return
         try:
-            yield journal
+            yield recorded
         except SettingsError:
-            # Nothing has been started.
-            journal.close(ExitCode.BAD_USAGE)
+            if before is None:
+                recorded.journal.close(ExitCode.BAD_USAGE)
+            else:
+                recorded.journal.give_up()  # its agents wait for another driver
             raise
 
 
@@ -65,9 +129,86 @@ def close(journal: Journal, exit_code: int, tell: Teller) -> None:
         tell.warning(f"cannot write in the journal {journal.path} that the job has ended: {why}")
 
 
-def _not_ended(before: Recorded, path: Path) -> JournalError:
-    return JournalError(
-        f"cannot use the journal {path}: job {before.job.job_id} in it has not ended, but its driver has died; "
-        f"elasticrun status --journal {path} shows what is known of it; remove {path / 'journal'} to begin another job "
-        "there, or name another folder"
+def job_of(settings: Settings, job_id: str) -> JobFacts:
+    """What a new job is known by.
+
+    Raises:
+        SettingsError: a file of a token cannot be read.
+    """
+    token_file, join_file = settings.operator_token_file, settings.join_token_file
+    key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
+    token = ""
+    if settings.accept_agents:
+        token = new_token() if join_file is None else read_token(join_file, JOIN)
+    mask = os.umask(0)
+    os.umask(mask)
+    return JobFacts(
+        job_id=job_id,
+        key=key.secret.hex(),
+        operator_key=key.operator.hex(),
+        join_token=token,
+        settings=settings,
+        environment=inheritable(os.environ),
+        directory=os.getcwd(),
+        umask=mask,
     )
+
+
+def enter(job: JobFacts) -> None:
+    """Has this process be where the job was started.
+
+    Raises:
+        SettingsError: there is no such folder any more.
+    """
+    try:
+        os.chdir(job.directory)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot take over job {job.job_id}: its folder {job.directory}: {in_words(error)}"
+        ) from error
+    os.umask(job.umask)
+
+
+def may_come_back(agent: AgentKept) -> bool:
+    """Whether an agent may live and look for its driver. On this machine that can be seen."""
+    if agent.given_up or agent.hello is None:
+        return False
+    if not agent.local:
+        return True
+    process = agent.hello.owner
+    return not process or (process.startswith(f"{boot_id()} ") and lives(process))
+
+
+def _taken_over(found: Recorded, tell: Teller) -> Past | None:
+    """What is to be taken over; None where nobody is left who could come back: then that job is over."""
+    past = Past.of(found)
+    if any(map(may_come_back, past.facts.agents.values())):
+        return past
+    if found.state.end is None:
+        tell.line(
+            f"job {past.job.job_id} has ended {in_seconds(past.away_s)} ago with its driver: none of its agents is "
+            "left; this is a new job"
+        )
+    return None
+
+
+def _check_nobody_is_left(found: Recorded, path: Path) -> None:
+    """Raises JournalError for a job that has agents: nobody can take them over yet. To be removed with that."""
+    if any(map(may_come_back, found.facts.agents.values())):
+        raise JournalError(
+            f"cannot use the journal {path}: job {found.job.job_id} in it has not ended, but its driver has died; "
+            f"elasticrun status --journal {path} shows what is known of it; remove {path / JOURNAL} to begin another "
+            "job there, or name another folder"
+        )
+
+
+def _warn_of_differences(given: Settings, kept: Settings, tell: Teller) -> None:
+    """Tells which flags were given otherwise than to the job that is taken over. Without their values: see -x."""
+    names = (each.name for each in fields(Settings) if each.name not in _OF_NOW)
+    differ = (name for name in names if getattr(given, name) != getattr(kept, name))
+    said = dict.fromkeys(filter(None, (FLAGS.get(name) or _IN_WORDS.get(name) for name in differ)))
+    if said:
+        tell.warning(
+            f"the job that is taken over goes on as it was started; what differs now is without effect: "
+            f"{', '.join(said)}"
+        )

@@ -73,6 +73,7 @@ class Stepper:
         carry_out: does what the commands of a step say, as of the time of the step.
         on_error: told of what a step or its commands raise.
         ahead: how steps get on disc; None for jobs without a journal.
+        state: what to begin with, policy and all; None for a new job.
 
     Attributes:
         state: the job as it is now.
@@ -88,12 +89,13 @@ class Stepper:
         carry_out: Callable[[Sequence[Command], float], None],
         on_error: Callable[[Exception], None],
         ahead: WriteAhead | None = None,
+        state: State | None = None,
     ) -> None:
         self._clock = clock
         self._carry_out = carry_out
         self._on_error = on_error
         self._ahead = ahead
-        self.state: State = new_state(policy, clock())
+        self.state: State = state or new_state(policy, clock())
         self.history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
         self._reports: list[WorkerReport | HostLost] = []
         self._host_reports: list[HostReport] = []
@@ -166,6 +168,7 @@ class Stepper:
     def begin(self) -> None:
         """Has the journal begun, if there is one: nothing is carried out before that. To be called once."""
         if self._ahead is not None:
+            self._ahead.journal.on_error = self._facts_failed
             self._write_ahead(self._ahead, ())
 
     async def settled(self) -> None:
@@ -330,6 +333,15 @@ class Stepper:
             self._go_on()
         elif self._reports or self._host_reports:
             self._catch_up_soon()
+
+    def _facts_failed(self, error: Exception) -> None:
+        """What is kept beside the state can never be on disc."""
+        if self._ahead is None:
+            return
+        if isinstance(error, JournalHeldError):
+            self._end_without_journal(str(error))
+        else:
+            self._on_error(error)
 
     def _make(self, steps: Sequence[Step]) -> None:
         """Makes steps visible, and carries their commands out. What these raise ends the job, and it stays ended."""

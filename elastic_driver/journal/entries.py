@@ -1,18 +1,20 @@
 """What a journal says: its entries, and their form in a record.
 
 Owns the entries, and how a record's body holds them. Times are of the job's clock as it is. What becomes of a job by
-its entries is :mod:`elastic_driver.journal.past`'s.
+its entries is :mod:`elastic_driver.journal.past`'s. Keys are in hexadecimal digits, and in no ``repr``.
 
-A body is a byte that says whether the rest is compressed, and a JSON array of entries. Whoever changes a field here, or
-of the core's state and events, changes the form: the number in the file's first line stands for that of the entries,
-and ``Took.core`` for that of the core. A test keeps both forms.
+A body is a byte that says whether the rest is compressed, and a JSON array of entries. Whoever changes a field here, of
+the settings, or of the core's state and events, changes the form: the number in the file's first line stands for that
+of the entries, the facts and the settings, ``Took.core`` for that of the core, and ``Took.protocol`` for that of what
+agents say. A test keeps all of these forms.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from elastic_driver import codec
 from elastic_driver.codec import Count, OsText
@@ -36,6 +38,22 @@ from elastic_driver.core.events import (
     StopWorker,
 )
 from elastic_driver.core.state import State
+from elastic_driver.launch.fleet.kept import (
+    AdmittedKept,
+    AgentKept,
+    FleetFact,
+    LeaverKept,
+    MachineKept,
+    RevokedKept,
+    TicketKept,
+)
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello
+from elastic_driver.rendezvous.certificate import Certificate
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.report.chronicle import ChronicleKept
+from elastic_driver.report.goodput import GoodputKept
+from elastic_driver.report.tally import TallyKept
+from elastic_driver.settings.settings import Settings
 
 # 1,024 workers' reports are 210 KB, and 4 KB when they are compressed, in 0.3 ms.
 _COMPRESSED_FROM = 4 << 10
@@ -57,6 +75,8 @@ class Took:
         epoch: above that of all drivers before.
         version, python: of elastic_driver, and of the interpreter.
         core: the version of the core's state and events.
+        protocol: the version of what agents say.
+        driver: tells this driver from all others; random hexadecimal digits.
         machine: its name.
         process: the driver's, on that machine (:mod:`elastic_driver.system.process_name`).
         clock: the job's time then.
@@ -68,6 +88,8 @@ class Took:
     version: str
     python: str
     core: Count
+    protocol: Count
+    driver: str
     machine: str
     process: str
     clock: float
@@ -81,13 +103,148 @@ class JobFacts:
 
     Attributes:
         job_id: of the job.
-        command: as the user gave it.
-        directory: where the driver was started.
+        key, operator_key: see JobKey.
+        join_token: what hosts join with; "" when none may.
+        settings: what the user asked for.
+        environment: of the driver, without what an outer job has said of itself: workers have it.
+        directory: where the driver was started, and its workers are.
+        umask: of both.
     """
 
     job_id: str
-    command: tuple[OsText, ...]
+    key: str = field(repr=False)
+    operator_key: str = field(repr=False)
+    join_token: str = field(repr=False)
+    settings: Settings = field(repr=False)
+    environment: dict[OsText, OsText] = field(repr=False)
     directory: OsText
+    umask: Count
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """As the user gave it."""
+        return self.settings.command
+
+    @property
+    def job_key(self) -> JobKey:
+        """The job's key."""
+        return JobKey(bytes.fromhex(self.key), bytes.fromhex(self.operator_key))
+
+
+@dataclass(frozen=True, slots=True)
+class WaysKept:
+    """Where the driver is reached.
+
+    Attributes:
+        socket: its path; "" before it has one.
+        loopback_port: on loopback; 0 where it does not listen there.
+        ports: by address, for other machines.
+        fingerprint, pem: of its certificate; "" before one was needed.
+    """
+
+    socket: OsText = ""
+    loopback_port: Count = 0
+    ports: dict[str, int] = field(default_factory=dict)
+    fingerprint: str = ""
+    pem: str = field(default="", repr=False)
+
+    @property
+    def name(self) -> str:
+        """There is only one."""
+        return ""
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """As it was; None where none was made."""
+        return Certificate(self.fingerprint, self.pem.encode()) if self.pem else None
+
+
+@dataclass(frozen=True, slots=True)
+class BooksKept:
+    """What is counted and summed up.
+
+    Attributes:
+        clock: the job's time then.
+        tally, goodput, chronicle: what each of them has; no goodput before the job has begun.
+    """
+
+    clock: float
+    tally: TallyKept
+    goodput: GoodputKept | None
+    chronicle: ChronicleKept
+
+    @property
+    def name(self) -> str:
+        """There is only one."""
+        return ""
+
+
+Fact = FleetFact | WaysKept | BooksKept
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is kept beside the state, by name. Facts of which there can be one only are None where there is none."""
+
+    agents: dict[str, AgentKept] = field(default_factory=dict)
+    tickets: dict[str, TicketKept] = field(default_factory=dict)
+    revoked: dict[str, RevokedKept] = field(default_factory=dict)
+    leavers: dict[str, LeaverKept] = field(default_factory=dict)
+    admitted: dict[str, AdmittedKept] = field(default_factory=dict)
+    machines: dict[str, MachineKept] = field(default_factory=dict)
+    ways: WaysKept = field(default_factory=WaysKept)
+    books: BooksKept | None = None
+
+    def all(self) -> Iterator[Fact]:
+        """All of them."""
+        for of_a_kind in (self.agents, self.tickets, self.revoked, self.leavers, self.admitted, self.machines):
+            yield from of_a_kind.values()
+        yield self.ways
+        if self.books is not None:
+            yield self.books
+
+
+class FactTable:
+    """The facts that hold, in the order in which they came to be."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._facts: dict[tuple[str, str], Fact] = {}
+        for fact in facts:
+            self.note(Kept(fact))
+
+    def note(self, news: Kept | Dropped) -> None:
+        """Something has changed. Noting it twice is harmless."""
+        if isinstance(news, Dropped):
+            self._facts.pop((news.kind, news.name), None)
+        else:
+            self._facts[type(news.fact).__name__, news.fact.name] = news.fact
+
+    def all(self) -> tuple[Fact, ...]:
+        """All that hold."""
+        return tuple(self._facts.values())
+
+    def facts(self) -> Facts:
+        """The same, sorted by kind."""
+        found = Facts()
+        for fact in self._facts.values():
+            match fact:
+                case AgentKept():
+                    found.agents[fact.name] = fact
+                case TicketKept():
+                    found.tickets[fact.name] = fact
+                case RevokedKept():
+                    found.revoked[fact.name] = fact
+                case LeaverKept():
+                    found.leavers[fact.name] = fact
+                case AdmittedKept():
+                    found.admitted[fact.name] = fact
+                case MachineKept():
+                    found.machines[fact.name] = fact
+                case WaysKept():
+                    found = replace(found, ways=fact)
+                case BooksKept():
+                    found = replace(found, books=fact)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +254,22 @@ class Snapshot:
     clock: float
     job: JobFacts
     state: State
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A fact has come to be, or changed."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A fact is no more. ``kind`` is the name of its class."""
+
+    kind: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +296,7 @@ class Closed:
     exit_code: int
 
 
-Entry = Took | Snapshot | Stepped | Closed
+Entry = Took | Snapshot | Stepped | Kept | Dropped | Closed
 
 
 def encode(entries: Sequence[Entry]) -> bytes:
@@ -143,11 +316,15 @@ def decode(body: bytes) -> tuple[Entry, ...]:
         raise EntriesError("it is no list of entries")
     for entry in data:
         # Whose form may be another, so this comes before the rest is read.
-        if isinstance(entry, dict) and entry.get("is") == Took.__name__ and entry.get("core") != document.VERSION:
+        if not isinstance(entry, dict) or entry.get("is") != Took.__name__:
+            continue
+        other = f"elastic_driver {entry.get('version')} has written it, whose"
+        if entry.get("core") != document.VERSION:
             raise EntriesError(
-                f"elastic_driver {entry.get('version')} has written it, whose jobs have the form {entry.get('core')}; "
-                f"this one reads form {document.VERSION}"
+                f"{other} jobs have the form {entry.get('core')}; this one reads form {document.VERSION}"
             )
+        if entry.get("protocol") != PROTOCOL:
+            raise EntriesError(f"{other} agents speak protocol {entry.get('protocol')}; this one speaks {PROTOCOL}")
     entries: tuple[Entry, ...] = codec.from_data(tuple[Entry, ...], data, name="record")
     return entries
 
@@ -163,8 +340,10 @@ def told(commands: Sequence[Command]) -> int:
 
 
 def describe() -> str:
-    """The form of the entries, without the core's."""
-    return codec.describe(Took, JobFacts, Closed) + "".join(
+    """The form of the entries, the facts and the settings, without the core's and that of what agents say."""
+    text = codec.describe(Took, JobFacts, Kept, Dropped, Closed)
+    classes = [each for each in re.split(r"(?m)^(?=\S)", text) if not each.startswith(f"{Hello.__name__}:")]
+    return "".join(classes) + "".join(
         f"{kind.__name__}: {', '.join(kind.__dataclass_fields__)}\n" for kind in (Snapshot, Stepped)
     )
 

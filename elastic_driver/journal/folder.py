@@ -102,6 +102,11 @@ class JournalFolder:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def is_of(self, job_id: str) -> None:
+        """The job in it is this one, as it turns out: for messages."""
+        self._job_id = job_id
+        _sign(self._descriptor, job_id)
+
     @property
     def is_ours(self) -> bool:
         """Whether the lock is still where others look for it."""

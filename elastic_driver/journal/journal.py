@@ -1,7 +1,9 @@
 """The journal of a running job: steps are on disc before they are visible.
 
 Owns the thread that writes, the file, when that is compacted, and what is done about a disc that is full, fails or is
-taken away. Which steps there are, and who waits for them, is :mod:`elastic_driver.driver.stepper`'s.
+taken away. Which steps there are, and who waits for them, is :mod:`elastic_driver.driver.stepper`'s. Facts are written
+with the next steps, before them, or at once where nothing is being written: so a step that comes of a fact is never on
+disc without it.
 
 A driver begins with a file of its own, and never appends to what another has written. Nor does it after an error, since
 a later fsync may call pages written that are lost: it begins another file, with all that there is.
@@ -12,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +27,22 @@ from elastic_driver.core import document
 from elastic_driver.core.events import Command, Event, ReportResumed
 from elastic_driver.core.state import State
 from elastic_driver.errors import in_words
-from elastic_driver.journal.entries import Closed, JobFacts, Snapshot, Stepped, Took, encode, told
+from elastic_driver.journal.entries import (
+    Closed,
+    Dropped,
+    Fact,
+    FactTable,
+    JobFacts,
+    Kept,
+    Snapshot,
+    Stepped,
+    Took,
+    encode,
+    told,
+)
 from elastic_driver.journal.file import RecordFile, remove_leftovers
 from elastic_driver.journal.folder import JournalError, JournalFolder, JournalHeldError
+from elastic_driver.rendezvous.agent_messages import PROTOCOL
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.version import __version__
@@ -36,6 +53,7 @@ _AGAIN_S = 1.0
 # as what it would be then; but at twice these limits only where the job is in the middle of something.
 _REPLAY_S = 0.25
 _LARGE_BYTES, _LARGE_SHARE = 1 << 20, 4
+_NAME_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +80,44 @@ Done = Callable[[Exception | None], object]
 
 
 class Journal:
-    """See above. Used on the event loop, but for :meth:`close`.
+    """See above. A Keeper of facts. Used on the event loop, but for :meth:`close`.
 
     Args:
         folder: locked.
-        job: what is kept of the job beside its state.
+        job: what does not change.
         epoch: of this driver.
+        facts: what is known from the driver before.
 
     Attributes:
+        job: as given.
+        epoch: as given.
+        driver: tells this driver from all others.
         trouble: why the last try to write failed, in words; "" when it did not.
+        on_error: called where facts can never be on disc; likewise of steps is told to whoever has them written.
     """
 
-    def __init__(self, folder: JournalFolder, job: JobFacts, *, epoch: int) -> None:
+    def __init__(self, folder: JournalFolder, job: JobFacts, *, epoch: int, facts: Iterable[Fact] = ()) -> None:
         self._folder = folder
-        self._job = job
-        self._epoch = epoch
+        self.job = job
+        self.epoch = epoch
+        self.driver = secrets.token_hex(_NAME_BYTES)
         self._took: Took | None = None
         self._file: RecordFile | None = None
         self._sequence = 0
         self._replay_s = 0.0
         self._snapshot_bytes = 0
+        self._table = FactTable(facts)
+        self._last: tuple[float, State] | None = None  # what a snapshot says
         self._given_up = threading.Event()
         self.trouble = ""
-        # Whatever stands above is the thread's alone, but for the last two.
+        # Whatever stands above is the thread's alone, but for the last two; what follows is the loop's.
         self._writer = FileWriter("elasticrun-journal")
+        self.on_error: Callable[[Exception], object] = lambda error: None
+        self._news: list[Kept | Dropped] = []
+        self._number = self._on_disc = 0  # of the last news that came, and that is on disc
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()  # until that number is
+        self._has_begun = False
+        self._writes = 0  # under way
 
     @property
     def path(self) -> Path:
@@ -101,9 +133,53 @@ class Journal:
             steps: in their order.
             done: see Done.
         """
+        self._has_begun = True
+        self._have_written((clock, state), steps, done)
+
+    def keep(self, fact: Fact) -> None:
+        """See Keeper."""
+        self._note(Kept(fact))
+
+    def drop(self, kind: type[Fact], name: str) -> None:
+        """See Keeper."""
+        self._note(Dropped(kind.__name__, name))
+
+    def when_kept(self, callback: Callable[[], object]) -> None:
+        """See Keeper. What is kept before the first write goes with that."""
+        if self._on_disc == self._number or self._given_up.is_set():
+            callback()
+        else:
+            self._waiting.append((self._number, callback))
+
+    def _note(self, news: Kept | Dropped) -> None:
+        if self._given_up.is_set():
+            return
+        self._number += 1
+        self._news.append(news)
+        if self._has_begun and not self._writes and len(self._news) == 1:
+            asyncio.get_running_loop().call_soon(self._write_news)
+
+    def _write_news(self) -> None:
+        if self._news and not self._writes:
+            self._have_written(None, (), lambda error: None if error is None else self.on_error(error))
+
+    def _have_written(self, last: tuple[float, State] | None, steps: Sequence[Step], done: Done) -> None:
         loop = asyncio.get_running_loop()
+        news, self._news = self._news, []
+        number = self._number
+        self._writes += 1
+
+        def written(outcome: Exception | None) -> None:
+            self._writes -= 1
+            if outcome is None:
+                self._on_disc = number
+                while self._waiting and self._waiting[0][0] <= number:
+                    self._waiting.popleft()[1]()
+            done(outcome)
+            self._write_news()
+
         self._writer.put(
-            partial(self._write, clock, state, steps, lambda outcome: loop.call_soon_threadsafe(done, outcome))
+            partial(self._write, last, news, steps, lambda outcome: loop.call_soon_threadsafe(written, outcome))
         )
 
     def give_up(self) -> None:
@@ -124,11 +200,16 @@ class Journal:
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
-    def _write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
+    def _write(
+        self, last: tuple[float, State] | None, news: Sequence[Kept | Dropped], steps: Sequence[Step], done: Done
+    ) -> None:
         outcome: Exception | None = None
+        for each in news:
+            self._table.note(each)
+        self._last = last or self._last
         while not self._given_up.is_set():
             try:
-                self._put(clock, state, steps)
+                self._put(news, steps)
                 self.trouble = ""
                 break
             except JournalHeldError as error:
@@ -144,18 +225,20 @@ class Journal:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended without it
             done(outcome)
 
-    def _put(self, clock: float, state: State, steps: Sequence[Step]) -> None:
+    def _put(self, news: Sequence[Kept | Dropped], steps: Sequence[Step]) -> None:
         self._look()
+        assert self._last is not None, "facts are not written before the first steps"
+        clock, state = self._last
         if self._took is None:
             self._took = self._take(clock)
         self._replay_s += sum(step.took_s for step in steps)
         self._sequence += 1
         if self._file is None or self._is_due(steps):
-            self._begin(encode((self._took, Snapshot(clock, self._job, state))))
+            self._begin(encode((self._took, Snapshot(clock, self.job, state, self._table.all()))))
             self._replay_s = 0.0
         else:
-            body = encode([Stepped(step.clock, step.event, told(step.commands)) for step in steps])
-            self._file.append(self._sequence, body)
+            made = [Stepped(step.clock, step.event, told(step.commands)) for step in steps]
+            self._file.append(self._sequence, encode([*news, *made]))
 
     def _look(self) -> None:
         """Whether others still find what this process writes. What was removed is made anew."""
@@ -184,10 +267,12 @@ class Journal:
 
     def _take(self, clock: float) -> Took:
         return Took(
-            self._epoch,
+            self.epoch,
             __version__,
             platform.python_version(),
             document.VERSION,
+            PROTOCOL,
+            self.driver,
             platform.node(),
             name_of_this_process(),
             clock,
@@ -199,7 +284,7 @@ class Journal:
         try:
             self._look()
             self._sequence += 1
-            self._begin(encode([Closed(self._epoch, self._job.job_id, exit_code)]))
+            self._begin(encode([Closed(self.epoch, self.job.job_id, exit_code)]))
             outcome[0] = ""
         except (OSError, JournalError) as error:
             outcome[0] = in_words(error)

@@ -5,18 +5,34 @@ Owns the way from a file's records to a job's state. Reads only; takes no lock.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from elastic_driver.codec import CodecError
 from elastic_driver.core.events import Event
 from elastic_driver.core.membership import check_invariants, step
 from elastic_driver.core.state import State
 from elastic_driver.errors import in_words
-from elastic_driver.journal.entries import Closed, Entry, JobFacts, Snapshot, Stepped, Took, decode, told
+from elastic_driver.journal.entries import (
+    Closed,
+    Dropped,
+    Entry,
+    Facts,
+    FactTable,
+    JobFacts,
+    Kept,
+    Snapshot,
+    Stepped,
+    Took,
+    decode,
+    told,
+)
 from elastic_driver.journal.file import read
 from elastic_driver.journal.folder import JOURNAL, JournalError
+from elastic_driver.system.process_name import boot_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +43,9 @@ class Recorded:
         took: its driver.
         job: what does not change.
         state: as of the last step.
-        clock: the job's time then.
+        clock: the job's time then, or when something was kept after it.
         events: the steps since the last snapshot, with their times.
+        facts: what is known beside the state.
     """
 
     took: Took
@@ -36,6 +53,47 @@ class Recorded:
     state: State
     clock: float
     events: tuple[tuple[float, Event], ...] = ()
+    facts: Facts = field(default_factory=Facts)
+
+    @property
+    def epoch(self) -> int:
+        """Of its driver."""
+        return self.took.epoch
+
+    def away_s(self) -> float:
+        """For how long the job has had no driver, as far as its journal tells."""
+        boot = boot_id()
+        is_same = boot and self.took.process.startswith(f"{boot} ")
+        since = (
+            time.clock_gettime(time.CLOCK_BOOTTIME) - self.took.boot_s if is_same else time.time() - self.took.unix_s
+        )
+        return max(0.0, since - (self.clock - self.took.clock))
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a driver begins with that takes a job over.
+
+    Attributes:
+        job: what does not change.
+        state: of the job.
+        job_clock_s: the job's time, from which it goes on.
+        facts: what else there is to know.
+        away_s: for how long there was no driver.
+        epoch: of the last driver.
+    """
+
+    job: JobFacts
+    state: State
+    job_clock_s: float
+    facts: Facts
+    away_s: float
+    epoch: int
+
+    @classmethod
+    def of(cls, recorded: Recorded) -> Self:
+        """That of a job that has no driver now."""
+        return cls(recorded.job, recorded.state, recorded.clock, recorded.facts, recorded.away_s(), recorded.epoch)
 
 
 def read_job(folder: Path) -> Recorded | Closed | None:
@@ -66,19 +124,27 @@ def _replay(entries: Sequence[Entry], path: Path) -> Recorded | Closed:
         case _:
             raise JournalError(f"cannot read {path}: it does not begin as a journal does")
     state, clock, events = snapshot.state, snapshot.clock, list[tuple[float, Event]]()
+    facts = FactTable(snapshot.facts)
     try:
         check_invariants(state)
     except AssertionError as error:
         raise JournalError(f"cannot read {path}: {error}") from error
     for entry in rest:
-        if not isinstance(entry, Stepped):
-            raise JournalError(f"cannot read {path}: {type(entry).__name__} is no entry behind the first record")
-        state, commands = step(state, entry.event, entry.clock)
-        if told(commands) != entry.told:
-            raise JournalError(
-                f"cannot read {path}: at its event {len(events) + 1} this elastic_driver decides otherwise than "
-                f"elastic_driver {took.version} with Python {took.python} did, which has written it"
-            )
-        clock = entry.clock
-        events.append((clock, entry.event))
-    return Recorded(took, snapshot.job, state, clock, tuple(events))
+        match entry:
+            case Kept() | Dropped():
+                facts.note(entry)
+            case Stepped():
+                state, commands = step(state, entry.event, entry.clock)
+                if told(commands) != entry.told:
+                    raise JournalError(
+                        f"cannot read {path}: at its event {len(events) + 1} this elastic_driver decides otherwise "
+                        f"than elastic_driver {took.version} with Python {took.python} did, which has written it"
+                    )
+                clock = entry.clock
+                events.append((entry.clock, entry.event))
+            case _:
+                raise JournalError(f"cannot read {path}: {type(entry).__name__} is no entry behind the first record")
+    kept = facts.facts()
+    if kept.books is not None:
+        clock = max(clock, kept.books.clock)
+    return Recorded(took, snapshot.job, state, clock, tuple(events), kept)

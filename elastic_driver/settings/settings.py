@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from math import lcm
 from pathlib import Path
 
+from elastic_driver.codec import OsText
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF, ON, check_protocol
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, check_mode
 from elastic_driver.errors import SettingsError
@@ -169,7 +170,7 @@ class Settings:
         SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
     """
 
-    command: tuple[str, ...]
+    command: tuple[OsText, ...]
     num_proc: int = field(metadata=_given_by("-np"))
     min_num_proc: int = field(metadata=_given_by("--min-np"))
     max_num_proc: int | None = field(default=None, metadata=_given_by("--max-np"))
@@ -194,7 +195,7 @@ class Settings:
     drain_timeout_s: float = field(default=300.0, metadata=_given_by("--drain-timeout"))
     cooldown_range_s: tuple[float, float] | None = field(default=None, metadata=_given_by("--blacklist-cooldown-range"))
     hosts: tuple[Host, ...] | None = field(default=None, metadata=_given_by("-H"))
-    discovery_script: str | None = field(default=None, metadata=_given_by("--host-discovery-script"))
+    discovery_script: OsText | None = field(default=None, metadata=_given_by("--host-discovery-script"))
     discovery_socket: int | None = None
     discovery: str = field(default="", metadata=_given_by("--discovery"))
     pod_selector: str = field(default="", metadata=_given_by("--selector"))
@@ -215,13 +216,13 @@ class Settings:
     log_level: str = field(default="INFO", metadata=_given_by("--log-level"))
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
-    event_hook: str | None = field(default=None, metadata=_given_by("--event-hook"))
+    event_hook: OsText | None = field(default=None, metadata=_given_by("--event-hook"))
     page: bool = field(default=True, metadata=_given_by("--no-page"))
     page_address: str = field(default="", metadata=_given_by("--page-address"))
     gloo_timeout_s: float = field(
         default=GLOO_TIMEOUT_S, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
     )
-    worker_env: Mapping[str, str] = field(default_factory=dict)
+    worker_env: Mapping[str, OsText] = field(default_factory=dict)
     durable_dir: Path | None = field(default=None, metadata=_given_by("--durable-dir"))
     durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
@@ -239,19 +240,21 @@ class Settings:
     join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
     operator_token_file: Path | None = field(default=None, metadata=_given_by("--operator-token-file"))
     launcher: str = field(default=AUTO_LAUNCHER, metadata=_given_by("--launcher"))
-    rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
-    launcher_command: str | None = field(default=None, metadata=_given_by("--launcher-command"))
+    rsh_agent: tuple[OsText, ...] | None = field(
+        default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent")
+    )
+    launcher_command: OsText | None = field(default=None, metadata=_given_by("--launcher-command"))
     launcher_bootstrap: str | None = field(default=None, metadata=_given_by("--launcher-bootstrap"))
-    remote_python: str | None = field(default=None, metadata=_given_by("--remote-python"))
+    remote_python: OsText | None = field(default=None, metadata=_given_by("--remote-python"))
     ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port"))
-    ssh_identity_file: str | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
+    ssh_identity_file: OsText | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
     ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout"))
     port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range"))
     network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
     check_network: bool = field(default=False, metadata=_given_by("--check-network"))
     spot_notices: str | None = field(default=None, metadata=_given_by("--spot-notices"))
     tls: bool = field(default=False, metadata=_given_by("--tls"))
-    passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
+    passed_env: Mapping[str, OsText] = field(default_factory=dict, metadata=_given_by("-x"))
     nodes: Nodes | None = None
     logs: Logs = field(default_factory=Logs)
     virtual_local_rank: bool = False

@@ -4,6 +4,7 @@ A driver that was stopped (Ctrl-Z, a suspended machine), starved, or blocked by 
 happened meanwhile: it lies in its sockets and pipes. Were its time limits over when it goes on, it would vote out
 workers that have long done what they had to do. So all limits of a job are of this clock, which takes no longer step
 than ``most_s`` from one look at it to the next, and is looked at more often than that for as long as the loop runs.
+Likewise it stands still while a job has no driver.
 """
 
 from __future__ import annotations
@@ -37,12 +38,20 @@ class JobClock:
     Args:
         source: the real time; ``time.monotonic`` by default.
         most_s: its longest step. Well below all limits that are measured with it.
+        begins: what it says first, for a job that had another driver before; None for what the real time is.
     """
 
-    def __init__(self, source: Callable[[], float] = time.monotonic, *, most_s: float = MOST_S) -> None:
+    def __init__(
+        self,
+        source: Callable[[], float] = time.monotonic,
+        *,
+        most_s: float = MOST_S,
+        begins: float | None = None,
+    ) -> None:
         self._source = source
         self._most_s = most_s
         self._looked_at = source()
+        self._ahead_s = 0.0 if begins is None else begins - self._looked_at
         self.lost_s = 0.0  # how long it has stood still
 
     def __call__(self) -> float:
@@ -50,7 +59,7 @@ class JobClock:
         now = self._source()
         self.lost_s += max(0.0, now - self._looked_at - self._most_s)
         self._looked_at = now
-        return now - self.lost_s
+        return now - self.lost_s + self._ahead_s
 
     async def keep(self, on_standstill: Callable[[float], None]) -> None:
         """Looks at it often enough. Runs until it is cancelled.

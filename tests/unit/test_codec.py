@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import pytest
@@ -227,6 +229,16 @@ def test_a_moment_is_relative_to_the_clock_of_who_writes_and_reads() -> None:
     assert from_data(tuple[moment, ...], written, 1000.0) == (1002.0, 999.0)
     with pytest.raises(CodecError):
         from_data(moment, None, 1000.0)
+
+
+def test_paths_and_mappings() -> None:
+    kind = Mapping[int, Path]
+    value = {3: Path("/tmp/\udcff"), -10: Path("a/b")}
+    assert to_data(kind, value) == {"3": "/tmp/\udcff", "-10": "a/b"}
+    assert decode(kind, encode(kind, value)) == value
+    for key in ("03", "x", "", "9" * 5000):
+        with pytest.raises(CodecError, match="is not an integer"):
+            from_data(kind, {key: "a"})
 
 
 def test_a_type_that_has_no_form() -> None:

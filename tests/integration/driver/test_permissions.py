@@ -10,6 +10,7 @@ import pytest
 from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.recording import job_of
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.tickets import Tickets, User
@@ -74,12 +75,13 @@ def no_chief(listener: ProcessListener) -> ProcessKeeper:
 
 
 def a_driver(fleet: FakeFleet, *, has_chief: bool = True) -> ElasticDriver:
+    settings = Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(A,), page=True)
     return build(
-        Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(A,), page=True),
+        settings,
         discovery=FleetDiscovery(FakeSource(A), fleet.fleet),
         chronicle=Chronicle(Narrator(FakeConsole())),  # type: ignore[arg-type]
         dialect=OURS,
-        job_id="fake",
+        job=job_of(settings, "fake"),
         agents=fleet.side(),
         tally=Tally(),
         chief=ChiefSide(no_chief, None, ("true",), str) if has_chief else None,  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.build import build
 from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.recording import job_of
 from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.link import AgentLink
@@ -431,7 +432,7 @@ def driver_of(
         discovery=FleetDiscovery(source, fleet.fleet),
         chronicle=chronicle,
         dialect=dialect,
-        job_id="fake",
+        job=job_of(settings, "fake"),
         agents=fleet.side(),
         tally=Tally(),
         clock=clock,

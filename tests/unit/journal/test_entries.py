@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 import zlib
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from elastic_driver.core.events import (
     StopWorker,
 )
 from elastic_driver.journal.entries import (
+    BooksKept,
     Closed,
+    Dropped,
     Entry,
-    JobFacts,
+    Kept,
     Snapshot,
     Stepped,
     Took,
@@ -32,8 +35,12 @@ from elastic_driver.journal.entries import (
 )
 from elastic_driver.journal.file import HEADER, RecordFile
 from elastic_driver.journal.folder import JournalError
-from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.launch.fleet.kept import LeaverKept
+from elastic_driver.rendezvous.agent_messages import PROTOCOL
+from elastic_driver.system.process_name import boot_id
 from elastic_driver.words import Ending
+from tests.support.fakes.job_facts import SECRET, all_kinds, job_of_one
 from tests.support.fakes.membership_job import Job, worker_id
 from tests.support.forms import check_form
 
@@ -41,15 +48,15 @@ pytestmark = pytest.mark.unit
 
 VERSION = HEADER.decode().split()[-1]
 FORM = Path(__file__).parent / f"entries_version_{VERSION}.txt"
-TOOK = Took(3, "1.2.3", "3.11.7", document.VERSION, "node1", "boot pid:[1] 12 34", 5.0, 100.0, 1e9)
-FACTS = JobFacts("0123", ("python", "train.py", "\udcff", "x" * 4096), "/home/user")
+TOOK = Took(3, "1.2.3", "3.11.7", document.VERSION, PROTOCOL, "d7", "node1", "boot pid:[1] 12 34", 5.0, 100.0, 1e9)
+FACTS = job_of_one()
 
 
 def history() -> tuple[Job, list[Entry]]:
     """A job, and what its journal says: a snapshot in the middle, and the steps since."""
     job = Job(num_proc=2, min_num_proc=1)
     job.train("a:1", "b:1")
-    entries: list[Entry] = [TOOK, Snapshot(job.now, FACTS, job.state)]
+    entries: list[Entry] = [TOOK, Snapshot(job.now, FACTS, job.state, ())]
     for event in (DrainRequested("b", None, "as asked"), DrainRequested("b", None, "no", undo=True)):
         commands = job.feed(event)
         entries.append(Stepped(job.now, event, told(commands)))
@@ -92,11 +99,18 @@ def test_a_body_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         decode(b"\x01" + zlib.compress(b"[" + b" " * 2000 + b"]"))
 
 
-def test_another_version_is_refused_by_name_before_the_rest_is_read() -> None:
-    other = json.loads(encode([dataclasses.replace(TOOK, core=document.VERSION + 1)])[1:])
-    other[0]["a new field"] = 1
-    with pytest.raises(CodecError, match=r"elastic_driver 1\.2\.3 has written it, whose jobs have the form"):
-        decode(b"\x00" + json.dumps(other).encode())
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"core": document.VERSION + 1}, "whose jobs have the form"),
+        ({"protocol": PROTOCOL - 1}, "agents speak protocol"),
+    ],
+)
+def test_another_version_is_refused_by_name_before_the_rest_is_read(other: dict[str, int], why: str) -> None:
+    written = json.loads(encode([dataclasses.replace(TOOK, **other)])[1:])  # type: ignore[arg-type]
+    written[0]["a new field"] = 1
+    with pytest.raises(CodecError, match=rf"elastic_driver 1\.2\.3 has written it, .*{why}"):
+        decode(b"\x00" + json.dumps(written).encode())
 
 
 def test_a_checksum_of_commands_is_of_who_is_told_what() -> None:
@@ -140,3 +154,66 @@ def test_what_there_is(tmp_path: Path) -> None:
         put(tmp_path, list(wrong))
         with pytest.raises(JournalError, match="cannot read"):
             read_job(tmp_path)
+
+
+def test_facts_are_read_back_by_their_names(tmp_path: Path) -> None:
+    _, entries = history()
+    first, *rest = all_kinds()
+    took, snapshot, *steps = entries
+    assert isinstance(snapshot, Snapshot)
+    second = [*(Kept(fact) for fact in rest), *steps]
+    gone = [Dropped("LeaverKept", "d"), Dropped("LeaverKept", "nobody"), Kept(LeaverKept("e", 8.0))]
+    put(tmp_path, [took, dataclasses.replace(snapshot, facts=(first,))], second, gone)
+    found = read_job(tmp_path)
+    assert isinstance(found, Recorded)
+    assert list(found.facts.agents) == ["a" * 32, "b" * 32]
+    assert found.facts.leavers == {"e": LeaverKept("e", 8.0)}
+    assert sorted(map(repr, found.facts.all())) == sorted(
+        repr(fact)
+        for fact in (*all_kinds(), LeaverKept("e", 8.0))
+        if fact not in (LeaverKept("d", 7.0), LeaverKept("e", None))
+    )
+    assert {*found.facts.tickets, *found.facts.revoked, *found.facts.machines} == {"01", "02", "c", "a"}
+    agent, ways = found.facts.agents["a" * 32], found.facts.ways
+    assert (agent, agent.facts.hello.agent, agent.facts.local) == (all_kinds()[0], "a" * 32, True)
+    assert ways.certificate is not None
+    assert (ways.certificate.fingerprint, ways.loopback_port) == ("f1", 40000)
+    assert found.facts.books is not None
+    assert found.job == FACTS
+    assert found.job.job_key.secret == bytes.fromhex(FACTS.key)
+
+
+def test_the_clock_goes_on_from_the_last_time_there_is(tmp_path: Path) -> None:
+    job, entries = history()
+    books = next(fact for fact in all_kinds() if isinstance(fact, BooksKept))
+    for later, expected in ((job.now + 5.0, job.now + 5.0), (job.now - 0.5, job.now)):
+        put(tmp_path, [*entries, Kept(dataclasses.replace(books, clock=later))])
+        found = read_job(tmp_path)
+        assert isinstance(found, Recorded)
+        assert found.clock == expected
+        past = Past.of(found)
+        assert (past.job_clock_s, past.state, past.epoch) == (expected, job.state, TOOK.epoch)
+
+
+def test_for_how_long_there_was_no_driver() -> None:
+    """By the time since the machine's boot where that is the same, else by the system's; never less than 0."""
+    job, _ = history()
+    boot, unix = time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
+    here = f"{boot_id()} pid:[1] 12 34"
+    for process, boot_s, unix_s, least in (
+        (here, boot - 60.0, unix - 1e6, 50.0),
+        ("other pid:[1] 12 34", boot - 1e6, unix - 60.0, 50.0),
+        (here, boot + 1e6, unix, 0.0),
+    ):
+        took = dataclasses.replace(TOOK, process=process, boot_s=boot_s, unix_s=unix_s)
+        away_s = Recorded(took, FACTS, job.state, took.clock + 10.0).away_s()
+        assert least <= away_s < 1e5
+
+
+def test_no_secret_is_shown() -> None:
+    """Neither in an error's traceback nor in a log."""
+    _, entries = history()
+    shown = repr([*entries, *map(Kept, all_kinds())])
+    assert "0123" in shown
+    assert SECRET not in shown
+    assert SECRET in encode([*entries[:2], *map(Kept, all_kinds())][2:])[1:].decode(), "but it is kept"

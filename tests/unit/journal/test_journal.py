@@ -15,15 +15,17 @@ from elastic_driver.core.events import DrainRequested, ReportResumed
 from elastic_driver.core.membership import Policy, new_state, step
 from elastic_driver.core.state import State
 from elastic_driver.journal import journal as module
-from elastic_driver.journal.entries import Closed, JobFacts, Stepped, decode
+from elastic_driver.journal.entries import Closed, Stepped, decode
 from elastic_driver.journal.file import RecordFile, read
 from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal, Step
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.launch.fleet.kept import AdmittedKept, LeaverKept
+from tests.support.fakes.job_facts import job_of_one
 
 pytestmark = pytest.mark.unit
 
-FACTS = JobFacts("0123", ("true",), "/")
+FACTS = job_of_one()
 
 
 class World:
@@ -101,16 +103,127 @@ def test_it_begins_with_a_file_of_its_own_and_goes_on_in_it(tmp_path: Path) -> N
     play(tmp_path, test)
 
 
+async def kept(world: World) -> None:
+    """Blocks until all facts are on disc."""
+    done = asyncio.Event()
+    world.journal.when_kept(done.set)
+    await done.wait()
+
+
+def records(world: World) -> list[list[str]]:
+    """What stands in each record behind the first."""
+    _, *rest = read(world.path / JOURNAL) or ()
+    return [[type(entry).__name__ for entry in decode(record.body)] for record in rest]
+
+
+def test_a_fact_is_on_disc_with_the_next_record_or_at_once_where_there_is_none(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.journal.keep(LeaverKept("a", 1.0))
+        await world.write()
+        assert world.read().facts.leavers == {"a": LeaverKept("a", 1.0)}, "in the first snapshot"
+        assert records(world) == []
+
+        # Nothing is being written: all that come in one turn of the loop are one record.
+        world.journal.keep(LeaverKept("a", 2.0))
+        world.journal.keep(LeaverKept("b", 2.0))
+        await kept(world)
+        assert world.read().facts.leavers == {name: LeaverKept(name, 2.0) for name in "ab"}
+        assert records(world) == [["Kept", "Kept"]]
+
+        # Something is: they wait for that, and stand before the next steps.
+        writing = asyncio.ensure_future(world.write(world.step()))
+        await asyncio.sleep(0)
+        world.journal.drop(LeaverKept, "a")
+        again = asyncio.ensure_future(world.write(world.step()))
+        await asyncio.gather(writing, again)
+        assert records(world) == [["Kept", "Kept"], ["Stepped"], ["Dropped", "Stepped"]]
+        assert (list(world.read().facts.leavers), world.read().state) == (["b"], world.state)
+        called: list[int] = []
+        world.journal.when_kept(lambda: called.append(1))
+        assert called, "at once, when nothing is under way"
+
+    play(tmp_path, test)
+
+
+def test_facts_outlast_a_compaction_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        world.journal.keep(LeaverKept("a", None))
+        world.journal.keep(LeaverKept("b", None))
+        world.journal.drop(LeaverKept, "b")
+        inode = world.inode()
+        await world.write(world.step(took_s=3 * module._REPLAY_S))
+        assert world.inode() != inode
+        assert (list(world.read().facts.leavers), records(world)) == (["a"], [])
+        with broken(monkeypatch, "append", 1):
+            world.journal.keep(LeaverKept("c", None))
+            await kept(world)
+        assert (list(world.read().facts.leavers), records(world)) == (["a", "c"], [])
+        assert world.read().state == world.state
+
+    play(tmp_path, test)
+
+
+def test_what_the_driver_before_knew_is_kept(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        facts = [AdmittedKept("1"), LeaverKept("a", None)]
+        later = Journal(world.folder, FACTS, epoch=2, facts=facts)
+        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        later.write(0.0, world.state, (), done.set_result)
+        assert await done is None
+        found = world.read()
+        assert (list(found.facts.admitted), list(found.facts.leavers)) == (["1"], ["a"])
+        assert (found.took.epoch, found.took.driver) == (2, later.driver)
+        assert later.driver != world.journal.driver
+        later.close(0)
+
+    play(tmp_path, test)
+
+
+def test_nobody_waits_for_facts_of_a_journal_that_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        monkeypatch.setattr(module, "_AGAIN_S", 0.001)
+        with broken(monkeypatch, "append", 1), broken(monkeypatch, "new", 10**9) as calls:
+            world.journal.keep(LeaverKept("a", None))
+            waiting = asyncio.ensure_future(kept(world))
+            while len(calls) < 3:
+                await asyncio.sleep(0.001)
+            assert not waiting.done()
+            world.journal.give_up()
+            await waiting
+            world.journal.keep(LeaverKept("b", None))
+            await kept(world)
+
+    play(tmp_path, test)
+
+
+def test_who_has_lost_the_folder_is_told_by_facts_too(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        errors: asyncio.Queue[Exception] = asyncio.Queue()
+        world.journal.on_error = errors.put_nowait
+        (world.path / LOCK).unlink()
+        with JournalFolder.take(world.path, "other"):
+            called: list[int] = []
+            world.journal.keep(LeaverKept("a", None))
+            world.journal.when_kept(lambda: called.append(1))
+            assert isinstance(await errors.get(), JournalHeldError)
+            assert not called, "nothing comes of what is not on disc"
+
+    play(tmp_path, test)
+
+
 def test_it_never_appends_to_what_another_has_written(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         await world.write(world.step())
 
-    async def kept(world: World) -> None:
+    async def goes_on(world: World) -> None:
         await world.write(world.step())
         assert world.read().events == ()
 
     play(tmp_path, test)
-    play(tmp_path, kept)
+    play(tmp_path, goes_on)
 
 
 @pytest.mark.parametrize(("most", "resumed"), [(8, False), (4, True)])

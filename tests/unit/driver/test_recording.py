@@ -1,0 +1,217 @@
+"""Whose job is in the folder of a journal, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.core.events import EndJob
+from elastic_driver.core.membership import Policy, new_state
+from elastic_driver.core.state import State
+from elastic_driver.driver import recording as module
+from elastic_driver.driver.recording import enter, has_journal, may_come_back, recording
+from elastic_driver.errors import SettingsError
+from elastic_driver.journal.entries import Closed, Fact, JobFacts
+from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
+from elastic_driver.journal.journal import Journal
+from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.settings.settings import Settings
+from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_processes
+from tests.support.fakes.job_facts import SECRET, an_agent, greeting, job_of_one
+
+pytestmark = pytest.mark.unit
+
+HERE = an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=name_of_this_process()))
+DEAD = an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=f"{place_of_processes()} {os.getpid()} 1"))
+STATE = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
+
+
+class Told:
+    """A console."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def settings_in(folder: Path, **more: object) -> Settings:
+    given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, "accept_agents": True, "journal": folder}
+    return Settings(command=("true",), **(given | more))  # type: ignore[arg-type]
+
+
+def leave(folder: Path, *facts: Fact, state: State = STATE, job: JobFacts | None = None) -> JobFacts:
+    """A driver has died there, with these facts."""
+    job = job or job_of_one(settings=settings_in(folder), directory=str(folder.parent))
+
+    async def write() -> None:
+        with JournalFolder.take(folder, job.job_id) as taken:
+            journal = Journal(taken, job, epoch=4, facts=facts)
+            done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+            journal.write(1.0, state, (), done.set_result)
+            assert await done is None
+            journal.give_up()
+
+    asyncio.run(write())
+    return job
+
+
+def test_without_a_journal_a_job_has_its_facts_all_the_same() -> None:
+    settings = settings_in(Path("/nowhere"), journal=None)
+    with recording(settings, "0123", Told()) as recorded:
+        job = recorded.job
+    assert (recorded.journal, recorded.before, recorded.over) == (None, None, None)
+    assert (job.job_id, job.settings, job.directory) == ("0123", settings, os.getcwd())
+    assert len(job.job_key.secret) == 32
+    assert job.join_token
+    assert job.environment["PATH"] == os.environ["PATH"]
+    os.umask(job.umask)
+
+
+def test_a_new_job_begins_where_the_last_one_was_closed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert not has_journal(settings_in(kept))
+    for epoch in (1, 2):
+        with recording(settings_in(kept), "0123", told := Told()) as recorded:
+            assert recorded.journal is not None
+            assert (recorded.journal.epoch, recorded.before) == (epoch, None)
+            recorded.journal.close(0)
+        assert has_journal(settings_in(kept))
+        assert (told.lines, told.warnings) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "agents",
+    [
+        [],
+        [DEAD],
+        [dataclasses.replace(HERE, given_up=True, hello=None)],
+        [an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=HERE.facts.hello.owner.replace(boot_id(), "b")))],
+    ],
+)
+def test_where_nobody_is_left_it_is_a_new_job(tmp_path: Path, agents: Sequence[Fact]) -> None:
+    kept = tmp_path / "kept"
+    leave(kept, *agents)
+    with recording(settings_in(kept), "0456", told := Told()) as recorded:
+        assert (recorded.job.job_id, recorded.before) == ("0456", None)
+        assert recorded.journal is not None
+        assert recorded.journal.epoch == 5
+        recorded.journal.close(0)
+    (line,) = told.lines
+    assert line.startswith("job 0123 has ended ")
+    assert line.endswith(" ago with its driver: none of its agents is left; this is a new job")
+
+
+def test_a_job_that_has_agents_is_refused(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    for agent in (HERE, dataclasses.replace(HERE, local=False, hello=DEAD.hello)):
+        assert may_come_back(agent)
+        leave(kept, agent)
+        with (
+            pytest.raises(JournalError, match="job 0123 in it has not ended") as refused,
+            recording(settings_in(kept), "0456", Told()),
+        ):
+            pass
+        assert SECRET not in str(refused.value)
+        assert isinstance(read_job(kept), Recorded)
+
+
+def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    leave(kept, DEAD, state=dataclasses.replace(STATE, end=EndJob(3, "too few")))
+    with recording(settings_in(kept), "0456", told := Told()) as recorded:
+        assert recorded.over == 3
+    assert told.lines == []
+    closed = read_job(kept)
+    assert isinstance(closed, Closed)
+    assert (closed.exit_code, closed.epoch) == (3, 5)
+
+
+@pytest.fixture
+def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose job has an agent, which can be taken over."""
+    monkeypatch.setattr(module, "_check_nobody_is_left", lambda found, path: None)
+    kept = tmp_path / "kept"
+    leave(kept, HERE)
+    return kept
+
+
+def test_a_job_that_is_taken_over_goes_on_as_it_was_started(taken: Path) -> None:
+    given = settings_in(taken, num_proc=2, min_num_proc=2, worker_env={"A": SECRET}, verbose=True)
+    with recording(given, "0456", told := Told()) as recorded:
+        job, before, journal = recorded.job, recorded.before, recorded.journal
+        assert before is not None
+        assert journal is not None
+        assert (journal.epoch, before.epoch, before.state, before.job_clock_s) == (5, 4, STATE, 1.0)
+        assert before.facts.agents == {HERE.agent: HERE}
+        assert job == dataclasses.replace(
+            job_of_one(directory=str(taken.parent)), settings=settings_in(taken, verbose=True)
+        )
+        assert "0123" in (taken / LOCK).read_text()
+        assert told.lines == []
+        (warning,) = told.warnings
+        assert warning.endswith("what differs now is without effect: -np, --min-np, the tuning flags")
+        journal.give_up()
+
+
+def test_the_same_command_is_told_nothing(taken: Path) -> None:
+    with recording(settings_in(taken), "0456", told := Told()):
+        pass
+    assert (told.lines, told.warnings) == ([], [])
+
+
+def test_a_driver_that_cannot_take_over_leaves_the_job_to_the_next(taken: Path) -> None:
+    with pytest.raises(SettingsError, match="no port"), recording(settings_in(taken), "0456", Told()):
+        raise SettingsError("no port")
+    found = read_job(taken)
+    assert isinstance(found, Recorded)
+    assert found.epoch == 4
+
+
+def test_a_new_job_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no port"), recording(settings_in(tmp_path / "kept"), "0456", Told()):
+        raise SettingsError("no port")
+    closed = read_job(tmp_path / "kept")
+    assert isinstance(closed, Closed)
+    assert closed.exit_code == 2
+
+
+def test_it_goes_where_the_job_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mask = os.umask(0o77)
+    try:
+        (tmp_path / "there").mkdir()
+        enter(job_of_one(directory=str(tmp_path / "there"), umask=0o27))
+        assert Path.cwd() == tmp_path / "there"
+        assert os.umask(0o77) == 0o27
+        with pytest.raises(SettingsError, match="cannot take over job 0123: its folder /no/where: No such file"):
+            enter(job_of_one(directory="/no/where"))
+    finally:
+        os.umask(mask)
+
+
+def test_what_happens_to_a_job_that_is_taken_over_is_written_behind_its_past(taken: Path) -> None:
+    async def go_on() -> None:
+        with recording(settings_in(taken), "0456", Told()) as recorded:
+            assert recorded.journal is not None
+            assert recorded.before is not None
+            done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+            recorded.journal.write(2.0, recorded.before.state, (), done.set_result)
+            assert await done is None
+            recorded.journal.give_up()
+
+    asyncio.run(go_on())
+    found = read_job(taken)
+    assert isinstance(found, Recorded)
+    assert (found.epoch, found.job.job_id, found.clock) == (5, "0123", 2.0)
+    assert found.facts.agents == {HERE.agent: HERE}
