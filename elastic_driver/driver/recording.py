@@ -16,7 +16,7 @@ from typing import Protocol
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import JobFacts
-from elastic_driver.journal.folder import JOURNAL, JournalError, JournalFolder, lives
+from elastic_driver.journal.folder import JOURNAL, JournalError, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Past, Recorded, read_job
 from elastic_driver.launch.fleet.kept import AgentKept
@@ -24,7 +24,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
-from elastic_driver.system.process_name import boot_id
+from elastic_driver.system.process_name import boot_id, lives
 from elastic_driver.words import ExitCode, in_seconds
 
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
