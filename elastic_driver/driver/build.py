@@ -32,9 +32,10 @@ from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
-from elastic_driver.driver.stepper import Stepper, WriteAhead
+from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
+from elastic_driver.driver.write_ahead import WriteAhead
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import JobFacts
@@ -115,6 +116,7 @@ def build(
     ahead: WriteAhead | None = None
     if journal is not None:
         ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning)
+        fleet.keepings = (ahead.keeping,)
     stepper = Stepper(
         policy_of(settings, dialect.on_change),
         clock=clock,

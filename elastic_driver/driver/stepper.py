@@ -7,19 +7,20 @@ With a journal a step is on disc before it is visible, and before its commands a
 
     event ─► step() ─► journal ──disc──► state, commands carried out ─► next event
 
-One write is under way. Reports and events that come meanwhile wait, and go into the next one together. Whoever has to
-know what has become of an event awaits :meth:`Stepper.settled`. An end needs no journal: where the disc does not answer
-the job can be ended all the same, and of a job that has ended nothing is written.
+Reports and events that come while a write is under way (:mod:`elastic_driver.driver.write_ahead`) wait, and go into the
+next one together. Whoever has to know what has become of an event awaits :meth:`Stepper.settled`. An end needs no
+journal: where the disc does not answer the job can be ended all the same, and of a job that has ended nothing is
+written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from elastic_driver.core.events import (
     Command,
@@ -36,32 +37,12 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy, new_state, next_deadline, step
 from elastic_driver.core.state import JobPhase, State
-from elastic_driver.journal.folder import JournalHeldError
-from elastic_driver.journal.journal import Journal, Step
-from elastic_driver.system.job_clock import CallLater, Timer
-from elastic_driver.words import ExitCode, in_seconds
+from elastic_driver.driver.write_ahead import WriteAhead
+from elastic_driver.journal.journal import Step
+from elastic_driver.words import ExitCode
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
-# A write that takes longer is told of, and an end waits for it no longer. A busy disc takes a hundredth of that.
-_LATE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class WriteAhead:
-    """That steps are on disc before they are visible.
-
-    Attributes:
-        journal: where they are written.
-        limit_s: the job ends when an event has waited for so long.
-        call_later: measures that, on the job's clock.
-        tell: is told when the disc does not answer, and when it does again.
-    """
-
-    journal: Journal
-    limit_s: float
-    call_later: CallLater
-    tell: Callable[[str], object]
 
 
 class Stepper:
@@ -78,7 +59,6 @@ class Stepper:
     Attributes:
         state: the job as it is now.
         history: the last events, and when they came.
-        trouble: what keeps the journal from being written, in words; "" for nothing.
     """
 
     def __init__(
@@ -94,7 +74,9 @@ class Stepper:
         self._clock = clock
         self._carry_out = carry_out
         self._on_error = on_error
-        self._ahead = ahead
+        self._ahead = ahead  # None as soon as the job has ended, too
+        if ahead is not None:
+            ahead.serve(self)
         self.state: State = state or new_state(policy, clock())
         self.history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
         self._reports: list[WorkerReport | HostLost] = []
@@ -103,13 +85,9 @@ class Stepper:
         self._busy_until = 0.0
         self._steps = False
         self._timer: asyncio.TimerHandle | None = None
-        # Of what is not visible yet.
+        # What waits for the next write.
         self._posted: list[Event] = []
         self._timer_expired = False
-        self._under_way: Sequence[Step] | None = None
-        self._settled: list[asyncio.Future[None]] = []
-        self._limits: list[Timer] = []
-        self.trouble = ""
 
     @property
     def is_over(self) -> bool:
@@ -119,7 +97,17 @@ class Stepper:
     @property
     def coming(self) -> State:
         """The job as it is when what is under way is on disc."""
-        return self._under_way[-1].state if self._under_way else self.state
+        steps = None if self._ahead is None else self._ahead.under_way
+        return steps[-1].state if steps else self.state
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the journal from being written, in words; "" for nothing."""
+        return "" if self._ahead is None else self._ahead.trouble
+
+    @property
+    def _writes(self) -> bool:
+        return self._ahead is not None and self._ahead.under_way is not None
 
     def report(self, report: WorkerReport | HostLost) -> None:
         """Feeds a worker's report, its end, or its host's loss to the core, with others that come at about that time.
@@ -128,15 +116,20 @@ class Stepper:
         they wait for; so after a step the loop has as much time for other things as the step took.
         """
         self._reports.append(report)
-        self._catch_up_soon()
+        self._has_come()
 
     def report_host(self, report: HostReport) -> None:
         """Likewise of a host: a network that is cut silences many."""
         self._host_reports.append(report)
+        self._has_come()
+
+    def _has_come(self) -> None:
+        if self._ahead is not None:
+            self._ahead.keeping.comes()
         self._catch_up_soon()
 
     def _catch_up_soon(self) -> None:
-        if self._reporting is None and self._under_way is None:
+        if self._reporting is None and not self._writes:
             loop = asyncio.get_running_loop()
             rest_s = self._busy_until - time.perf_counter()
             take = self.catch_up
@@ -144,10 +137,10 @@ class Stepper:
 
     def catch_up(self) -> None:
         """Feeds the reports that have come so far, those of workers first."""
-        if self._under_way is not None:
+        if self._writes:
             self._cancel_reporting()  # they are looked for when it is written
         elif not self._steps:
-            self._go_on()
+            self._feed()
 
     def post(self, event: Event) -> None:
         """Feeds one event to the core, after the reports before it. Never blocks.
@@ -157,19 +150,25 @@ class Stepper:
         if self._steps:
             asyncio.get_running_loop().call_soon(self.post, event)
             return
-        if self._ahead is None or self.is_over:
+        if self._ahead is None:
             self.catch_up()
             self._step(event)
+            return
+        if isinstance(event, TimerExpired):
+            self._timer_expired = True
         else:
-            self._wait(event)
-            if self._under_way is None:
-                self._go_on()
+            self._ahead.keeping.comes()
+            self._gather()
+            self._posted.append(event)
+        if not self._writes:
+            self._feed()
+        elif self._ahead.trouble:
+            self.late()
 
     def begin(self) -> None:
         """Has the journal begun, if there is one: nothing is carried out before that. To be called once."""
         if self._ahead is not None:
-            self._ahead.journal.on_error = self._facts_failed
-            self._write_ahead(self._ahead, ())
+            self._write(self._ahead, self._gathered())
 
     async def settled(self) -> None:
         """Blocks until all that has come is fed, and visible: whoever looks at the state then sees all that there is.
@@ -177,10 +176,8 @@ class Stepper:
         Without a journal that is so at once.
         """
         self.catch_up()
-        while self._under_way is not None:
-            future = asyncio.get_running_loop().create_future()
-            self._settled.append(future)
-            await future
+        while self._ahead is not None and self._writes:
+            await self._ahead.wait()
             self.catch_up()
 
     def set_timer(self) -> None:
@@ -200,17 +197,21 @@ class Stepper:
         if self.is_over:
             return None
         failed = DriverFailed(repr(error))
+        if self._ahead is not None:
+            # Whatever led to the error is to come again.
+            self._ahead.drop()
+            self._ahead = None
         try:
             self.state, _ = step(self.state, failed, self._clock())
         except Exception:  # it may be the core that fails
-            self.state = replace(self.state, end=EndJob(ExitCode.INTERNAL_ERROR, failed.message))
-        self._wait_no_more()
+            self._end(failed.message)
         return self.state.end
 
     def close(self) -> None:
         """Feeds nothing more by itself, and makes nothing more visible."""
         self._cancel_timer()
-        self._wait_no_more()
+        if self._ahead is not None:
+            self._ahead.drop()
         self._cancel_reporting()
 
     def _cancel_reporting(self) -> None:
@@ -223,20 +224,26 @@ class Stepper:
             self._timer.cancel()
             self._timer = None
 
-    def _go_on(self) -> None:
+    def _end(self, why: str) -> EndJob:
+        end = EndJob(ExitCode.INTERNAL_ERROR, why)
+        self.state = replace(self.state, end=end)
+        return end
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def _feed(self) -> None:
         """Feeds what has come."""
         self._cancel_reporting()
         events = self._gathered()
         if not events:
             return
-        if self._ahead is not None and not self.is_over:
-            self._write_ahead(self._ahead, events)
+        if self._ahead is not None:
+            self._write(self._ahead, events)
             return
         began = time.perf_counter()
         for event in events:
             self._step(event)
-        now = time.perf_counter()
-        self._busy_until = now + (now - began)
+        self._rest(began)
 
     def _gathered(self) -> list[Event]:
         """What has come, in its order; of what has come together the reports of workers are first, and the timer is
@@ -258,31 +265,32 @@ class Stepper:
             self._posted.append(of_hosts[0] if len(of_hosts) == 1 else HostsReported(of_hosts))
 
     def _step(self, event: Event) -> None:
-        self._steps = True
-        try:
+        with self._stepping():
             now = self._clock()
             self.history.append((now, event))
             self.state, commands = step(self.state, event, now)
             self._carry_out(commands, now)
             self.set_timer()
+
+    @contextlib.contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """What is posted meanwhile waits; what is raised is told."""
+        self._steps = True
+        try:
+            yield
         except Exception as error:
             self._on_error(error)
         finally:
             self._steps = False
 
-    # --- with a journal --------------------------------------------------------------------------------------------
+    def _rest(self, began: float) -> None:
+        """What has taken some time gives as much to others."""
+        now = time.perf_counter()
+        self._busy_until = max(self._busy_until, now + (now - began))
 
-    def _wait(self, event: Event) -> None:
-        """Has an event wait for the next write, behind the reports before it."""
-        if isinstance(event, TimerExpired):
-            self._timer_expired = True
-            return
-        self._gather()
-        self._posted.append(event)
-        if self.trouble and isinstance(event, StopRequested):
-            self._end_without_journal()
+    # --- with a journal (Maker) ------------------------------------------------------------------------------------
 
-    def _write_ahead(self, ahead: WriteAhead, events: Sequence[Event]) -> None:
+    def _write(self, ahead: WriteAhead, events: Sequence[Event]) -> None:
         """Makes a step of each, and has all of them written. One that raises is not in the journal."""
         steps: list[Step] = []
         state, failed = self.state, None
@@ -296,133 +304,64 @@ class Stepper:
                 break
             steps.append(Step(now, event, state, commands, time.perf_counter() - began))
         self._busy_until = time.perf_counter() + sum(each.took_s for each in steps)
-        self._under_way = steps
-        self._limits = [
-            ahead.call_later(min(_LATE_S, ahead.limit_s / 2), self._is_late),
-            ahead.call_later(ahead.limit_s, self._is_too_late),
-        ]
-        ahead.journal.write(self._clock(), state, steps, partial(self._written, steps))
+        ahead.write(self._clock(), state, steps)
         if failed is not None:
             self._on_error(failed)
 
-    def _written(self, steps: Sequence[Step], error: Exception | None) -> None:
-        """They are on disc: now they are made."""
-        if self._under_way is not steps:
-            return  # the job has ended without them
-        self._cancel_limits()
-        if isinstance(error, JournalHeldError):
-            self._end_without_journal(str(error))
-            return
-        if error is not None:
-            self._on_error(error)
-            return
-        if self.trouble:
-            self.trouble = ""
-            assert self._ahead is not None
-            self._ahead.tell("the journal is written again")
+    def make(self, steps: Sequence[Step]) -> None:
+        """See Maker: makes steps visible, and carries their commands out. What these raise ends the job.
+
+        The time that the disc took was one for other things.
+        """
         began = time.perf_counter()
-        self._make(steps)
-        if self._under_way is not steps:
-            return
-        self._under_way = None
-        now = time.perf_counter()
-        # The time that the disc took was one for other things.
-        self._busy_until = max(self._busy_until, now + (now - began))
-        self._release()
-        if self._posted or self._timer_expired:
-            self._go_on()
-        elif self._reports or self._host_reports:
-            self._catch_up_soon()
-
-    def _facts_failed(self, error: Exception) -> None:
-        """What is kept beside the state can never be on disc."""
-        if self._ahead is None:
-            return
-        if isinstance(error, JournalHeldError):
-            self._end_without_journal(str(error))
-        else:
-            self._on_error(error)
-
-    def _make(self, steps: Sequence[Step]) -> None:
-        """Makes steps visible, and carries their commands out. What these raise ends the job, and it stays ended."""
-        self._steps = True
-        try:
+        with self._stepping():
             for each in steps:
                 self.state = each.state
                 self._carry_out(each.commands, each.clock)
-                if self._under_way is not steps:
-                    return
+                if self.state is not each.state:
+                    return  # an error has ended the job, and it stays ended
             self.set_timer()
-        except Exception as error:
-            self._on_error(error)
-        finally:
-            self._steps = False
+        self._rest(began)
+        if self.is_over and self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
 
-    def _is_late(self) -> None:
-        """Says so, and ends the job if that is what waits."""
+    def go_on(self) -> None:
+        """See Maker."""
+        if self._posted or self._timer_expired:
+            self._feed()
+        elif self._reports or self._host_reports:
+            self._catch_up_soon()
+
+    def late(self) -> None:
+        """See Maker. What waits may be an end already, or ask for one; it may stand behind others that wait."""
         assert self._ahead is not None
-        journal = self._ahead.journal
-        self.trouble = f"cannot write the journal {journal.path}: {journal.trouble or 'the disc does not answer'}"
-        self._ahead.tell(
-            f"{self.trouble}; training goes on, what happens waits, and after {in_seconds(self._ahead.limit_s)} "
-            "(--driver-timeout) the job ends"
-        )
-        steps = self._under_way
+        steps = self._ahead.under_way
+        stop = next((event for event in self._posted if isinstance(event, StopRequested)), None)
         if steps and steps[-1].state.ended:
-            self._stop_writing()
-            self._make(steps)
-            self._wait_no_more()
-            self._go_on()
-        elif any(isinstance(event, StopRequested) for event in self._posted):
             self._end_without_journal()
-
-    def _is_too_late(self) -> None:
-        assert self._ahead is not None
-        journal = self._ahead.journal
-        self._end_without_journal(
-            f"cannot write the journal {journal.path} for {in_seconds(self._ahead.limit_s)} (--driver-timeout): "
-            f"{journal.trouble or 'the disc does not answer'}"
-        )
-
-    def _end_without_journal(self, why: str = "") -> None:
-        """Ends the job, by the StopRequested that waits, or for this reason. What is not on disc is not made."""
-        self._stop_writing()
-        self._wait_no_more()
-        if why:
-            end = EndJob(ExitCode.INTERNAL_ERROR, why)
-            self.state = replace(self.state, end=end)
-            self._steps = True
-            try:
-                self._carry_out((end,), self._clock())
-            except Exception as error:
-                self._on_error(error)
-            finally:
-                self._steps = False
-        else:
-            # It may stand behind others, of which nothing is to follow any more.
-            stop = next(event for event in self._posted if isinstance(event, StopRequested))
+            self.make(steps)
+        elif stop is not None:
             self._posted.remove(stop)
+            self._end_without_journal()
             self._step(stop)
-        self._go_on()
+        else:
+            return
+        self._feed()
 
-    def _stop_writing(self) -> None:
+    def lost(self, why: str) -> None:
+        """See Maker."""
+        self._end_without_journal()
+        with self._stepping():
+            self._carry_out((self._end(why),), self._clock())
+        self._feed()
+
+    def failed(self, error: Exception) -> None:
+        """See Maker."""
+        self._on_error(error)
+
+    def _end_without_journal(self) -> None:
+        """What is not on disc is not made."""
         assert self._ahead is not None
-        self._ahead.journal.give_up()
+        self._ahead.give_up()
         self._ahead = None
-
-    def _wait_no_more(self) -> None:
-        """What is under way is not made any more."""
-        self._under_way = None
-        self._cancel_limits()
-        self._release()
-
-    def _release(self) -> None:
-        settled, self._settled = self._settled, []
-        for future in settled:
-            if not future.done():
-                future.set_result(None)
-
-    def _cancel_limits(self) -> None:
-        for timer in self._limits:
-            timer.cancel()
-        self._limits = []

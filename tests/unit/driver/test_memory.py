@@ -32,6 +32,7 @@ PLACES = (
     "rendezvous/server/store_route.py",
     "rendezvous/server/values.py",
     "system/job_clock.py",
+    "system/keeping.py",
 )
 # Of other processes: subcommands, other launchers.
 OTHERS = ("driver/mpirun.py", "driver/nodes.py", "driver/endpoint.py", "report/picture.py", "report/story.py")

@@ -25,7 +25,8 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
-from elastic_driver.driver.stepper import Stepper, WriteAhead
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.write_ahead import WriteAhead
 from elastic_driver.errors import RendezvousClosedError
 from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.credentials import Identity, Role

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from elastic_driver.core.events import (
-    Command,
     EndJob,
-    Event,
     GiveUpHost,
     HostHeard,
     HostsDiscovered,
@@ -21,57 +19,18 @@ from elastic_driver.core.events import (
     StartWorker,
     TimerExpired,
     WorkerNotStarted,
-    WorkerReady,
     WorkersReported,
 )
-from elastic_driver.core.membership import Policy
 from elastic_driver.driver import stepper
-from elastic_driver.driver.stepper import Stepper
-from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.stepped_job import HOSTS, A, B, SteppedJob, ready
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 
-A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
-HOSTS = HostsDiscovered((Host("a", 1), Host("b", 1)))
 
-
-def ready(worker: WorkerId) -> WorkerReady:
-    return WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,))
-
-
-class World:
-    """A stepper of a job of two, and what came of it."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
-        self.commands: list[Command] = []
-        self.errors: list[Exception] = []
-        self.fails_at: type | None = None
-        self.comes_of: dict[type, Event] = {}
-        self.stepper = Stepper(
-            Policy(num_proc=2, min_num_proc=1, start_timeout_s=60.0),
-            clock=loop.time,
-            carry_out=self._carry_out,
-            on_error=self.errors.append,
-        )
-
-    def _carry_out(self, commands: Sequence[Command], now: float) -> None:
-        for command in commands:
-            self.commands.append(command)
-            if (event := self.comes_of.pop(type(command), None)) is not None:
-                self.stepper.post(event)
-            if self.fails_at is not None and isinstance(command, self.fails_at):
-                raise ZeroDivisionError("a bug")
-
-    def of(self, kind: type) -> list[Command]:
-        return [command for command in self.commands if isinstance(command, kind)]
-
-
-def play(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def play(test: Callable[[SteppedJob], Coroutine[Any, Any, None]]) -> None:
     async def main(loop: VirtualLoop) -> None:
-        world = World(loop)
+        world = SteppedJob(loop)
         await test(world)
         world.stepper.close()
 
@@ -79,9 +38,9 @@ def play(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_reports_that_come_together_are_one_step() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.post(HOSTS)
-        assert [command.worker for command in world.of(StartWorker)] == [A, B]  # type: ignore[attr-defined]
+        assert [command.worker for command in world.of(StartWorker)] == [A, B]
         world.stepper.report(ready(A))
         world.stepper.report(ready(B))
         assert world.of(PublishRound) == [], "not before the loop has come round"
@@ -93,7 +52,7 @@ def test_reports_that_come_together_are_one_step() -> None:
 
 
 def test_an_event_comes_after_the_reports_before_it() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.post(HOSTS)
         world.stepper.report(ready(A))
         world.stepper.post(TimerExpired())
@@ -105,7 +64,7 @@ def test_an_event_comes_after_the_reports_before_it() -> None:
 
 
 def test_hosts_that_are_silent_together_are_one_step_after_what_workers_have_said() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.post(HOSTS)
         world.stepper.report_host(HostSilent("a", 5.0))
         world.stepper.report_host(HostSilent("b", 4.9, sure=False))
@@ -117,13 +76,13 @@ def test_hosts_that_are_silent_together_are_one_step_after_what_workers_have_sai
         world.stepper.report_host(HostHeard("b"))
         await asyncio.sleep(1)
         assert world.stepper.history[-1][1] == HostHeard("b")
-        assert [command.hostname for command in world.of(GiveUpHost)] == ["a"]  # type: ignore[attr-defined]
+        assert [command.hostname for command in world.of(GiveUpHost)] == ["a"]
 
     play(test)
 
 
 def test_catching_up_with_nothing_is_no_step() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.catch_up()
         assert not world.stepper.history
 
@@ -131,7 +90,7 @@ def test_catching_up_with_nothing_is_no_step() -> None:
 
 
 def test_the_timer_fires_at_the_next_deadline() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.set_timer()
         began = world.loop.time()
         world.stepper.post(HOSTS)
@@ -149,10 +108,10 @@ def test_the_timer_fires_at_the_next_deadline() -> None:
 def test_what_comes_of_a_command_is_fed_after_the_others_of_its_step() -> None:
     """A host that is given up is lost at once, with a worker that is being started there."""
 
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         event = world.comes_of[StartWorker] = WorkerNotStarted(A, "its agent has gone", 0.5, bad_command=False)
         world.stepper.post(HOSTS)
-        assert [command.worker for command in world.of(StartWorker)] == [A, B]  # type: ignore[attr-defined]
+        assert [command.worker for command in world.of(StartWorker)] == [A, B]
         assert [event for _, event in world.stepper.history] == [HOSTS]
         world.stepper.report(ready(B))
         await asyncio.sleep(1)
@@ -162,7 +121,7 @@ def test_what_comes_of_a_command_is_fed_after_the_others_of_its_step() -> None:
 
 
 def test_a_command_that_fails_is_told_and_its_step_is_made() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.fails_at = StartWorker
         world.stepper.post(HOSTS)
         assert [str(error) for error in world.errors] == ["a bug"]
@@ -172,7 +131,7 @@ def test_a_command_that_fails_is_told_and_its_step_is_made() -> None:
 
 
 def test_an_event_that_is_no_event_is_told_and_changes_nothing() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         before = world.stepper.state
         world.stepper.post(HostsDiscovered(None))  # type: ignore[arg-type]
         assert [type(error) for error in world.errors] == [TypeError]
@@ -182,7 +141,7 @@ def test_an_event_that_is_no_event_is_told_and_changes_nothing() -> None:
 
 
 def test_a_closed_one_feeds_nothing_by_itself() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.post(HOSTS)
         world.stepper.report(ready(A))
         world.stepper.close()
@@ -196,7 +155,7 @@ def test_a_core_that_fails_at_an_error_of_the_drivers_own_is_over_too(monkeypatc
     def fail(*_: object) -> Any:
         raise ZeroDivisionError("a bug of the core")
 
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         monkeypatch.setattr(stepper, "step", fail)
         end = world.stepper.fail(ValueError("a bug"))
         assert end == EndJob(70, "internal error of the driver: ValueError('a bug')") == world.stepper.state.end
@@ -206,7 +165,7 @@ def test_a_core_that_fails_at_an_error_of_the_drivers_own_is_over_too(monkeypatc
 
 
 def test_after_an_error_of_the_drivers_own_nothing_follows() -> None:
-    async def test(world: World) -> None:
+    async def test(world: SteppedJob) -> None:
         world.stepper.post(HOSTS)
         world.commands.clear()
         end = world.stepper.fail(ZeroDivisionError("a bug"))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from elastic_driver.core.events import (
-    Command,
     DrainRequested,
     EndJob,
-    Event,
     HostsDiscovered,
     HostSilent,
     PublishRound,
@@ -23,63 +21,38 @@ from elastic_driver.core.events import (
     WorkerExited,
     WorkerExiting,
     WorkerNotStarted,
-    WorkerReady,
     WorkersReported,
 )
-from elastic_driver.core.membership import Policy, step
+from elastic_driver.core.membership import step
 from elastic_driver.core.state import State
-from elastic_driver.driver.stepper import Stepper, WriteAhead
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.driver.write_ahead import WriteAhead
 from elastic_driver.journal.folder import JournalHeldError
-from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.played_disc import Disc
+from tests.support.fakes.stepped_job import HOSTS, A, B, SteppedJob, ready
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 
-A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
-HOSTS = HostsDiscovered((Host("a", 1), Host("b", 1)))
 STOP = StopRequested(signal.SIGTERM, "SIGTERM")
 
 
-def ready(worker: WorkerId) -> WorkerReady:
-    return WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,))
-
-
-class World:
-    """A stepper of a job of two with a journal, and what came of it."""
+class World(SteppedJob):
+    """A job with a journal, whose disc the test plays."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
         self.disc = Disc()
-        self.commands: list[Command] = []
         self.told: list[str] = []
-        self.errors: list[Exception] = []
-        self.fails_at: type | None = None
-        self.comes_of: dict[type, Event] = {}
-        ahead = WriteAhead(self.disc, 600.0, loop.call_later, self.told.append)  # type: ignore[arg-type]
-        self.stepper = Stepper(
-            Policy(num_proc=2, min_num_proc=1, start_timeout_s=60.0),
-            clock=loop.time,
-            carry_out=self._carry_out,
-            on_error=self._failed,
-            ahead=ahead,
-        )
-
-    def _carry_out(self, commands: Sequence[Command], now: float) -> None:
-        for command in commands:
-            self.commands.append(command)
-            if (event := self.comes_of.pop(type(command), None)) is not None:
-                self.stepper.post(event)
-            if self.fails_at is not None and isinstance(command, self.fails_at):
-                raise ZeroDivisionError("a bug")
+        self.ahead = WriteAhead(self.disc, 600.0, loop.call_later, self.told.append)  # type: ignore[arg-type]
+        super().__init__(loop, self.ahead)
 
     def _failed(self, error: Exception) -> None:
-        self.errors.append(error)
+        super()._failed(error)
         self.stepper.fail(error)
 
-    def of(self, kind: type) -> list[Any]:
-        return [command for command in self.commands if isinstance(command, kind)]
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How much has come, and how much of that is kept."""
+        return self.ahead.keeping.came, self.ahead.keeping.kept
 
     def replayed(self) -> State:
         """What the journal comes to."""
@@ -308,6 +281,122 @@ def test_of_a_job_that_has_ended_nothing_is_written() -> None:
         world.stepper.report(WorkerExited(B, -15, "killed by SIGTERM", 0.5))
         await asyncio.sleep(1)
         assert (world.disc.writes, len(world.stepper.state.workers)) == (writes, 0)
+
+    play(test)
+
+
+# --- what is kept --------------------------------------------------------------------------------------------------
+
+
+def test_what_has_come_is_kept_when_it_is_on_disc_and_made() -> None:
+    async def test(world: World) -> None:
+        kept: list[int] = []
+        world.stepper.post(HOSTS)
+        for many in (1, 2, 4):
+            world.ahead.keeping.when_kept(many, lambda many=many: kept.append(len(world.of(StartWorker))))  # type: ignore[misc]
+        world.stepper.report(ready(A))
+        world.stepper.report_host(HostSilent("b", 5.0))
+        world.stepper.post(TimerExpired())  # nobody has said that
+        world.stepper.post(DrainRequested("b", None, "as asked"))
+        assert (world.counts, kept) == ((4, 0), [])
+        world.disc.answers()
+        assert (world.counts, kept) == ((4, 1), [2])
+        world.stepper.report(ready(B))
+        world.disc.answers()
+        assert (world.counts, kept) == ((5, 4), [2, 2, 2])
+        await asyncio.sleep(1)
+        world.disc.answers()
+        assert world.counts == (5, 5)
+
+    play(test)
+
+
+def test_when_the_journal_has_begun_what_came_before_is_kept() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop)
+        world.stepper.report_host(HostSilent("b", 5.0))
+        world.stepper.begin()
+        assert world.disc.events() == [HostSilent("b", 5.0)]
+        assert world.counts == (1, 0)
+        world.disc.answers()
+        assert world.counts == (1, 1)
+        world.stepper.close()
+
+    run_virtually(main)
+
+
+async def ends_by_itself(world: World) -> None:
+    world.stepper.post(STOP)
+    world.stepper.report(ready(A))
+    world.disc.answers()
+
+
+async def is_ended_while_the_disc_hangs(world: World) -> None:
+    world.stepper.post(TimerExpired())
+    world.stepper.report(ready(A))
+    world.stepper.post(STOP)
+    await asyncio.sleep(3)
+
+
+async def has_ended_while_the_disc_hangs(world: World) -> None:
+    world.stepper.post(STOP)
+    world.stepper.report(ready(A))
+    await asyncio.sleep(3)
+
+
+async def waits_for_too_long(world: World) -> None:
+    world.stepper.report(ready(A))
+    await asyncio.sleep(1000)
+
+
+async def loses_its_journal(world: World) -> None:
+    world.stepper.post(TimerExpired())
+    world.stepper.report(ready(A))
+    world.disc.answers(JournalHeldError("another has it"))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ends_by_itself,
+        is_ended_while_the_disc_hangs,
+        has_ended_while_the_disc_hangs,
+        waits_for_too_long,
+        loses_its_journal,
+    ],
+)
+def test_of_a_job_that_has_ended_all_is_kept_at_once(ends: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Nobody comes after it who would have to know. Where agents waited for a disc that hangs it would not end."""
+
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        await ends(world)
+        assert len(world.of(EndJob)) == 1
+        came, kept = world.counts
+        assert came == kept >= 2
+        world.stepper.report(WorkerExited(A, -15, "killed by SIGTERM", 0.5))
+        await asyncio.sleep(1)
+        assert world.stepper.state.workers.find(A) is None
+        came, kept = world.counts
+        assert came == kept
+
+    play(test)
+
+
+def test_what_was_under_way_when_the_driver_failed_is_not_kept() -> None:
+    """Whoever comes after it has to know of it."""
+
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        world.stepper.report(ready(A))
+        await asyncio.sleep(1)
+        world.stepper.fail(ZeroDivisionError("a bug"))
+        world.disc.answers()
+        world.stepper.report(ready(B))
+        await asyncio.sleep(1)
+        assert world.counts == (2, 1)
 
     play(test)
 
