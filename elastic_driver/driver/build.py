@@ -116,7 +116,7 @@ def build(
     ahead: WriteAhead | None = None
     if journal is not None:
         ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning)
-        fleet.keepings = (ahead.keeping,)
+        fleet.keepings = (*fleet.keepings, ahead.keeping)
     stepper = Stepper(
         policy_of(settings, dialect.on_change),
         clock=clock,

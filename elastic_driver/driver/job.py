@@ -59,6 +59,7 @@ from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.job_clock import MOST_S, JobClock
+from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.safe_files import open_folder_inside
@@ -112,7 +113,11 @@ def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Ga
     suspicions = None if has_journal(given) else _checked(given, routes)
     with (
         Console(
-            log_level=given.log_level, verbose=given.verbose, quiet=given.quiet, event_log=given.event_log
+            log_level=given.log_level,
+            verbose=given.verbose,
+            quiet=given.quiet,
+            event_log=given.event_log,
+            keeping=None if given.journal is None else Keeping(),
         ) as console,
         warnings_told(console.warning),
         recording(given, secrets.token_hex(8), console) as recorded,
@@ -137,6 +142,7 @@ def _run_recorded(
     on_change = first_kind(settings)
     logs = _rank_logs(settings, job_id)
     instant = Instant()
+    in_files = None if journal is None else Keeping()
     with (
         FolderLock.take(settings.durable_dir, job_id),
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
@@ -160,6 +166,7 @@ def _run_recorded(
             folder=settings.output_filename,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
             logs=logs,
+            keeping=in_files,
             is_shown=stdin.is_shown,
         ) as outputs,
     ):
@@ -173,6 +180,7 @@ def _run_recorded(
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S), begins=None if before is None else before.job_clock_s)
         agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
+        agents.fleet.keepings = tuple(filter(None, (console.keeping, in_files)))
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
             source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))

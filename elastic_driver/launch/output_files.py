@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -19,6 +20,7 @@ from elastic_driver.launch.log_files import LogFiles
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.words import Stream
 from elastic_driver.system.file_writer import FileWriter
+from elastic_driver.system.keeping import Keeping
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class OutputFiles:
             None to keep none.
         width: digits of R.
         logs: keeps, too, and says what the screen gets; None where nothing was said of that.
+        keeping: counts what is written to files; None where nobody wants to know.
         is_shown: whether the screen has a stream of a worker already, as it was written; None for none.
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
     """
@@ -53,6 +56,7 @@ class OutputFiles:
         folder: Path | None,
         width: int,
         logs: RankLogs | None = None,
+        keeping: Keeping | None = None,
         is_shown: Callable[[WorkerId, Stream], bool] | None = None,
         warn: Callable[[str], None] = _log.warning,
     ) -> None:
@@ -60,6 +64,7 @@ class OutputFiles:
         self._folder = folder
         self._width = width
         self._logs = logs
+        self._keeping = keeping
         self._is_shown = is_shown
         self._warn = warn
         self._writer: FileWriter | None = None  # made with the first worker
@@ -104,6 +109,8 @@ class OutputFiles:
         if files is not None:
             files.write(stream, data)
         shown = data if self._logs is None else self._logs.take(worker, stream, data)
+        if self._keeping is not None and self._writer is not None:
+            self._writer.put(partial(self._keeping.keep_soon, self._keeping.comes()))
         if shown and (self._is_shown is None or not self._is_shown(worker, stream)):
             self._screen.write(stream, shown)
 

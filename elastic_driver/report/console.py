@@ -27,6 +27,7 @@ from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.status_line import status_line
 from elastic_driver.report.tracebacks import Tracebacks
+from elastic_driver.system.keeping import Keeping
 
 Stream = Literal["stdout", "stderr"]
 
@@ -55,7 +56,11 @@ class Console:
         verbose: whether details are said, too.
         quiet: whether nothing is said but warnings, errors and the last line, and there is no status line.
         event_log: the file that has more than the summary; None for none.
+        keeping: counts workers' output, and what of it is written; None where nobody wants to know.
         stdout, stderr: file descriptors.
+
+    Attributes:
+        keeping: as given.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Console:
         verbose: bool = False,
         quiet: bool = False,
         event_log: Path | None = None,
+        keeping: Keeping | None = None,
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
@@ -91,7 +97,9 @@ class Console:
         # While the job has no round; None then.
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there
-        self._queue: queue.SimpleQueue[tuple[Stream, bytes] | None] = queue.SimpleQueue()
+        self.keeping = keeping
+        # What is to be written; how much of workers' output is written then.
+        self._queue: queue.SimpleQueue[tuple[Stream, bytes] | int | None] = queue.SimpleQueue()
         self._backlog = 0  # bytes queued; written by both threads, under _lock
         self._dropped = 0
         self._lock = threading.Lock()
@@ -134,10 +142,18 @@ class Console:
 
     def write(self, stream: Stream, data: bytes) -> None:
         """Workers' output: whole lines, prefix included. What is no terminal gets it as it is."""
+        if self.keeping is not None:
+            self.keeping.comes()
         if stream == "stderr" and self._tracebacks is not None:
             data = self._tracebacks.take(data, time.monotonic())
         if data:
             self._write(stream, data)
+        self._count()
+
+    def _count(self) -> None:
+        """Has it counted when all that workers have written so far is there, unless something of that is held."""
+        if self.keeping is not None and (self._tracebacks is None or self._tracebacks.is_empty):
+            self._queue.put(self.keeping.came)
 
     def _write(self, stream: Stream, data: bytes) -> None:
         if self._shown_on_terminal[stream]:
@@ -171,6 +187,7 @@ class Console:
         """To be called now and then: passes on what has been held for a moment."""
         if self._tracebacks is not None and (late := self._tracebacks.overdue(time.monotonic())):
             self._write("stderr", late)
+            self._count()
 
     def training_began(self) -> None:
         """From here on all output is passed on as it comes."""
@@ -178,12 +195,14 @@ class Console:
             rest, self._tracebacks = self._tracebacks.rest(), None
             if rest:
                 self._write("stderr", rest)
+            self._count()
 
     def worker_ended(self, label: str) -> str:
         """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again."""
         shown, same = self._tracebacks.ended(label) if self._tracebacks is not None else (b"", "")
         if shown:
             self._write("stderr", shown)
+        self._count()
         return same
 
     def shows(self, lines: Sequence[str]) -> bool:
@@ -307,6 +326,10 @@ class Console:
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
+            if isinstance(item, int):
+                assert self.keeping is not None
+                self.keeping.keep_soon(item)
+                continue
             stream, data = item
             self._write_now(stream, data)
             with self._lock:

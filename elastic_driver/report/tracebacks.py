@@ -38,6 +38,11 @@ class Tracebacks:
         self._held: dict[str, _Held] = {}
         self._shown: dict[bytes, str] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self._held
+
     def take(self, data: bytes, now: float) -> bytes:
         """Takes whole lines of one worker's standard error, prefixed with its label. Returns what is shown at once."""
         head, mark, _ = data.partition(_MARK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -16,9 +17,11 @@ from typing import Any
 import pytest
 
 from elastic_driver.report import console as console_module
+from elastic_driver.report import tracebacks
 from elastic_driver.report.console import Console
 from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.tracebacks import Tracebacks
+from elastic_driver.system.keeping import Keeping
 
 pytestmark = [pytest.mark.unit]
 
@@ -394,6 +397,61 @@ def test_a_stopped_reader_stops_nobody_and_loses_nothing() -> None:
     os.close(err_write)
     assert out.text().encode() == b"".join(lines)
     assert err.text() == ""
+
+
+def test_output_is_kept_when_it_is_written() -> None:
+    async def play() -> None:
+        keeping, is_kept = Keeping(), asyncio.Event()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        console = Console(stdout=out_write, stderr=err_write, keeping=keeping)
+        for _ in range(1000):
+            console.write("stdout", b"x" * 999 + b"\n")
+        console.line("that is no output")
+        keeping.when_kept(1000, is_kept.set)
+        await asyncio.sleep(0)
+        assert keeping.kept < keeping.came == 1000, "a pipe holds less"
+        reader = Reader(out_read)
+        await is_kept.wait()
+        console.__exit__(None, None, None)
+        os.close(out_write)
+        os.close(err_write)
+        os.close(err_read)
+        assert len(reader.text()) == 1_000_000
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("shown", ["when it ends", "when training begins", "after a while"])
+def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        keeping, is_kept = Keeping(), asyncio.Event()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        with Console(stdout=out_write, stderr=err_write, keeping=keeping) as console:
+            console.write("stderr", b"[0]<stderr>:begins\n")
+            console.write("stderr", b"[0]<stderr>:Traceback (most recent call last):\n")
+            for _ in range(2):  # the second is read when all is done of the first
+                console.write("stdout", b"[1]<stdout>:behind it\n")
+                assert os.read(out_read, 100) == b"[1]<stdout>:behind it\n"
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert keeping.kept <= 1
+            keeping.when_kept(4, is_kept.set)
+            match shown:
+                case "when it ends":
+                    console.worker_ended("0")
+                case "when training begins":
+                    console.training_began()
+                case _:
+                    monkeypatch.setattr(tracebacks, "_HOLD_S", 0.0)
+                    console.look()
+            await is_kept.wait()
+            assert b"Traceback" in os.read(err_read, 1000)
+        for descriptor in (out_read, out_write, err_read, err_write):
+            os.close(descriptor)
+
+    asyncio.run(play())
 
 
 def test_what_a_stopped_reader_leaves_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
