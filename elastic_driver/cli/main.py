@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_node(settings, settings.nodes)
         from elastic_driver.launch.dial.early import EarlyAgent
 
-        early = EarlyAgent()
+        early = EarlyAgent(with_stdin=settings.journal is None)
         from elastic_driver.driver.job import run_job
 
         return run_job(settings, early=early)

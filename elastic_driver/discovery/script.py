@@ -25,6 +25,7 @@ from elastic_driver.rendezvous.environment import ENV_MARK
 from elastic_driver.settings.settings import script_words
 from elastic_driver.system.job_clock import CallLater, time_limit
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
+from elastic_driver.system.tether import Tether
 
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -49,7 +50,8 @@ class ScriptDiscovery:
         script: a shell command; its standard output is the list.
         default_slots: slots of a host that the script lists without any; None makes that an error.
         timeout_s: how long one run may take; then its whole process tree is killed.
-        job_id: marks its processes, so that they end with a driver that is killed.
+        job_id: marks its processes, so that those that have left its session end with a driver that is killed, too,
+            where this machine's agent does.
         call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
         orders_hosts: whether its hosts are put in the order of their names, numbers as numbers.
     """
@@ -199,7 +201,7 @@ class _TooMuchError(Exception):
 
 
 class _Run:
-    """One run of the script, in a session of its own. Made on the running loop.
+    """One run of the script, in a session of its own, which ends with this process. Made on the running loop.
 
     Its shell is reaped only after its session was killed: until then nobody else can be given the session's number.
 
@@ -211,15 +213,23 @@ class _Run:
     def __init__(self, script: str, job_id: str) -> None:
         """Starts it. Raises OSError."""
         self._mark = secrets.token_hex(8)
-        self._popen = subprocess.Popen(
-            script,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, ENV_MARK: job_id, _ENV_RUN: self._mark},
-        )
+        with contextlib.ExitStack() as on_error:
+            tether = Tether()
+            self._tether: Tether | None = tether
+            on_error.callback(tether.close)
+            with contextlib.closing(tether.ends()) as ends:
+                self._popen = subprocess.Popen(
+                    script,
+                    shell=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=ends.descriptors(),
+                    env={**os.environ, ENV_MARK: job_id, _ENV_RUN: self._mark},
+                )
+                ends.tie(self._popen.pid)
+            on_error.pop_all()
         self.errors = b""
         self._pipes: list[_Pipe] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -277,6 +287,10 @@ class _Run:
             self.ended.add_done_callback(lambda _: self.bury())
 
     def _close(self) -> None:
+        """Lets go of it. Its session has been killed. Harmless when repeated."""
+        tether, self._tether = self._tether, None
+        if tether is not None:
+            tether.close()
         for pipe in self._pipes:
             pipe.close()
         for stream in (self._popen.stdout, self._popen.stderr):

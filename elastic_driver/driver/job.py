@@ -95,7 +95,8 @@ def run_job(
             had, a fixed host is not this machine, or the machine lacks what a driver needs.
     """
     try:
-        return _run_job(settings, routes, LocalDialler(early=early), gathering)
+        local = LocalDialler(early=early, outlives=settings.journal is not None)
+        return _run_job(settings, routes, local, gathering)
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:

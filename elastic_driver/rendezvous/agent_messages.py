@@ -65,6 +65,8 @@ class Bootstrap(Body):
         grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
         leave_code: exit code of an agent whose host has left a job that goes on.
         stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
+        outlives: whether an agent on the driver's own machine goes on when the driver's process dies, as one elsewhere
+            does: until its lease is over, or another driver of the job has come.
         source: of the token from which the key was made, see Credential; it does not travel.
     """
 
@@ -88,6 +90,7 @@ class Bootstrap(Body):
     grace_s: float = 0.0
     leave_code: int = 0
     stdin: int = -1
+    outlives: bool = False
     source: str = field(default="", compare=False)
 
     def to_word(self) -> str:

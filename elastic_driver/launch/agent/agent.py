@@ -316,8 +316,13 @@ class Agent:
         return given if self._bootstrap.owner else {**os.environ, **given}
 
     def _mark(self, welcome: Welcome) -> str:
-        """Of the processes here. What the driver itself has started (a discovery script) ends with its own agent."""
-        return welcome.job_id if self._bootstrap.owner else f"{welcome.job_id}-{self._link.agent}"
+        """Of the processes here.
+
+        What the driver itself has started (a discovery script) ends with its own agent, if that ends with it. One that
+        does not may have a successor in this job on this machine, whose workers its guard must leave alone.
+        """
+        ends_together = self._bootstrap.owner and not self._bootstrap.outlives
+        return welcome.job_id if ends_together else f"{welcome.job_id}-{self._link.agent}"
 
     def take(self, message: Said) -> None:
         """See LinkOwner."""
@@ -548,6 +553,8 @@ class Agent:
 
     def _watch_owner(self) -> Any:
         """Ends the agent with the driver's process, when that is of this machine. Returns what ends the watch."""
+        if self._bootstrap.outlives:
+            return lambda: None  # as on any other machine, its connection tells
         owner = ProcessName.parse(self._bootstrap.owner)
         if owner is None or not owner.is_of_this_place:
             return lambda: None  # of another machine, or unknown: its connection tells

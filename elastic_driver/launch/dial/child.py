@@ -31,8 +31,8 @@ Explain = Callable[[int, list[str]], DialFailure]
 class Child:
     """A running command; see :class:`~elastic_driver.launch.dial.dialler.Dialled`.
 
-    It leads a session of its own. The kernel kills it when this process dies: its standard input is a pipe that stays
-    open, and is tied.
+    It leads a session of its own. The kernel kills it when this process dies, unless it is to outlive that: its
+    standard input is a pipe that stays open, and is tied.
 
     All methods on the loop.
 
@@ -105,6 +105,7 @@ async def start_child(
     grace_s: float = 1.0,
     with_group: bool = True,
     more: Sequence[int] = (),
+    outlives: bool = False,
 ) -> Child:
     """Starts a command. Its program is loaded afterwards.
 
@@ -116,12 +117,15 @@ async def start_child(
         grace_s: from SIGTERM to SIGKILL, when it is closed, seconds; 0 for SIGKILL at once.
         with_group: whether what it has started in its process group is ended with it.
         more: descriptors that it inherits under their numbers.
+        outlives: whether it goes on when this process dies.
 
     Raises:
         CommandNotFoundError: there is no such program, or it cannot be executed.
         LaunchError: it could not be started: too many processes or descriptors, no memory.
     """
-    starting = asyncio.ensure_future(asyncio.to_thread(_start, command, given, env, more, with_group=with_group))
+    starting = asyncio.ensure_future(
+        asyncio.to_thread(_start, command, given, env, more, with_group=with_group, outlives=outlives)
+    )
     try:
         started = await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -137,11 +141,12 @@ def _start(
     more: Sequence[int],
     *,
     with_group: bool,
+    outlives: bool,
 ) -> Spawned:
     try:
         spawned = spawn(command, env, with_group=with_group, more=more)
         try:
-            spawned.give(given)
+            spawned.give(given, outlives=outlives)
         except BaseException:
             spawned.end()
             raise

@@ -1,7 +1,7 @@
 """The agent of the driver's own machine, begun before the driver itself is imported: both take a sixth of a second.
 
-Owns that process until it is dialled, or is not needed. It waits for what it is given on its standard input, and dies
-with this process. Imports little.
+Owns that process until it is dialled, or is not needed. Until then it waits for what it is given on its standard input,
+and ends with this process. Imports little.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ class EarlyAgent:
 
     Args:
         module: what runs.
+        with_stdin: whether it has this process's standard input.
     """
 
-    def __init__(self, module: str = AGENT) -> None:
+    def __init__(self, module: str = AGENT, *, with_stdin: bool = True) -> None:
         self._spawned: Spawned | None = None
         with contextlib.suppress(OSError):  # whoever needs an agent tries again, and says why there is none
-            self._spawned = spawn(local_command(module), local_environment(), with_group=True, more=shared_stdin())
+            more = shared_stdin() if with_stdin else ()
+            self._spawned = spawn(local_command(module), local_environment(), with_group=True, more=more)
 
     def take(self) -> Spawned | None:
         """The process, for who takes care of it from now on; None when there is none any more."""

@@ -1,6 +1,7 @@
 """An agent on this machine, as a child process.
 
-Owns its start. It dies with this process, also when it is stopped: see :mod:`elastic_driver.launch.dial.child`.
+Owns its start. It dies with this process, also when it is stopped: see :mod:`elastic_driver.launch.dial.child`. Unless
+the job has a journal: then another driver may come, and the agent waits for it (decision 44).
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ class LocalDialler:
     Args:
         module: what runs; the agent.
         early: a process that was begun before, of the same module; for the first agent.
+        outlives: whether agents go on when this process dies. They have no standard input then.
     """
 
-    def __init__(self, *, module: str = AGENT, early: EarlyAgent | None = None) -> None:
+    def __init__(self, *, module: str = AGENT, early: EarlyAgent | None = None, outlives: bool = False) -> None:
         self._module = module
         self._early = early
+        self._outlives = outlives
 
     def shows_bootstrap(self, host: str) -> bool:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
@@ -37,20 +40,23 @@ class LocalDialler:
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`. The host is a name of this machine."""
-        stdin = shared_stdin()
-        given = replace(bootstrap, stdin=stdin[0] if stdin else -1).to_json() + b"\n"
+        stdin = () if self._outlives else shared_stdin()
+        told = replace(bootstrap, stdin=stdin[0] if stdin else -1, outlives=self._outlives)
+        given = told.to_json() + b"\n"
         explain = partial(failure, "", host)
         spawned = None if self._early is None else self._early.take()
         if spawned is not None:
             try:
-                spawned.give(given)
+                spawned.give(given, outlives=self._outlives)
             except OSError:
                 spawned.end()
             else:
                 return Child(spawned, explain, _GRACE_S)
         command = local_command(self._module)
         env = local_environment()
-        return await start_child(command, given, explain, env=env, grace_s=_GRACE_S, more=stdin)
+        return await start_child(
+            command, given, explain, env=env, grace_s=_GRACE_S, more=stdin, outlives=self._outlives
+        )
 
     def settled(self) -> None:
         """It is known whether this machine has an agent: one that was begun before and not dialled is not needed."""

@@ -1,4 +1,4 @@
-"""The process of a command that starts an agent: its input, its standard error, its death with this process's.
+"""The process of a command that starts an agent: its input, its standard error, and whether it dies with this process.
 
 Owns the descriptors. Knows no event loop, and imports little: the agent of the driver's own machine is started while
 the driver is still being imported.
@@ -40,8 +40,12 @@ class Spawned:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self._owner, number)
 
-    def give(self, data: bytes) -> None:
+    def give(self, data: bytes, *, outlives: bool = False) -> None:
         """Writes to its standard input, once, and ties it to this process: what happens to the pipe next kills it.
+
+        Args:
+            data: what is written.
+            outlives: whether it is not tied: it goes on when this process dies.
 
         Raises:
             OSError: that is more than a pipe holds.
@@ -49,7 +53,8 @@ class Spawned:
         stdin, stdin_there, *_ = self._descriptors
         if os.write(stdin, data) != len(data):
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-        tie(stdin_there, self._owner)
+        if not outlives:
+            tie(stdin_there, self._owner)
         self._descriptors.remove(stdin_there)
         os.close(stdin_there)
 
