@@ -44,6 +44,7 @@ from elastic_driver.system.job_clock import JobClock
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.fleet_fakes import AtOnce, FakeAgent, FakeFleet
+from tests.support.fakes.played_disc import Disc
 from tests.support.fakes.virtual_loop import VirtualLoop
 
 PATIENCE_S = 150.0
@@ -291,7 +292,13 @@ class Job:
     """A driver among fakes, to be used on a running loop."""
 
     def __init__(
-        self, folder: Path, *hosts: Host, clock: JobClock | None = None, dialect: Dialect = OURS, **settings: Any
+        self,
+        folder: Path,
+        *hosts: Host,
+        clock: JobClock | None = None,
+        dialect: Dialect = OURS,
+        disc: Disc | None = None,
+        **settings: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualLoop):
@@ -316,6 +323,7 @@ class Job:
             Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
             dialect=dialect,
             clock=clock,
+            disc=disc,
         )
         self._running = loop.create_task(self.driver.run())
         self._questions = 0
@@ -425,8 +433,9 @@ def driver_of(
     *,
     dialect: Dialect = OURS,
     clock: JobClock | None = None,
+    disc: Disc | None = None,
 ) -> ElasticDriver:
-    """A driver of such a fleet; its hosts are listed by this source."""
+    """A driver of such a fleet; its hosts are listed by this source, and its journal is on this disc."""
     return build(
         settings,
         discovery=FleetDiscovery(source, fleet.fleet),
@@ -436,4 +445,5 @@ def driver_of(
         agents=fleet.side(),
         tally=Tally(),
         clock=clock,
+        journal=disc,  # type: ignore[arg-type]
     )
