@@ -67,6 +67,8 @@ class Bootstrap(Body):
         stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
         outlives: whether an agent on the driver's own machine goes on when the driver's process dies, as one elsewhere
             does: until its lease is over, or another driver of the job has come.
+        instead_of: the number of the agent that was on its host before: the job has given it up, and this one ends it
+            before it says hello. "" for none.
         source: of the token from which the key was made, see Credential; it does not travel.
     """
 
@@ -91,6 +93,7 @@ class Bootstrap(Body):
     leave_code: int = 0
     stdin: int = -1
     outlives: bool = False
+    instead_of: str = ""
     source: str = field(default="", compare=False)
 
     def to_word(self) -> str:
@@ -585,7 +588,7 @@ class WorkerLevel:
         phase: how far it is.
         pid: of its process; 0 for none.
         label: what stands in the prefix of its output.
-        rank: for which it was started.
+        rank: for which it was started; -1 where nothing is left of it but its end.
         leaving: whether it has said that nothing more is heard of it.
         exiting: whether it runs its exit handlers.
     """

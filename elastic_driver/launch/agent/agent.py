@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError, shortage
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent.coming_back import all_again
 from elastic_driver.launch.agent.control import (
     AgentHere,
     Answer,
@@ -27,13 +28,16 @@ from elastic_driver.launch.agent.control import (
     Done,
     EndOrphan,
     Leave,
+    Obeyed,
+    Obeys,
     Order,
     Who,
+    drivers_here,
     end_orphans,
 )
 from elastic_driver.launch.agent.horovod.front import HorovodFront
 from elastic_driver.launch.agent.host_rounds import HostRounds
-from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError, StrangersError
+from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError, StrangersError
 from elastic_driver.launch.agent.machine import cores
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
@@ -204,7 +208,8 @@ class Agent:
         self._rounds = HostRounds(
             self._send,
             self,
-            is_heard=self._is_heard,
+            is_heard=lambda: self._is_heard() and not self._link.is_alone,
+            is_alone=lambda: self._link.is_alone,
             on_notice=self._notified,
         )
         self._ports = HeldPorts(self._send)
@@ -218,7 +223,7 @@ class Agent:
         self._horovod = HorovodFront(self._rounds, keys, self, tasks=self._tasks, warn=self._warn)
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
-        self._leaving = False
+        self._leaving = ""  # why it is to leave; "" where it is not
         self._gone_at = math.inf  # when this machine is gone, as far as anybody has said; the loop's clock
         self._signal = 0  # that has asked it to leave
         self._ended: asyncio.Future[End] = self._loop.create_future()
@@ -241,7 +246,10 @@ class Agent:
                 self._loop.add_signal_handler(number, handlers[number], number)
                 way_out.callback(self._loop.remove_signal_handler, number)
             if self._bootstrap.job:
-                await end_orphans(self._bootstrap.job, network_id())
+                here = network_id()
+                await end_orphans(self._bootstrap.job, here, self._bootstrap.instead_of)
+                obeyed = await drivers_here(self._bootstrap.job, here)
+                self._link.known = {job_id: Driver(*each) for job_id, each in obeyed.items()}
             way_out.push_async_callback(self._control.close)
             await self._control.open()
             for url in self._bootstrap.urls:
@@ -294,6 +302,7 @@ class Agent:
                 self._socket_url,
                 send=self._send,
                 on_gone=self._gone,
+                on_failing=self._rounds.fails,
                 more_of=self._horovod.environment,
                 tasks=self._tasks,
                 environ=self._environ if self._home is None else self._home.environ,
@@ -347,6 +356,21 @@ class Agent:
         has_room = channel.unseen_bytes < CREDIT_BYTES // 2 and channel.unkept_bytes < UNKEPT_BYTES
         if self._workers is not None and has_room:
             self._workers.resume()
+
+    def alone(self) -> None:
+        """See LinkOwner."""
+        self._rounds.alone()
+
+    def taken_over(self, untold: Sequence[Said]) -> None:
+        """See LinkOwner."""
+        if self._workers is None:
+            return  # it ends, since it could not begin
+        within_s = None if math.isinf(self._gone_at) else max(0.0, self._gone_at - self._loop.time())
+        leaves = Leaves(self._leaving, within_s) if self._leaving else None
+        for message in all_again(self._workers, self._rounds, self._ports, leaves, untold):
+            self._link.send(message)
+        self._probes.close()  # whoever has asked for a check is gone
+        self.seen()
 
     def _is_heard(self) -> bool:
         """Whether the driver takes what it is told, soon."""
@@ -487,7 +511,7 @@ class Agent:
     def _leave(self, why: str, within_s: float | None = None) -> None:
         gone_at = math.inf if within_s is None else self._loop.time() + within_s
         if not self._leaving or gone_at < self._gone_at:
-            self._leaving = True
+            self._leaving = why
             is_first = math.isinf(self._gone_at) and within_s is not None
             self._gone_at = min(gone_at, self._gone_at)
             self._link.send(Leaves(why, within_s))
@@ -542,9 +566,13 @@ class Agent:
                     self._end(End(How.FAILED, 1, "it was told to leave before the driver had taken it in"))
                 else:
                     self._leave(why, within_s)
-            case EndOrphan(job, of):
+            case Obeys(job, of):
                 is_meant = bool(job) and job == self._bootstrap.job and of == network_id()
-                if not is_meant or self._workers is None or self._link.connected:
+                return Obeyed(self._job_id, *self._link.driver) if is_meant else Done(done=False)
+            case EndOrphan(job, of, agent):
+                is_meant = bool(job) and job == self._bootstrap.job and of == network_id()
+                is_orphan = self._workers is not None and not self._link.connected
+                if not is_meant or not (is_orphan or agent == self._link.agent):
                     return Done(done=False)
                 why = "another agent of its job has come, and its driver does not answer"
                 self._end(End(How.LOST, 1, why))

@@ -5,7 +5,11 @@ loop only.
 
 A driver is there as long as its kernel acknowledges: one that is stopped is waited for, however long. When nothing has
 been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
-limit, and goes on without this host only later.
+limit, and goes on without this host only later. Where another may come in its place, the lease lasts longer as long as
+its machine says that nobody drives (:mod:`~elastic_driver.launch.agent.lease`).
+
+Each driver of a job has an epoch that is higher than those before. The agent goes on with the highest that has welcomed
+it, and with nobody else; a new one has a channel of its own.
 
 What is lost on a connection TCP sends again ever more seldom: a network that was away would be of no use for as long
 again. So a silent connection is not waited for alone: others are dialled beside it, again and again, and whichever
@@ -19,7 +23,8 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from elastic_driver.errors import (
     ElasticError,
@@ -33,6 +38,8 @@ from elastic_driver.errors import (
 )
 from elastic_driver.launch.agent import machine
 from elastic_driver.launch.agent.dial_in import Met, dial_in
+from elastic_driver.launch.agent.lease import Lease
+from elastic_driver.launch.agent.refusals import refuses
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, Refused, Said, Welcome, said
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
@@ -42,6 +49,10 @@ from elastic_driver.version import __version__
 
 _LOOK_S = 0.5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
+# Where another driver is to take the job over, in less than two seconds.
+_MAX_PAUSE_ALONE_S = 0.25
+# Between two times that the machine of a driver that is gone is asked whether there is one: a lease has several.
+_ASK_AGAIN_S = 0.5
 # Of one try, from the connect to the welcome. Longer than a busy driver takes, and no longer than a lease.
 _TRY_S = 10.0
 # A driver that is only just starting may not listen yet.
@@ -55,6 +66,7 @@ _BESIDE_S = 1.5
 _STUCK_S = 3.0
 # Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
 _TRY_BESIDE_S = 3.0
+_EARLIER = "an earlier driver of the job answers (epoch {}; this agent knows {})"
 
 
 class DriverLostError(ElasticError):
@@ -93,18 +105,46 @@ class LinkOwner(Protocol):
     def seen(self) -> None:
         """It has taken or kept some of what was sent."""
 
+    def alone(self) -> None:
+        """There is no connection to the driver, and another may come in its place."""
+
+    def taken_over(self, untold: Sequence[Said]) -> None:
+        """Another driver has the job, and has taken this agent in. Before its first message.
+
+        Args:
+            untold: what was said to the one before and it has not kept, in order.
+        """
+
+
+class Driver(NamedTuple):
+    """Which driver.
+
+    Attributes:
+        epoch: higher than those of the drivers before it; 0 for one without a journal.
+        name: tells it from others that have that number, too, since its journal was copied; "" where that is not known.
+    """
+
+    epoch: int
+    name: str
+
+    def may_follow(self, known: Driver) -> bool:
+        """Whether an agent that knows the other one may obey this one."""
+        return self.epoch > known.epoch or (self.epoch == known.epoch and known.name in ("", self.name))
+
 
 class _Line:
     """One connection to the driver.
 
     Attributes:
+        url: where it leads.
         met: it; set before anything is said on it.
         broken: why it is used no more.
     """
 
     met: Met
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
 
@@ -117,15 +157,18 @@ class DriverLink:
 
     Attributes:
         agent: this agent's number, in hexadecimal digits.
-        channel: carries what is said.
+        channel: carries what is said; another one for each driver.
+        driver: who has welcomed this agent last.
+        known: by job, the driver that other agents of this machine obey. To be set before the first hello.
     """
 
     def __init__(self, bootstrap: Bootstrap, owner: LinkOwner) -> None:
         self._loop = asyncio.get_running_loop()
         self.agent = secrets.token_hex(16)
         self.channel = Channel(self._take, on_seen=owner.seen)
+        self.driver = Driver(0, "")
+        self.known: Mapping[str, Driver] = {}
         self._bootstrap = bootstrap
-        self._agent_timeout_s = bootstrap.agent_timeout_s
         self._owner = owner
         self._first_credential = Credential(
             Identity.parse(bootstrap.identity), bytes.fromhex(bootstrap.key), bootstrap.source
@@ -135,16 +178,22 @@ class DriverLink:
         self._fingerprint = bootstrap.fingerprint
         self._urls = list(bootstrap.urls)
         self._is_welcomed = False  # has been once
-        self._epoch, self._driver = 0, ""  # of the driver that has welcomed it last
         self._line: _Line | None = None  # the one that waits for its welcome, or has it
+        self._older: _Line | None = None  # that one's predecessor
+        self._door = self._urls[0], ""  # where the driver is asked for: its URL, and the address that has welcomed last
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
         self._answered: asyncio.Future[None] | None = None
-        self._acknowledged_at = self._loop.time()
+        self._lease = Lease(bootstrap.agent_timeout_s, clock=self._loop.time)
 
     @property
     def connected(self) -> bool:
         """Whether the driver can be told something now."""
         return self.channel.connected
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it cannot, and another may come in its place."""
+        return self._lease.waits and not self.channel.connected
 
     def send(self, message: Said) -> None:
         """Tells the driver something, now or when there is a connection again. Never blocks."""
@@ -157,20 +206,24 @@ class DriverLink:
             RefusedError: the driver has refused this agent.
             DriverLostError: it is gone.
         """
-        began = self._loop.time()
-        line = await self._dial(began + (self._bootstrap.first_s or max(self._agent_timeout_s, _LEAST_FIRST_S)))
+        until = self._loop.time() + (self._bootstrap.first_s or max(self._lease.timeout_s, _LEAST_FIRST_S))
+        line = await self._dial(lambda: until - self._loop.time())
         while True:
             looking = self._loop.create_task(self._look(line))
             try:
                 why = await line.broken
             finally:
                 looking.cancel()
-            older = line
+            older = self._older = line
+            asking = self._loop.create_task(self._ask_whether_it_is_gone()) if self._lease.waits else None
             try:
-                line = await self._dial(self._acknowledged_at + self._agent_timeout_s, f"the connection is gone: {why}")
+                line = await self._dial(lambda: self._lease.left_s, f"the connection is gone: {why}")
             finally:
+                if asking is not None:
+                    asking.cancel()
                 # Only now: the driver would wait no more than a second for one whose connection is closed.
                 older.met.connection.abort("there is another one")
+                self._older = None
 
     def close(self) -> None:
         """Ends the connection behind what was sent."""
@@ -184,21 +237,34 @@ class DriverLink:
 
     # --- dialling --------------------------------------------------------------------------------------------------
 
-    async def _dial(self, until: float, why: str = "") -> _Line:
+    async def _ask_whether_it_is_gone(self) -> None:
+        """Renews the lease as long as the driver's machine says that nobody drives. Runs until it is cancelled.
+
+        Beside the dialling: that asks others of the URLs, too, which may take longer than a lease.
+        """
+        while True:
+            asked_at = self._lease.now()
+            if await refuses(*self._door):
+                self._lease.refused(asked_at)
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _dial(self, time_left_s: Callable[[], float], why: str = "") -> _Line:
         """Blocks until the driver has welcomed this agent. Returns the connection.
 
         Args:
-            until: by the loop's clock; then it is given up.
+            time_left_s: tells the seconds that are left until it is given up.
             why: it is dialled, which is said if there is no time left to try.
         """
         pause_s, strange_since = _FIRST_PAUSE_S, None
         first, has_failed = not self._is_welcomed, False
-        while (left_s := until - self._loop.time()) > 0:
+        while (left_s := time_left_s()) > 0:
             strange: StrangersError | None = None
             only_strangers = True
             for url in tuple(self._urls):
                 try:
-                    async with asyncio.timeout(min(_TRY_S, max(left_s, 0.1))):
+                    # Those that have never answered are asked for a moment where another is to take the job over.
+                    is_shy = self._lease.waits and url != self._door[0]
+                    async with asyncio.timeout(min(_TRY_BESIDE_S if is_shy else _TRY_S, max(left_s, 0.1))):
                         line = await self._try(url)
                 except WrongTokenError as error:
                     raise self._shut_out(url, error) from error
@@ -212,20 +278,22 @@ class DriverLink:
                     # The others may be of networks that this machine is not in.
                     self._urls.sort(key=lambda each: each != url)
                     return line
-            now = self._loop.time()
-            if first and not has_failed and not only_strangers and now < until:
+            now, left_s = self._loop.time(), time_left_s()
+            if first and not has_failed and not only_strangers and left_s > 0:
                 has_failed = True
-                self._owner.not_welcomed_yet(why, until - now)
+                self._owner.not_welcomed_yet(why, left_s)
             strange_since = None if not only_strangers else strange_since or now
             if strange is not None and strange_since is not None and now - strange_since > _STRANGER_S:
                 if first:
                     raise strange
                 if await self._has_successor():
                     raise RefusedError("the one that answers there was started since, and knows nothing of it")
-            await asyncio.sleep(min(pause_s, max(0.0, until - now)))
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            await asyncio.sleep(min(pause_s, max(0.0, left_s)))
+            pause_s = min(2 * pause_s, _MAX_PAUSE_ALONE_S if self._lease.waits else _MAX_PAUSE_S)
         if not first and strange_since is not None:
             raise DriverLostError("the driver is gone: the one that answers there now was started since")
+        if not first and self._lease.is_waited_out:
+            why = f"no other one has come for {self._lease.driver_timeout_s:.0f} s ({why})"
         is_asked = first and self._bootstrap.slots and not self._bootstrap.alike
         question = "; is that its URL, and does it run?" if is_asked else ""
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
@@ -287,7 +355,7 @@ class DriverLink:
 
     async def _connect(self, url: str) -> _Line:
         """A connection on which nothing has been said yet."""
-        line = _Line()
+        line = _Line(url)
         line.met = await dial_in(
             url,
             self._own_credential if self._is_welcomed else self._first_credential,
@@ -319,8 +387,8 @@ class DriverLink:
             labels=" ".join(bootstrap.labels),
             node_rank=bootstrap.node_rank,
             alike=bootstrap.alike,
-            epoch=self._epoch,
-            driver=self._driver,
+            epoch=self.driver.epoch,
+            driver=self.driver.name,
         )
 
     # --- on the connection -----------------------------------------------------------------------------------------
@@ -328,29 +396,52 @@ class DriverLink:
     def _received(self, line: _Line, frame: Frame) -> None:
         if line is not self._line:
             return  # what has come on another since then would come twice
-        self._hear(line)
         if self._answered is None or self._answered.done():
+            self._hear(line)
             self.channel.received(frame)
             return
         answer = said(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
         match answer:
             case Welcome():
-                self._welcomed(line.met, answer)
+                self._welcomed(line, answer)
                 self._answered.set_result(None)
-            case Refused(why, is_over):
+            case Refused(why, is_over, epoch):
+                if epoch < self.driver.epoch:
+                    raise RendezvousProtocolError(_EARLIER.format(epoch, self.driver.epoch))
                 self._answered.set_exception(RefusedError(why, is_over=is_over))
             case _:
                 raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
 
-    def _welcomed(self, met: Met, welcome: Welcome) -> None:
+    def _welcomed(self, line: _Line, welcome: Welcome) -> None:
+        """Raises RendezvousProtocolError where it is none that this agent may obey."""
+        met, driver = line.met, Driver(welcome.epoch, welcome.driver)
+        known = self.driver if self._is_welcomed else self.known.get(welcome.job_id, self.driver)
+        if not driver.may_follow(known):
+            raise RendezvousProtocolError(_EARLIER.format(driver.epoch, known.epoch))
+        is_first = not self._is_welcomed
+        is_another = not is_first and driver != self.driver
         # Whom it has authenticated once it knows from now on: a token's thief cannot play the driver any more.
         self._fingerprint = self._fingerprint or met.fingerprint
-        self._epoch, self._driver = welcome.epoch, welcome.driver
-        if not self._is_welcomed:
-            self._is_welcomed = True
-            self._agent_timeout_s = welcome.agent_timeout_s
+        self._is_welcomed, self.driver = True, driver
+        self._door = line.url, met.connection.ends[0]
+        if is_first or is_another:
+            self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
+        self._hear(line)
+        if is_first:
             self._owner.welcomed(welcome)
-        self.channel.attach(met.connection, welcome.seen, welcome.kept)
+        elif is_another:
+            self._begin_anew()
+        seen, kept = (0, 0) if is_another else (welcome.seen, welcome.kept)
+        self.channel.attach(met.connection, seen, kept)
+
+    def _begin_anew(self) -> None:
+        """Another driver has the job."""
+        if self._older is not None:
+            # Before anything of the new one is taken: its driver may live, and must not be heard any more.
+            self._older.met.connection.abort("another driver has the job")
+        untold = [said(message) for message in self.channel.unkept()]
+        self.channel = Channel(self._take, on_seen=self._owner.seen)
+        self._owner.taken_over(untold)
 
     def _take(self, message: Message) -> None:
         self._owner.take(said(message))
@@ -361,8 +452,11 @@ class DriverLink:
         line.broken.set_result(why)
         if line is not self._line:
             return
+        was_connected = self.channel.connected
         self.channel.detach()
         self._line = None
+        if was_connected and self._lease.waits:
+            self._owner.alone()
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(ConnectionResetError(why))
 
@@ -371,7 +465,7 @@ class DriverLink:
     def _hear(self, line: _Line) -> float:
         """For how long the driver has not been heard; notes it."""
         unheard_s = line.met.connection.unheard_s
-        self._acknowledged_at = max(self._acknowledged_at, self._loop.time() - unheard_s)
+        self._lease.heard(unheard_s)
         return unheard_s
 
     def _is_stuck(self, line: _Line) -> bool:
@@ -389,7 +483,7 @@ class DriverLink:
         try:
             while line is self._line:
                 unheard_s = self._hear(line)
-                if unheard_s > self._agent_timeout_s:
+                if unheard_s > self._lease.timeout_s:
                     line.met.connection.abort(f"nothing was acknowledged for {unheard_s:.0f} s")
                 elif unheard_s > _BESIDE_S or self._is_stuck(line):
                     while tries and tries[0].done():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from elastic_driver.errors import in_words
 from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, Said
@@ -39,6 +39,11 @@ class HeldPorts:
             case _:
                 return False
         return True
+
+    def held(self) -> Iterator[PortHeld]:
+        """Those that are kept, for another driver."""
+        for generation, sock in self._held.items():
+            yield PortHeld(generation, sock.getsockname()[1], "")
 
     def holds(self, port: int) -> bool:
         """Whether it is kept for workers."""

@@ -50,6 +50,8 @@ from elastic_driver.rendezvous.agent_messages import (
     WarmUp,
     Warning,
     Welcome,
+    WorkerLevel,
+    WorkerPhase,
     worker_named,
 )
 from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
@@ -70,7 +72,8 @@ class _Worker:
 
     Attributes:
         order: to start it, with what has changed since.
-        started: whether the driver was told that it runs.
+        pid: the process that the driver was told of; 0 before it runs.
+        has_ended: whether the driver was told that it is dead.
         replaced: whether its process is ended to be replaced by another.
         death: of that process, which the driver was not told.
         error_file: where it leaves its last error; "" before it is started.
@@ -79,7 +82,8 @@ class _Worker:
     """
 
     order: Start
-    started: bool = False
+    pid: int = 0
+    has_ended: bool = False
     replaced: bool = False
     death: Exited | None = None
     error_file: str = ""
@@ -112,6 +116,7 @@ class HostWorkers:
         url: of the server for the workers.
         send: tells the driver something.
         on_gone: told of each worker that has died.
+        on_failing: told of each that ends, and not well, and how; perhaps twice.
         more_of: what else a worker is to find in its environment, of its command and the rest of that.
         tasks: run what nobody waits for.
         environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
@@ -131,6 +136,7 @@ class HostWorkers:
         *,
         send: Callable[[Said], None],
         on_gone: Callable[[WorkerId], None],
+        on_failing: Callable[[WorkerId, str], None] = lambda worker, how: None,
         more_of: Callable[[WorkerId, Sequence[str], Mapping[str, str]], Awaitable[Mapping[str, str]]],
         tasks: Tasks,
         environ: Callable[[Mapping[str, str]], Mapping[str, str]],
@@ -143,6 +149,7 @@ class HostWorkers:
         self._screen = screen
         self._send = send
         self._on_gone = on_gone
+        self._on_failing = on_failing
         self._more_of = more_of
         self._tasks = tasks
         self._own = {ENV_RENDEZVOUS: url, ENV_OWNER: name_of_this_process()}
@@ -156,9 +163,10 @@ class HostWorkers:
             warm=welcome.warm,
             warm_first=welcome.warm_first,
             preload=welcome.preload,
-            on_warm=lambda pid, took_s: send(Warmed(pid, took_s)),
+            on_warm=self._is_warm,
         )
         self._workers: dict[WorkerId, _Worker] = {}
+        self._warmed: list[Said] = []  # what the driver was told of workers that can be forked
         self._error_files = ErrorFiles()
         self._paused = False
         self.ends_by: signal.Signals | None = None
@@ -216,6 +224,28 @@ class HostWorkers:
             one.order = replace(one.order, env={**one.order.env, **env})
             one.replaced = True
             process.kill()
+
+    # --- for a driver that comes in the place of another -----------------------------------------------------------
+
+    def levels(self) -> list[WorkerLevel]:
+        """All of whom anything is left here."""
+        return [
+            WorkerLevel(
+                worker.key,
+                WorkerPhase.ENDED if one.has_ended else WorkerPhase.RUNS if one.pid else WorkerPhase.ORDERED,
+                one.pid,
+                one.order.label,
+                one.order.rank,
+                leaving=False,
+                exiting=False,
+            )
+            for worker, one in self._workers.items()
+        ]
+
+    @property
+    def warmed(self) -> Sequence[Said]:
+        """What the last driver was told of workers that can be forked here."""
+        return self._warmed
 
     # --- what the driver orders ------------------------------------------------------------------------------------
 
@@ -340,7 +370,7 @@ class HostWorkers:
     async def _prepare(self, order: Prepare) -> None:
         if not self._bad_folder:
             await self._keeper.prepare(order.command, {**self._environ(order.env), **self._own})
-        self._send(Prepared())
+        self._tell_warmed(Prepared())
 
     def _stop(self, worker: WorkerId, order: Stop) -> None:
         number = _signal_of(order.signal)
@@ -381,14 +411,14 @@ class HostWorkers:
         one = self._workers[worker]
         if one.input is not None:
             one.input.started()
-        if not one.started:
-            one.started = True
+        if not one.pid:
+            one.pid = process.pid
             self._send(Started(worker.key, process.pid))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """See ProcessListener. To the driver the end of one that has taken another's place is that of both."""
         one = self._workers[worker]
-        if one.started:
+        if one.pid:
             self._report_death(worker, Exited(worker.key, -signal.SIGKILL, []))
             self._forget(worker)
             self._send(Finished(worker.key))
@@ -405,6 +435,7 @@ class HostWorkers:
             error, age_s = read_error_file(one.error_file)
             lines, at = list(process.last_lines), _written_at(age_s)
             self._send(Dying(worker.key, returncode, str(status), lines, error, age_s, note, at))
+            self._on_failing(worker, str(status))
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
         """See ProcessListener."""
@@ -431,8 +462,18 @@ class HostWorkers:
             self._send(Finished(worker.key))
 
     def _report_death(self, worker: WorkerId, death: Exited) -> None:
+        self._workers[worker].has_ended = True
         self._send(death)
+        if death.returncode:
+            self._on_failing(worker, str(ExitStatus(death.returncode, note=death.note)))
         self._on_gone(worker)
+
+    def _is_warm(self, pid: int, took_s: float) -> None:
+        self._tell_warmed(Warmed(pid, took_s))
+
+    def _tell_warmed(self, news: Warmed | Prepared) -> None:
+        self._warmed = [each for each in self._warmed if type(each) is not type(news)] + [news]
+        self._send(news)
 
     def _forget(self, worker: WorkerId) -> None:
         self._workers.pop(worker).close()

@@ -241,7 +241,8 @@ class Arrival:
         connection.reader.most = MAX_FRAME
         self._link = link
         self._over(self)
-        link.attach(connection, hello.seen)
+        # Of what another driver has said nobody knows here.
+        link.attach(connection, hello.seen if hello.driver == job_facts.driver else 0)
 
     def _facts(self, hello: Hello, ticket: Ticket | None) -> AgentFacts:
         peer, ours = self.connection.ends

@@ -119,7 +119,7 @@ WRITTEN = [f"{rank} 3 [3.0, 3.0, 3.0]" for rank in range(3)]
 
 def test_workers_of_two_hosts_meet_through_their_agents(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, driver=Hub) as one:
+        async with scene(tmp_path, kind=Hub) as one:
             hub = one.driver
             assert isinstance(hub, Hub)
             for host in ("a", "b"):
@@ -140,7 +140,7 @@ def test_workers_of_two_hosts_meet_through_their_agents(tmp_path: Path) -> None:
 
 def test_connections_that_are_cut_while_workers_meet(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, driver=Hub) as one:
+        async with scene(tmp_path, kind=Hub) as one:
             hub = one.driver
             assert isinstance(hub, Hub)
             for host in ("a", "b"):
@@ -167,7 +167,7 @@ def test_connections_that_are_cut_while_workers_meet(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_told_to_leave_asks_the_driver(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, driver=Hub) as one:
+        async with scene(tmp_path, kind=Hub) as one:
             hub = one.driver
             assert isinstance(hub, Hub)
             hub.answer = Answer(0, 410, b'{"error": "end now"}')

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Start,
     Started,
 )
+from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.keeping import Keeping
@@ -51,13 +53,17 @@ class FakeDriver:
     Args:
         cwd: of the workers.
         agent_timeout_s: see Bootstrap.
+        before: the driver that has had the job before, whose agents this one takes over.
         job_facts: others than the usual.
     """
 
-    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **more: Any) -> None:
+    def __init__(
+        self, cwd: Path, *, agent_timeout_s: float = 15.0, before: FakeDriver | None = None, **more: Any
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.agent_timeout_s = agent_timeout_s
-        self.tickets = Tickets(loop.time, join_key=JOIN_KEY)
+        self.before = before
+        self.tickets = Tickets(loop.time, join_key=JOIN_KEY) if before is None else before.tickets
         self.job_facts = job_facts(
             **({"job_id": os.urandom(8).hex(), "cwd": str(cwd), "agent_timeout_s": agent_timeout_s} | more)
         )
@@ -70,9 +76,10 @@ class FakeDriver:
         self.comes_of: Callable[[Said], object] = lambda message: None  # with each that it takes
         self.takes = 0  # connections on which an agent was welcomed
         self._news = asyncio.Event()
-        self._certificate = OwnCertificate()  # of the job, however often it listens
+        # Of the job, however often it listens.
+        self._certificate = OwnCertificate() if before is None else before._certificate
         self._server: RendezvousServer | None = None
-        self.port = 0
+        self.port = 0 if before is None else before.port
 
     async def listen(self) -> None:
         server = self._server = RendezvousServer(
@@ -97,6 +104,21 @@ class FakeDriver:
         for link in self.links.values():
             self.cut(link)
         self.admission.close()
+
+    def successor(self, epoch: int, driver: str = "", **more: Any) -> FakeDriver:
+        """A driver that takes the job over; it does not listen yet. Its agents come back to it."""
+        facts = dataclasses.asdict(self.job_facts) | {"epoch": epoch, "driver": driver or f"driver {epoch}"} | more
+        return type(self)(Path(facts.pop("cwd")), before=self, **facts)
+
+    def freeze(self, link: AgentLink) -> FrameConnection:
+        """Says nothing more to it, and reads nothing, as a driver that is stopped. Returns the connection, which is
+        left open.
+        """
+        connection = link._connection
+        assert connection is not None
+        self.pause(link)
+        link._channel.detach()
+        return connection
 
     def cut(self, link: AgentLink) -> None:
         if link._connection is not None:
@@ -126,6 +148,9 @@ class FakeDriver:
 
     def known(self, agent: str) -> AgentLink | None:
         link = self.links.get(agent)
+        if link is None and self.before is not None and agent in self.before.links:
+            link = self.arrives(self.before.links[agent].facts)
+            self._news.set()
         return None if link is None or link.is_lost else link
 
     def arrives(self, facts: AgentFacts) -> AgentLink:
@@ -306,7 +331,7 @@ class Scene:
 async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
     """A driver that listens; afterwards nothing is left of it, of agents and of workers."""
     (folder / "work").mkdir(exist_ok=True)
-    kind = options.pop("driver", FakeDriver)
+    kind = options.pop("kind", FakeDriver)
     driver: FakeDriver = kind(options.pop("cwd", folder / "work"), **options)
     await driver.listen()
     one = Scene(folder, driver)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +26,10 @@ class Owner:
     def take(self, message: Said) -> None: ...
 
     def seen(self) -> None: ...
+
+    def alone(self) -> None: ...
+
+    def taken_over(self, untold: Sequence[Said]) -> None: ...
 
 
 class Connection:
@@ -53,7 +57,7 @@ class Looked:
         self.link._connect = self.connect
 
     def made(self, unheard_s: float, silent_s: float) -> Any:
-        line: Any = link_module._Line()
+        line: Any = link_module._Line("http://127.0.0.1:1")
         connection: Any = Connection(unheard_s, silent_s)
         line.met = link_module.Met(connection, None)  # type: ignore[arg-type]
         return line

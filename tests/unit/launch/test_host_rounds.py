@@ -15,6 +15,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Answer,
     Ask,
     Heard,
+    Levels,
     NoticeSet,
     OnDisc,
     Put,
@@ -27,6 +28,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Values,
     Want,
     WarmUp,
+    WorkerLevel,
+    WorkerPhase,
 )
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.entries import pack_entries
@@ -59,8 +62,8 @@ class Host:
         self.living = {A, B}
         self.taken: list[tuple[int, str, list[tuple[str, bytes]]]] = []
         self.began: list[int] = []
-        self.is_heard = True
-        self.rounds = HostRounds(self.said.append, self, is_heard=lambda: self.is_heard)
+        self.is_heard, self.is_alone = True, False
+        self.rounds = HostRounds(self.said.append, self, is_heard=lambda: self.is_heard, is_alone=lambda: self.is_alone)
         self.rounds.serve(self)
 
     def runs(self, worker: WorkerId) -> bool:
@@ -383,5 +386,172 @@ def test_what_it_does_not_answer_itself_the_driver_is_asked() -> None:
         again.cancel()
         await asyncio.sleep(0)
         host.rounds.take(Answer(4, 200, b"too late"))
+
+    on(test)
+
+
+# --- while there is no driver, and when another has come ------------------------------------------------------------
+
+
+def abort(version: int) -> Notice:
+    return Notice(version, 1, NoticeKind.ABORT, f"worker {B} was killed by SIGKILL")
+
+
+def test_a_member_that_dies_while_there_is_no_driver_sends_the_others_to_their_next_round() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        watching = host.watch(version=1)
+        await asyncio.sleep(0)
+        host.is_alone = True
+        host.rounds.fails(B, "was killed by SIGKILL")
+        assert await watching == abort(2)
+        host.rounds.fails(B, "was killed by SIGKILL")
+        assert await host.watch(version=1) == abort(2), "once"
+        # A driver that has come knows nothing of it, and says what it said last.
+        host.is_alone = False
+        host.notice(1)
+        assert await host.watch(version=1) == abort(2)
+        later = host.notice(2, NoticeKind.ABORT)
+        assert await host.watch(version=1) == later
+
+    on(test)
+
+
+def test_one_that_had_failed_before_is_told_of_when_the_driver_is_gone() -> None:
+    """Nobody knows whether it has said so to the others."""
+
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        watching = host.watch(version=1)
+        host.rounds.fails(B, "was killed by SIGKILL")
+        host.rounds.alone()
+        await asyncio.sleep(0)
+        assert not watching.done(), "a driver says it"
+        host.is_alone = True
+        host.rounds.alone()
+        assert await watching == abort(2)
+
+    on(test)
+
+
+@pytest.mark.parametrize("kind", [NoticeKind.ABORT, NoticeKind.JOB_OVER])
+def test_what_the_driver_has_said_need_not_be_said_again(kind: NoticeKind) -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        said = host.notice(2, kind)
+        host.is_alone = True
+        host.rounds.fails(B, "was killed by SIGKILL")
+        assert await host.watch(version=1) == said
+
+    on(test)
+
+
+def test_who_is_no_member_breaks_no_round() -> None:
+    async def test(host: Host) -> None:
+        host.train(A)
+        host.is_alone = True
+        host.rounds.fails(B, "was killed by SIGKILL")
+        host.ask(A, after=1)
+        await asyncio.sleep(0)
+        host.rounds.fails(A, "was killed by SIGKILL")  # it waits for its next round already
+        watching = host.watch(version=1)
+        await asyncio.sleep(1.0)
+        assert not watching.done()
+        host.rounds.begin_round(2)
+        host.rounds.alone()
+        await asyncio.sleep(0)
+        assert not watching.done()
+
+    on(test)
+
+
+def level(worker: WorkerId, *, leaving: bool = False, exiting: bool = False) -> WorkerLevel:
+    return WorkerLevel(worker.key, WorkerPhase.RUNS, 7, "0", 0, leaving=leaving, exiting=exiting)
+
+
+def test_levels_have_what_a_driver_has_said_and_not_what_was_said_in_its_place() -> None:
+    async def test(host: Host) -> None:
+        assert host.rounds.levels([]) == Levels([], 0, 0)
+        host.train(A, B)
+        host.notice(4)
+        host.is_alone = True
+        host.rounds.fails(B, "was killed by SIGKILL")
+        assert await host.watch(version=4) == abort(5)
+        host.watch(leaving=True)
+        host.watch(B, exiting=True)
+        await asyncio.sleep(0)
+        known = [level(A), level(B)]
+        assert host.rounds.levels(known) == Levels([level(A, leaving=True), level(B, exiting=True)], 1, 4)
+        host.rounds.gone(A)
+        host.rounds.gone(B)
+        assert host.rounds.levels(known) == Levels(known, 1, 4)
+
+    on(test)
+
+
+def test_that_the_job_is_over_is_no_version() -> None:
+    """A driver may die while it ends the job, and its journal says nothing of that."""
+
+    async def test(host: Host) -> None:
+        host.train(A)
+        host.notice(2, NoticeKind.JOB_OVER)
+        assert host.rounds.levels([]) == Levels([], 1, 1)
+
+    on(test)
+
+
+def test_another_driver_is_told_what_runs_and_who_asks() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        first, second = RunningReport(A, 1, 0), RunningReport(A, 1, 5, another=True)
+        of_b = RunningReport(B, 1, 0)
+        for report in (first, of_b, second, RunningReport(B, 0, 9)):
+            host.rounds.running(report)
+        disc = DiscReport("id", "/d", 1, 2, "", drivers=True)
+        host.watch(B, disc=disc)
+        asked = host.ask(A, after=1)
+        await asyncio.sleep(0)
+        asked.cancel()  # its poll time is over, and it asks again
+        again = [Running(second), Running(of_b), Ready(ready(A, 1)), OnDisc(B.key, disc)]
+        assert list(host.rounds.reports()) == again
+        assert list(host.rounds.reports()) == again, "as often as one comes"
+        await asyncio.sleep(1.0)
+        assert host.of(OnDisc) == [], "it was told"
+        host.rounds.gone(B)
+        assert list(host.rounds.reports()) == [Running(second), Ready(ready(A, 1))]
+        host.rounds.begin_round(2)
+        host.rounds.take(Reply(A.key, PLACE))
+        assert list(host.rounds.reports()) == []
+
+    on(test)
+
+
+def test_another_driver_is_told_the_keys_and_asked_what_is_open() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        host.rounds.put(0, "past", "a", b"-")
+        host.rounds.put(1, "s", "a", b"x")
+        host.rounds.put(1, "s", "b", b"y")
+        host.rounds.put(1, "s", "a", b"z")
+        for key, count in (("k", 0), ("l", 0), ("", 2), ("", 3)):
+            host.rounds.want(1, "s", key, count)
+        host.rounds.take(Value(1, "s", "k", b"1"))
+        host.rounds.take(Values(1, "s", pack_entries([("a", b"z"), ("b", b"y")])))
+        open_, answered = (
+            asyncio.ensure_future(ask(host.rounds.routes, Identity(Role.WORKER, worker), "POST", "leave", b"{}"))  # type: ignore[arg-type]
+            for worker in (A, B)
+        )
+        first, second = host.of(Ask)
+        host.rounds.take(Answer(second.number, 204, b""))
+        await answered
+        assert list(host.rounds.questions()) == [
+            *(Put(1, "s", "a", b"z"), Put(1, "s", "b", b"y")),
+            *(Want(1, "s", "l", 0), Want(1, "s", "", 3)),
+            first,
+        ]
+        host.rounds.take(Answer(first.number, 200, b"ok"))
+        assert await open_ == (200, b"ok")
+        host.rounds.begin_round(2)
+        assert list(host.rounds.questions()) == []
 
     on(test)

@@ -1,0 +1,82 @@
+"""Whether the driver's machine says that nobody drives: it refuses a connection where the driver has listened.
+
+An agent must not take a cut network for a dead driver: a driver that lives goes on without a host that is cut off. So
+only the machine's own word counts, the TCP reset of a port at which nobody listens. An ICMP message comes of whatever
+is on the way, a firewall or a Service without endpoints, and a connection that was broken comes unasked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from elastic_driver.system import local_socket
+
+# Who is asked is asked again; what takes longer is no answer.
+_ASK_S = 3.0
+# Numbers of Linux's in.h and in6.h, which Python has no names for.
+_IP_RECVERR, _IPV6_RECVERR = 11, 25
+# Since then the error queue has the ICMP message that has ended a connect. Before, both look alike.
+_TELLS_SINCE = (5, 8)
+
+
+async def refuses(url: str, address: str) -> bool:
+    """Whether nobody listens where the driver has, as its own machine says. Blocks for some seconds at most.
+
+    Args:
+        url: of the driver, ``https://host:port`` or ``unix:/path``.
+        address: of its end of the connection on which it has welcomed this agent.
+    """
+    if (path := local_socket.path_of(url)) is not None:
+        return _refuses_here(path)
+    return await _refuses_there(address, urlsplit(url).port or 0)
+
+
+def _refuses_here(path: Path) -> bool:
+    try:
+        local_socket.connect_at_once(path).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+async def _refuses_there(address: str, port: int) -> bool:
+    if not _kernel_tells():
+        return False
+    is_v6 = ":" in address
+    try:
+        with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            level, option = (socket.IPPROTO_IPV6, _IPV6_RECVERR) if is_v6 else (socket.IPPROTO_IP, _IP_RECVERR)
+            sock.setsockopt(level, option, 1)
+            try:
+                async with asyncio.timeout(_ASK_S):
+                    await asyncio.get_running_loop().sock_connect(sock, (address, port))
+            except ConnectionRefusedError:
+                return not _was_told_by_icmp(sock)
+    except OSError:  # TimeoutError is one
+        return False
+    return False
+
+
+def _was_told_by_icmp(sock: socket.socket) -> bool:
+    try:
+        sock.recvmsg(1, 1024, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # it cannot be known
+    return True
+
+
+@functools.cache
+def _kernel_tells() -> bool:
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= _TELLS_SINCE
