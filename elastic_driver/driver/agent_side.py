@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import cast
+from typing import Any, cast
 
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.driver.agents import AgentSide, Ways
@@ -28,6 +28,7 @@ from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
 from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.kept import NOTHING, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.stdin import StandardInput
@@ -95,10 +96,12 @@ def agents_of(
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
     job, settings = recorded.job, recorded.job.settings
     facts = Facts() if recorded.before is None else recorded.before.facts
+    keeper: Keeper[Any] = recorded.journal or NOTHING
     token = job.join_token if gathering is None else gathering.token
     # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
-    tickets = Tickets(clock, join_key=key if settings.accept_agents else None)
+    tickets = Tickets(clock, join_key=key if settings.accept_agents else None, keeper=keeper)
+    tickets.take_over(facts.agents.values(), facts.tickets.values())
     certificate = OwnCertificate(facts.ways.certificate)
     tasks = Tasks()
     ways = Ways(
@@ -109,7 +112,15 @@ def agents_of(
         listener=None if gathering is None else gathering.listener,
         opens=gathering is not None or settings.opens_port,
         is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
+        before=facts.ways,
+        limit_s=settings.driver_timeout_s,
+        folder=None if recorded.journal is None else recorded.journal.path,
+        keeper=keeper,
+        say=chronicle.warning,
     )
+    check: NetworkCheck | None = None
+    if settings.check_network:
+        check = NetworkCheck(settings.port_range, tasks, keeper=keeper, admitted=facts.admitted)
     fleet = Fleet(
         tickets=tickets,
         reach=Reach(
@@ -128,8 +139,11 @@ def agents_of(
         addresses_of=addresses_of,
         address=_addresses_of(settings, gathering),
         tasks=tasks,
-        check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
+        check=check,
+        keeper=keeper,
+        clock=clock,
     )
+    fleet.take_over(facts.revoked.values(), facts.leavers.values())
 
     def variables(facts: AgentFacts, env: Mapping[str, str]) -> dict[str, str]:
         if gathering is None:
@@ -150,11 +164,13 @@ def agents_of(
         agent_timeout_s=settings.agent_timeout_s,
         alike=None if gathering is None else gathering.alike,
         spot_notices=settings.spot_notices or "",
-        driver=secrets.token_hex(16),
+        epoch=0 if recorded.journal is None else recorded.journal.epoch,
+        driver=secrets.token_hex(16) if recorded.journal is None else recorded.journal.driver,
+        driver_timeout_s=0.0 if recorded.journal is None else settings.driver_timeout_s,
     )
     return AgentSide(
         tickets,
-        Admission(tickets, job_facts, fleet),
+        Admission(tickets, job_facts, fleet, keeper),
         fleet,
         Addresses(fleet, chronicle.warning),
         variables,

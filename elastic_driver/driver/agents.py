@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import with_number
+from elastic_driver.journal.entries import WaysKept
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.kept import NOTHING, Keeper
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.fleet.worker import Variables
@@ -28,6 +30,11 @@ from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system import local_socket
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import in_seconds
+
+# Between two tries of a port that another program has, and what a driver waits for one at first.
+_AGAIN_S = 0.5
+_FIRST_S = 2.0
 
 
 class Server(Protocol):
@@ -68,6 +75,11 @@ class Ways:
         listener: a socket that listens on loopback already; None to make one.
         opens: whether it listens on loopback from the start.
         is_wide: whether it listens for other machines from the start.
+        before: where the driver before was reached: agents look for this one there.
+        limit_s: how long a port of its is tried for when another program has it.
+        folder: for the socket; None for one of its own.
+        keeper: of where it is reached.
+        say: told what keeps it from that.
     """
 
     def __init__(
@@ -80,13 +92,25 @@ class Ways:
         listener: socket.socket | None = None,
         opens: bool = False,
         is_wide: bool = False,
+        before: WaysKept | None = None,
+        limit_s: float = 0.0,
+        folder: Path | None = None,
+        keeper: Keeper[WaysKept] = NOTHING,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
+        before = before or WaysKept()
+        self._before = before
+        self._limit_s = limit_s
+        self.folder = Path(before.socket).parent if before.socket else folder
+        self._keeper = keeper
+        self._say = say
         self._loopback = loopback
         self._addresses = addresses
         self.certificate = certificate
         self._spare_ports = ports
         self._listener = listener
-        self._opens, self._is_wide = opens, is_wide
+        self._opens = opens or before.loopback_port > 0
+        self._is_wide = is_wide or bool(before.ports)
         self._server: Server | None = None
         self._socket: Path | None = None
         self._port = 0  # the first that it had
@@ -102,14 +126,31 @@ class Ways:
             SettingsError: it is to listen on TCP, and cannot.
         """
         self._server, self._socket = server, socket
-        if self._opens:
-            await self.open_loopback()
-        if self._is_wide:
-            await self.open()
+        self._keep()
+        openings = ((self._opens, self._loopback_opening), (self._is_wide, self._opening))
+        for opening in (opening for is_due, opening in openings if is_due):
+            # A port that another program has is tried for as long as agents look for this driver. Who is on this
+            # machine does not wait for that.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_S if self._before.socket else None):
+                    await opening.wait()
 
     def moved(self, socket: Path) -> None:
         """The server listens at another socket from now on."""
-        self._socket = socket
+        if socket != self._socket:
+            self._socket = socket
+            self._keep()
+
+    def _keep(self) -> None:
+        ports, certificate = {**self._before.ports, **self._ports}, self.certificate.made
+        self._keeper.keep(
+            WaysKept(
+                str(self._socket),
+                self._loopback_port or self._before.loopback_port,
+                ports,
+                *(("", "") if certificate is None else (certificate.fingerprint, certificate.pem.decode())),
+            )
+        )
 
     @property
     def here(self) -> str:
@@ -166,26 +207,49 @@ class Ways:
         if self._listener is not None:
             self._loopback_port = self._port = await self._server.adopt(self._listener)
         else:
-            self._loopback_port = await self._listen(self._loopback)
+            self._loopback_port = await self._listen(self._loopback, self._before.loopback_port)
+        self._keep()
 
     async def _open(self) -> None:
         await self.certificate.make()
         failed: SettingsError | None = None
         for address in self._addresses():
             try:
-                self._ports[address] = await self._listen(address)
+                self._ports[address] = await self._listen(address, self._before.ports.get(address, 0))
             except SettingsError as error:  # it may have gone this moment
                 failed = error
         if not self._ports:
             raise failed or SettingsError("this machine has no address that other hosts could reach")
+        self._keep()
 
-    async def _listen(self, address: str) -> int:
+    async def _listen(self, address: str, before: int) -> int:
         assert self._server is not None
         async with self._turn:
-            ports = (self._port, *self._spare_ports) if self._port else self._spare_ports
-            port = await self._server.open(address, ports)
+            if before:
+                port = await self._listen_again(self._server, address, before)
+            else:
+                ports = (self._port, *self._spare_ports) if self._port else self._spare_ports
+                port = await self._server.open(address, ports)
             self._port = self._port or port
         return port
+
+    async def _listen_again(self, server: Server, address: str, port: int) -> int:
+        """Listens where the driver before did, and nowhere else: agents know no other port."""
+        loop = asyncio.get_running_loop()
+        until, said = loop.time() + self._limit_s, False
+        while True:
+            try:
+                return await server.open(address, (port,))
+            except SettingsError as error:
+                if loop.time() >= until:
+                    raise
+                if not said:
+                    said = True
+                    self._say(
+                        f"{error}; agents look for this driver there, so it is tried for {in_seconds(self._limit_s)} "
+                        "(--driver-timeout)"
+                    )
+            await asyncio.sleep(_AGAIN_S)
 
 
 class _Opening:

@@ -34,6 +34,7 @@ from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.error_files import ENV_ERROR_FILE
 from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from elastic_driver.launch.fleet.kept import NOTHING
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.local.keeper import ProcessKeeper
 from elastic_driver.launch.local.locality import is_local_host
@@ -191,6 +192,8 @@ def _run_recorded(
             on_settled=local.settled,
             # Where nobody lists any, all are used that join.
             only_listed=settings.launcher == NO_LAUNCHER and settings.hosts != (),
+            keeper=journal or NOTHING,
+            machines=() if before is None else before.facts.machines.values(),
         )
         exported = {
             **settings.passed_env,

@@ -159,7 +159,8 @@ class ElasticDriver:
             # With a journal, it is there before anybody can come.
             self.stepper.begin()
             await self.stepper.settled()
-            socket = KeptSocket(self.server.listeners, _SOCKET, say=self.chronicle.warning)
+            folder = self.agents.ways.folder
+            socket = KeptSocket(self.server.listeners, _SOCKET, say=self.chronicle.warning, folder=folder)
             way_out.callback(socket.close)
             way_out.push_async_callback(self.server.close)
             way_out.push_async_callback(self._close_agents)

@@ -174,7 +174,7 @@ class Journal:
             if outcome is None:
                 self._on_disc = number
                 while self._waiting and self._waiting[0][0] <= number:
-                    self._waiting.popleft()[1]()
+                    loop.call_soon(self._waiting.popleft()[1])  # what one of them raises is not the journal's
             done(outcome)
             self._write_news()
 

@@ -1,7 +1,8 @@
 """How agents are admitted: the first words on each connection of an agent, until its link goes on over it.
 
 Owns what is asked of an agent before it belongs to the job: who it is, whether it speaks this protocol and has this
-version, and the key with which it comes back. What its host means to the job is the fleet's.
+version, and the key with which it comes back. What its host means to the job is the fleet's. A new agent is welcomed
+when a later driver would know it, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Protocol
@@ -17,6 +19,7 @@ from typing import Protocol
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
 from elastic_driver.hosts import is_host_name, parse_labels
 from elastic_driver.launch.fleet.hello_limits import excess
+from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.tickets import SecondUse, Ticket, Tickets, User
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said, version_of
@@ -105,9 +108,11 @@ class Admission:
         tickets: who may come.
         job_facts: for all agents.
         host: takes them in.
+        keeper: of them.
     """
 
-    def __init__(self, tickets: Tickets, job_facts: JobFacts, host: Host) -> None:
+    def __init__(self, tickets: Tickets, job_facts: JobFacts, host: Host, keeper: Keeper[FleetFact] = NOTHING) -> None:
+        self._keeper = keeper
         self._tickets = tickets
         self._job_facts = job_facts
         self._host = host
@@ -115,7 +120,7 @@ class Admission:
 
     def take_over(self, identity: Identity) -> asyncio.Protocol:
         """What a connection is handed over to, once this peer has authenticated on it."""
-        arrival = Arrival(identity, self._tickets, self._job_facts, self._host, self._arrivals.discard)
+        arrival = Arrival(identity, self._tickets, self._job_facts, self._host, self._arrivals.discard, self._keeper)
         self._arrivals.add(arrival)
         return arrival.connection
 
@@ -135,7 +140,11 @@ class Arrival:
         job_facts: JobFacts,
         host: Host,
         over: Callable[[Arrival], None],
+        keeper: Keeper[FleetFact],
     ) -> None:
+        self._keeper = keeper
+        self._newcomer: AgentLink | None = None  # until it is welcomed
+        self._is_gone = False
         self._identity = identity
         self._tickets = tickets
         self._job_facts = job_facts
@@ -149,7 +158,7 @@ class Arrival:
         if self._link is not None:
             self._link.received(frame)
             return
-        if len(frame.messages) != 1 or frame.first != 0:
+        if self._newcomer is not None or len(frame.messages) != 1 or frame.first != 0:
             raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")
         try:
             hello = _hello(frame.messages[0])
@@ -184,8 +193,19 @@ class Arrival:
             raise RefusedError("the job has an agent of this number already")
         link = self._host.arrives(facts)
         self._tickets.admit(hello.agent, key)
-        self._go_on(link, hello)
-        self._host.settled(link)
+        self._newcomer = link
+        self._keeper.when_kept(partial(self._take_in, link, hello))
+
+    def _take_in(self, link: AgentLink, hello: Hello) -> None:
+        """A new agent is known for good."""
+        self._newcomer = None
+        if link.is_lost:
+            self.connection.abort("its agent has begun anew, or the job has ended")
+        elif self._is_gone:
+            link.lose("its agent has gone before it was welcomed")
+        else:
+            self._go_on(link, hello)
+            self._host.settled(link)
 
     def _take_ticket(self, hello: Hello) -> Ticket | None:
         """The ticket that is presented; None where it is no good, or not from here: then it stays good for others.
@@ -283,6 +303,7 @@ class Arrival:
 
     def _lost(self, why: str) -> None:
         self._timer.cancel()
+        self._is_gone = True
         self._over(self)
         if self._link is not None:
             self._link.broken(self.connection, why)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.launch.dial.dialler import DialFailure, Dialled, Dialler
 from elastic_driver.launch.fleet.changes import Changes
+from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, RevokedKept, on_disc
 from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.tickets import Ticket, Tickets
 from elastic_driver.launch.words import CommandNotFoundError
@@ -81,6 +82,7 @@ class Dialling:
         changes: counts each news of a host that has no agent yet.
         tasks: run the tries; an error of theirs ends the job.
         listener: is told how it goes.
+        keeper: of tickets, and of hosts that are kept out.
 
     Attributes:
         side_by_side: held over each try.
@@ -97,7 +99,9 @@ class Dialling:
         changes: Changes,
         tasks: Tasks,
         listener: DiallingListener,
+        keeper: Keeper[FleetFact] = NOTHING,
     ) -> None:
+        self.keeper = keeper
         self.tickets = tickets
         self._reach = reach
         self._names = names
@@ -112,6 +116,10 @@ class Dialling:
         self._revoked: dict[str, DialFailure] = {}  # hosts that are kept out for as long as the job lasts
         self.side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._warned_of_tickets = False
+
+    def take_over(self, revoked: Iterable[RevokedKept]) -> None:
+        """Hosts that the driver before has kept out. To be called before all else."""
+        self._revoked = {each.host: DialFailure(each.why, permanent=True) for each in revoked}
 
     def __contains__(self, host: str) -> bool:
         """Whether an agent is wanted on this host."""
@@ -166,6 +174,7 @@ class Dialling:
     def bar(self, host: str, failure: DialFailure) -> None:
         """Keeps this host out for as long as the job lasts."""
         self._revoked[host] = failure
+        self.keeper.keep(RevokedKept(host, failure.reason))
         if host in self._hosts:
             self._hosts[host].bar(failure)
 
@@ -344,6 +353,8 @@ class _DialledHost:
     async def _dial_with(self, dialler: Dialler, ticket: Ticket) -> DialFailure | None:
         try:
             bootstrap = await self._dialling.bootstrap(self._host, ticket)
+            # A later driver knows the ticket, and is where the agent looks for one.
+            await on_disc(self._dialling.keeper)
             dialled = self._dialled = await dialler.dial(self._host, bootstrap)
         except (LaunchError, SettingsError) as error:
             return DialFailure(str(error), permanent=isinstance(error, CommandNotFoundError))

@@ -8,13 +8,14 @@ See :class:`~elastic_driver.discovery.source.Hosts`. Owns when the source is ask
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Departure, Host
 from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, MachineKept
 
 # The agent of the driver's own machine takes some 0.2 s to come; until then there would be no hosts at all.
 _SETTLE_S = 5.0
@@ -58,6 +59,8 @@ class FleetDiscovery:
         fleet: has agents on them.
         on_settled: called when the first hosts have an agent, or cannot have one yet.
         only_listed: whether hosts that join are used only where the source lists them.
+        keeper: of the machines that hosts are.
+        machines: those that the driver before has known.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class FleetDiscovery:
         *,
         on_settled: Callable[[], None] = lambda: None,
         only_listed: bool = False,
+        keeper: Keeper[FleetFact] = NOTHING,
+        machines: Iterable[MachineKept] = (),
     ) -> None:
         self._source = source
         self._fleet = fleet
@@ -80,7 +85,9 @@ class FleetDiscovery:
         self._asking: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._seen = 0  # changes of the fleet
-        self._machines: dict[str, _Machine] = {}  # by the names of hosts that are listed, or have joined
+        self._keeper = keeper
+        # By the names of hosts that are listed, or have joined.
+        self._machines = {each.host: _Machine(each.incarnation, each.agent, each.addresses) for each in machines}
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """See HostDiscovery. A source that takes its time, or fails, hides no change of the fleet."""
@@ -131,6 +138,11 @@ class FleetDiscovery:
                 machine = _Machine(last.incarnation + is_other, agent=link.agent)
             machines[host.name] = machine
             told.append(replace(host, incarnation=machine.incarnation))
+        for name in self._machines.keys() - machines.keys():
+            self._keeper.drop(MachineKept, name)
+        for name, machine in machines.items():
+            if self._machines.get(name) != machine:
+                self._keeper.keep(MachineKept(name, *machine))
         self._machines = machines
         return told
 

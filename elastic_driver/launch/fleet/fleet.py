@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
-from elastic_driver.hosts import Host, in_natural_order
+from elastic_driver.hosts import Host
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.fleet.admission import RefusedError
 from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.dialling import Dialling, Reach
+from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper, LeaverKept, RevokedKept
 from elastic_driver.launch.fleet.leavers import Leavers
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
@@ -30,7 +31,6 @@ from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked
 from elastic_driver.launch.fleet.roster import Roster
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Said, Warning
-from elastic_driver.system.interfaces import address_in
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.tasks import Tasks
 
@@ -120,6 +120,8 @@ class Fleet:
         address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
         tasks: run what nobody waits for.
         check: of the network, before a host is used; None for none.
+        keeper: of agents, and of what else a later driver has to know of them.
+        clock: the job's time, seconds; None for that of the running loop.
 
     Attributes:
         changes: of the hosts that there are, and of why others are not.
@@ -138,6 +140,8 @@ class Fleet:
         address: Callable[[AgentFacts, str], str],
         tasks: Tasks,
         check: NetworkCheck | None = None,
+        keeper: Keeper[FleetFact] = NOTHING,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._tickets = tickets
         self._reach = reach
@@ -151,7 +155,7 @@ class Fleet:
         self.changes = Changes()
         self.keepings: Sequence[Keeping] = ()
         self._names = HostNames(is_local)
-        self._roster = Roster(self._names, reach.host)
+        self._roster = Roster(self._names, reach.host, keeper)
         self._dialling = Dialling(
             tickets=tickets,
             reach=reach,
@@ -161,8 +165,9 @@ class Fleet:
             changes=self.changes,
             tasks=tasks,
             listener=self,
+            keeper=keeper,
         )
-        self._leaving = Leavers(addresses_of, tasks, self.changes.report)
+        self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)
         self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
         self._closing = False
@@ -173,6 +178,11 @@ class Fleet:
         """Says who is told of hosts, and who speaks with agents. To be called once, before anything else."""
         self._listener, self._staff = listener, staff
         self._parts = (staff, *parts) if self._check is None else (staff, *parts, self._check)
+
+    def take_over(self, revoked: Iterable[RevokedKept], leavers: Iterable[LeaverKept]) -> None:
+        """What the driver before knew of hosts without an agent. To be called before all else."""
+        self._dialling.take_over(revoked)
+        self._leaving.take_over(leavers)
 
     # --- for discovery ---------------------------------------------------------------------------------------------
 
@@ -204,12 +214,8 @@ class Fleet:
         return link is not None and self._is_usable(link)
 
     def joined(self) -> tuple[Host, ...]:
-        """The hosts that have joined by themselves. Nobody has listed them: their names give the order.
-
-        Of nodes that were told their place among all, that does; they come before those that were not.
-        """
-        hosts = in_natural_order(map(self._roster.host, filter(self._is_usable, self._roster.joined.values())))
-        return tuple(sorted(hosts, key=lambda host: self.node_rank(host.name)))
+        """The hosts that have joined by themselves and may be used, in the order of the roster."""
+        return self._roster.joined_hosts(self._is_usable)
 
     def node_rank(self, name: str) -> float:
         """The place among the nodes that this host was told; infinite for none."""
@@ -261,11 +267,7 @@ class Fleet:
 
     def has_address(self, address: str) -> bool:
         """Whether one of the job's hosts has this address. Its other names are not looked up."""
-        for link in self.links():
-            ends = (link.facts.hello.address, link.facts.peer)
-            if address in ends or address in map(address_in, link.facts.hello.addresses):
-                return True
-        return False
+        return self._roster.has_address(address)
 
     def give_up(self, hostname: str, why: str) -> None:
         """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""
@@ -457,7 +459,8 @@ class Fleet:
                 self._listener.host_heard(name)
 
     def link_back(self, link: AgentLink) -> None:
-        """See LinkOwner. Orders may wait for that."""
+        """See LinkOwner. Orders may wait for that. It may come from another address."""
+        self._roster.keep(link)
         self.changes.report()
 
     def link_lost(self, link: AgentLink, why: str) -> None:

@@ -7,6 +7,7 @@ job's clock. Keys are in hexadecimal digits.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -181,3 +182,13 @@ class KeepsNothing:
     def when_kept(self, callback: Callable[[], object]) -> None:
         """See Keeper."""
         callback()
+
+
+NOTHING = KeepsNothing()
+
+
+async def on_disc(keeper: Keeper[F]) -> None:
+    """Blocks until all that was kept until now is on disc."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    keeper.when_kept(lambda: None if done.done() else done.set_result(None))
+    await done

@@ -35,6 +35,7 @@ from typing import Protocol, TypeVar
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import with_number
 from elastic_driver.launch.fleet.changes import Changes
+from elastic_driver.launch.fleet.kept import NOTHING, AdmittedKept, FleetFact, Keeper
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.link_figures import (
     Figures,
@@ -192,9 +193,20 @@ class NetworkCheck:
     Args:
         ports: first and last port of workers; None for any.
         tasks: run it; an error of its ends the job.
+        keeper: of who is admitted.
+        admitted: agents that the driver before has admitted.
     """
 
-    def __init__(self, ports: tuple[int, int] | None, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        ports: tuple[int, int] | None,
+        tasks: Tasks,
+        *,
+        keeper: Keeper[FleetFact] = NOTHING,
+        admitted: Collection[str] = (),
+    ) -> None:
+        self._keeper = keeper
+        self._admitted_before = frozenset(admitted)
         self._ports = [] if ports is None else list(ports)
         self._tasks = tasks
         self._hosts: Hosts
@@ -223,7 +235,10 @@ class NetworkCheck:
         return newcomer is None or newcomer.tries > 0
 
     def came(self, link: AgentLink) -> None:
-        """A host has an agent."""
+        """A host has an agent. One that was admitted by the driver before is not checked again."""
+        if link.agent in self._admitted_before:
+            self._admitted.add(link)
+            return
         self._newcomers[link] = _Newcomer()
         self._begin()
 
@@ -238,6 +253,7 @@ class NetworkCheck:
         self._told.pop(link.facts.host, None)
         if link in self._admitted:
             self._admitted.discard(link)
+            self._keeper.drop(AdmittedKept, link.agent)
             # It may have been the one that others could not reach.
             for each in self._newcomers.values():
                 _cancel(each)
@@ -323,6 +339,7 @@ class NetworkCheck:
             else:
                 del self._newcomers[link]
                 self._admitted.add(link)
+                self._keeper.keep(AdmittedKept(link.agent))
                 self._told.pop(host, None)
                 admitted.append(host)
         stay = {host for host, link in run.links.items() if link in self._admitted}

@@ -1,6 +1,7 @@
 """The roster: the agents that are not lost, and which host each of them has.
 
-Owns which agent a name means, and whether another may have that name. What follows from an agent that comes or is lost
+Owns which agent a name means, and whether another may have that name; and keeps for a later driver which agents there
+are. What follows from an agent that comes or is lost
 is the fleet's (:mod:`elastic_driver.launch.fleet.fleet`). Used on the event loop only.
 """
 
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Host, in_natural_order
 from elastic_driver.launch.fleet.admission import RefusedError
+from elastic_driver.launch.fleet.kept import NOTHING, AgentKept, FleetFact, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
+from elastic_driver.system.interfaces import address_in
 
 
 class Roster:
@@ -21,6 +25,7 @@ class Roster:
     Args:
         names: of hosts.
         reserved: a name that no node gets, since the driver's own host has it; "" for none.
+        keeper: of agents.
 
     Attributes:
         agents: all that are not lost, by their own ids.
@@ -28,7 +33,8 @@ class Roster:
         joined: those of these that have joined, by name.
     """
 
-    def __init__(self, names: HostNames, reserved: str) -> None:
+    def __init__(self, names: HostNames, reserved: str, keeper: Keeper[FleetFact] = NOTHING) -> None:
+        self._keeper = keeper
         self._names = names
         self._reserved = reserved
         self.agents: dict[str, AgentLink] = {}
@@ -50,9 +56,21 @@ class Roster:
         link = self.link_of(hostname)
         return math.inf if link is None or link.facts.hello.node_rank < 0 else link.facts.hello.node_rank
 
-    def host(self, link: AgentLink) -> Host:
-        """A host that has joined, as it describes itself."""
-        return Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))
+    def joined_hosts(self, is_usable: Callable[[AgentLink], bool]) -> tuple[Host, ...]:
+        """The hosts that have joined, as they describe themselves. Nobody has listed them: their names give the order.
+
+        Of nodes that were told their place among all, that does; they come before those that were not.
+        """
+        hosts = in_natural_order(map(_host_of, filter(is_usable, self.joined.values())))
+        return tuple(sorted(hosts, key=lambda host: self.node_rank(host.name)))
+
+    def has_address(self, address: str) -> bool:
+        """Whether an agent's machine has this address."""
+        for link in self.agents.values():
+            ends = (link.facts.hello.address, link.facts.peer)
+            if address in ends or address in map(address_in, link.facts.hello.addresses):
+                return True
+        return False
 
     def is_ending(self, link: AgentLink) -> bool:
         """Whether it was told to end."""
@@ -63,6 +81,7 @@ class Roster:
         if self.is_ending(link):
             return False
         self._ending.add(link.agent)
+        self.keep(link)
         return True
 
     # --- names -----------------------------------------------------------------------------------------------------
@@ -114,6 +133,25 @@ class Roster:
     def add(self, link: AgentLink) -> None:
         """A new agent is about to have its connection."""
         self.agents[link.agent] = link
+        self.keep(link)
+
+    def keep(self, link: AgentLink, *, given_up: bool = False) -> None:
+        """What is known of it has changed."""
+        facts = link.facts
+        self._keeper.keep(
+            AgentKept(
+                link.agent,
+                facts.hello.key,
+                facts.host,
+                facts.peer,
+                facts.ours,
+                facts.local,
+                facts.joined,
+                ending=self.is_ending(link),
+                given_up=given_up,
+                hello=None if given_up else facts.hello,
+            )
+        )
 
     def settle(self, link: AgentLink) -> bool:
         """Makes it the agent of its host. Returns whether it is, or waits until the one before is lost."""
@@ -131,6 +169,7 @@ class Roster:
         """Forgets an agent that is lost, or has ended."""
         self.agents.pop(link.agent, None)
         self._ending.discard(link.agent)
+        self.keep(link, given_up=True)
         host = link.facts.host
         if self.is_hosts_agent(link):
             del self.hosts[self._names.canonical(host)]
@@ -142,3 +181,7 @@ class Roster:
         """The agent that has waited for a name; it waits no more."""
         newcomer = self._waiting.pop(host, None)
         return None if newcomer is None or newcomer.is_lost else newcomer
+
+
+def _host_of(link: AgentLink) -> Host:
+    return Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))

@@ -1,15 +1,17 @@
 """Who may dial in as an agent, and with which key.
 
-Owns tickets, the join token's key, and the keys that agents have made. Knows nothing of hosts and connections.
+Owns tickets, the join token's key, and the keys that agents have made. Knows nothing of hosts and connections. Tickets
+are kept for a later driver; agents are by the fleet.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from elastic_driver.launch.fleet.kept import NOTHING, AgentKept, FleetFact, Keeper, TicketKept, TicketUse
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Identity, Role
 
 _NUMBER_BYTES = 16
@@ -95,21 +97,38 @@ class Tickets:
     Args:
         clock: seconds.
         join_key: of agents that somebody else starts; None when none may come.
+        keeper: of tickets.
     """
 
-    def __init__(self, clock: Callable[[], float], *, join_key: bytes | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float], *, join_key: bytes | None = None, keeper: Keeper[FleetFact] = NOTHING
+    ) -> None:
         self._clock = clock
         self._join_key = join_key
+        self._keeper = keeper
         self._tickets: dict[str, Ticket] = {}
         self._used: OrderedDict[str, _Used] = OrderedDict()
         self._agents: dict[str, bytes] = {}
         self._given_up: OrderedDict[str, bytes] = OrderedDict()
 
+    def take_over(self, agents: Iterable[AgentKept], tickets: Iterable[TicketKept]) -> None:
+        """Those that the driver before has admitted and issued. To be called before all else."""
+        for agent in agents:
+            (self._given_up if agent.given_up else self._agents)[agent.agent] = bytes.fromhex(agent.key)
+        for each in tickets:
+            ticket = _ticket_of(each)
+            if each.use is None:
+                self._tickets[each.number] = ticket
+            else:
+                use = each.use
+                user = User(use.agent, bytes.fromhex(use.key), use.address, use.pid)
+                self._used[each.number] = _Used(ticket, user, use.until, use.reported)
+
     def issue(self, host: str, limit_s: float, addresses: frozenset[str] = frozenset()) -> Ticket:
         """A new ticket for an agent on this host."""
         now = self._clock()
         for number in [number for number, ticket in self._tickets.items() if ticket.until < now]:
-            del self._tickets[number]
+            self._drop(number)
         number = secrets.token_hex(_NUMBER_BYTES)
         ticket = Ticket(
             Identity(Role.TICKET, number=number),
@@ -120,11 +139,13 @@ class Tickets:
             addresses,
         )
         self._tickets[number] = ticket
+        self._keep(ticket)
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
         """Whoever has not used it by now cannot do so any more."""
-        self._tickets.pop(ticket.identity.number, None)
+        if ticket.identity.number in self._tickets:
+            self._drop(ticket.identity.number)
 
     def take(self, identity: Identity, user: User) -> Ticket | SecondUse | None:
         """The ticket of somebody who has proven to have it, for this once.
@@ -145,21 +166,46 @@ class Tickets:
         if ticket is None or (ticket.addresses and user.address.partition("%")[0] not in ticket.addresses):
             return None
         if used is None:
-            del self._tickets[number]
             if now > ticket.until:
+                self._drop(number)
                 return None
+            del self._tickets[number]
             self._remember(_Used(ticket, user, now + ticket.limit_s))
             return ticket
         in_time = now <= used.until and not used.reported
         if in_time and (user.agent, user.key) == (used.user.agent, used.user.key):
             return ticket
         is_first, used.reported = not used.reported, True
+        self._keep(ticket, used)
         return SecondUse(ticket.host, used.user, user, revokes=in_time, is_first=is_first)
 
     def _remember(self, used: _Used) -> None:
         self._used[used.ticket.identity.number] = used
+        self._keep(used.ticket, used)
         while len(self._used) > _MOST_USED and next(iter(self._used.values())).until < self._clock():
-            self._used.popitem(last=False)
+            number, _ = self._used.popitem(last=False)
+            self._keeper.drop(TicketKept, number)
+
+    def _keep(self, ticket: Ticket, used: _Used | None = None) -> None:
+        use = None
+        if used is not None:
+            user = used.user
+            use = TicketUse(user.agent, user.key.hex(), user.address, user.pid, used.until, used.reported)
+        self._keeper.keep(
+            TicketKept(
+                ticket.identity.number,
+                ticket.key.hex(),
+                ticket.host,
+                ticket.limit_s,
+                ticket.until,
+                ticket.addresses,
+                use,
+            )
+        )
+
+    def _drop(self, number: str) -> None:
+        del self._tickets[number]
+        self._keeper.drop(TicketKept, number)
 
     def admit(self, agent: str, key: bytes) -> None:
         """From now on this agent may come back, with this key."""
@@ -171,7 +217,8 @@ class Tickets:
         if key is not None:
             self._given_up[agent] = key
             while len(self._given_up) > _MOST_GIVEN_UP:
-                self._given_up.popitem(last=False)
+                forgotten, _ = self._given_up.popitem(last=False)
+                self._keeper.drop(AgentKept, forgotten)
 
     def key_of(self, identity: Identity) -> bytes | None:
         """With what somebody is to prove himself; None for nobody that there is."""
@@ -188,3 +235,14 @@ class Tickets:
                 return self._agents.get(identity.number) or self._given_up.get(identity.number)
             case _:
                 return None
+
+
+def _ticket_of(kept: TicketKept) -> Ticket:
+    return Ticket(
+        Identity(Role.TICKET, number=kept.number),
+        bytes.fromhex(kept.key),
+        kept.host,
+        kept.limit_s,
+        kept.until,
+        kept.addresses,
+    )

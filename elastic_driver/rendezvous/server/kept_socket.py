@@ -21,6 +21,7 @@ from elastic_driver.system.local_socket import SocketFolder
 # Between two looks, of which each costs a stat: some microseconds. Commands say what they miss, and can be repeated;
 # workers try again for longer than this.
 LOOK_S = 1.0
+_PROBE = ".probe"
 
 
 class KeptSocket:
@@ -30,6 +31,7 @@ class KeptSocket:
         listeners: of the server.
         name: of the socket.
         say: told in words what has become of it; the same words only once.
+        folder: where it is to lie; None, and where that cannot hold it, for a new one.
         if_lost: what it means when the socket is gone for good, in words; "" where whoever looks for it is told of
             another path, to which it moves then.
 
@@ -40,15 +42,35 @@ class KeptSocket:
         SettingsError: no folder can be made for it.
     """
 
-    def __init__(self, listeners: Listeners, name: str, *, say: Callable[[str], None], if_lost: str = "") -> None:
+    def __init__(
+        self,
+        listeners: Listeners,
+        name: str,
+        *,
+        say: Callable[[str], None],
+        folder: Path | None = None,
+        if_lost: str = "",
+    ) -> None:
         self._listeners = listeners
         self._name = name
         self._say = say
         self._if_lost = if_lost
         self._said: set[str] = set()
-        self._folder = SocketFolder.new()
+        self._folder = SocketFolder.new() if folder is None else self._folder_at(folder)
         self._is: tuple[int, int] | None = None  # device and inode
         self.path = self._folder.path / name
+
+    def _folder_at(self, path: Path) -> SocketFolder:
+        try:
+            folder = SocketFolder.again(path)
+            try:
+                folder.listen(_PROBE).close()  # not every file system has sockets
+            finally:
+                folder.forget(_PROBE)
+            return folder
+        except OSError as error:
+            self._say_once(f"cannot listen in {path}: {in_words(error)}; {self._name} is in another folder")
+            return SocketFolder.new()
 
     def listen(self) -> socket.socket:
         """Listens there for the first time, for :meth:`RendezvousServer.start_local`.

@@ -29,6 +29,11 @@ class OwnCertificate:
         self.fingerprint = ""
         self.context: SSLContext | None = None
 
+    @property
+    def made(self) -> Certificate | None:
+        """As it is; None until it is made."""
+        return self._certificate
+
     async def make(self) -> str:
         """Makes it, if there is none yet. Blocks until it is there.
 

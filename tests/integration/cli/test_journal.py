@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.core.state import JobPhase
+from elastic_driver.driver.recording import may_come_back
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
@@ -49,10 +50,15 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
         assert " drives it, and cannot be asked from here; this is the job as of " in elsewhere.stdout
         job.process.kill()
         job.wait()
-        while job.leftovers():  # the workers end with it, a moment later
+        # Its agent lives, and looks for a driver.
+        refused = elasticrun(*RUN, "--journal", str(kept), "true")
+        assert refused.returncode == 2
+        assert f"job {started['job_id']} in it has not ended, but its driver has died" in refused.stderr
+        assert f"elasticrun status --journal {kept}" in refused.stderr
+        end_agents(kept)
+        while job.leftovers():
             time.sleep(0.02)
 
-    # Its sole host has died with it.
     shown = elasticrun("status", "--journal", str(kept))
     assert (shown.returncode, shown.stderr) == (0, "")
     head, *_ = shown.stdout.splitlines()
@@ -79,6 +85,16 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     closed = read_job(kept)
     assert isinstance(closed, Closed)
     assert (closed.epoch, closed.job_id != started["job_id"]) == (2, True)
+
+
+def end_agents(kept: Path) -> None:
+    """Ends the agents that a journal tells of, and with them their workers. Blocks until then."""
+    found = read_job(kept)
+    assert isinstance(found, Recorded)
+    for agent in found.facts.agents.values():
+        os.kill(agent.facts.hello.pid, signal.SIGTERM)
+        while may_come_back(agent):
+            time.sleep(0.02)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -131,6 +147,7 @@ def test_a_folder_that_is_removed_while_the_job_runs_is_made_anew(tmp_path: Path
         for each in kept.iterdir():
             each.unlink()
         kept.rmdir()
+        job.wait_for("its socket", (kept / "driver.sock").exists)
         assert elasticrun("drain", "localhost").returncode == 0
         found = read_job(kept)
         assert isinstance(found, Recorded)

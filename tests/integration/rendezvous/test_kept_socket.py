@@ -212,3 +212,41 @@ def test_it_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
             keeping.cancel()
 
     run(main(), asyncio.new_event_loop)
+
+
+@LOOPS
+def test_a_socket_lies_in_the_folder_that_is_named(tmp_path: Path, new_loop: NewLoop) -> None:
+    """Of any length; the next server there takes the place of one that has died."""
+    folder = tmp_path / ("long" * 40)
+
+    async def main() -> None:
+        for _ in range(2):
+            one = Kept(folder=folder)
+            await one.server.start_local(one.socket.listen(), workers=1)
+            assert one.socket.path == folder / "a.sock"
+            assert await one.answers()
+            assert [each.name for each in folder.iterdir()] == ["a.sock"]
+            await one.server.close()  # and the socket is left, as by a death
+        (folder / "other").touch()
+        one.socket.close()
+        assert [each.name for each in folder.iterdir()] == ["other"]
+        assert one.said == []
+
+    run(main(), new_loop)
+
+
+@LOOPS
+def test_a_folder_that_cannot_hold_it_is_told_of(tmp_path: Path, place: Path, new_loop: NewLoop) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o755)
+
+    async def main() -> None:
+        async with kept(folder=folder) as one:
+            assert await one.answers()
+            assert one.folder.parent == place
+            (said,) = one.said
+            assert said.startswith(f"cannot listen in {folder}: {folder} is open to other users")
+            assert said.endswith("; a.sock is in another folder")
+
+    run(main(), new_loop)

@@ -16,11 +16,13 @@ from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.errors import LaunchError, SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission, JobFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
@@ -402,6 +404,26 @@ class PlaceDialect:
         return {"HERE": "1", "PLACE": place}
 
 
+class Dial:
+    """An agent's end of one connection, on which both ends have proven themselves as the server has them do."""
+
+    def __init__(self, admission: Admission, identity: Identity) -> None:
+        self.connection: Any = admission.take_over(identity)
+        self.transport = FakeTransport()
+        self.connection.connection_made(self.transport)
+
+    def says(self, word: Said | Message, *, first: int = 0) -> Said | None:
+        """The answer to a word without a number."""
+        message = word if isinstance(word, Message) else word.message()
+        self.connection.data_received(pack_frame(first, 0, 0, [message.pack()]))
+        return None if first else self.answer()
+
+    def answer(self) -> Said | None:
+        """What has come as the first word."""
+        frame = next(iter(self.transport.frames), None)
+        return None if frame is None else said(frame.messages[0])
+
+
 class FakeFleet:
     """A Fleet and its Workers, with all that is around them.
 
@@ -412,6 +434,8 @@ class FakeFleet:
         check: whether the network is checked before a host is used.
         own_host: the name of the driver's own machine in a job of nodes.
         dials: whether hosts are dialled; those elsewhere join by themselves where they are not.
+        keeper: of what a later driver has to know.
+        before: what the driver before has known.
     """
 
     def __init__(
@@ -423,14 +447,18 @@ class FakeFleet:
         check: bool = False,
         own_host: str = "",
         dials: bool = True,
+        keeper: Keeper[FleetFact] = NOTHING,
+        before: Facts | None = None,
     ) -> None:
+        before = before or Facts()
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
         self.listener, self.sink, self.tasks = Listener(), Sink(), Tasks()
         self.resolved: dict[str, Sequence[str]] = {}  # what names resolve to
         self.warnings: list[str] = []
         self.warmed: list[tuple[int, float]] = []
-        self.tickets = Tickets(loop.time, join_key=b"join")
+        self.tickets = Tickets(loop.time, join_key=b"join", keeper=keeper)
+        self.tickets.take_over(before.agents.values(), before.tickets.values())
 
         async def fingerprint() -> str:
             return "f"
@@ -454,8 +482,11 @@ class FakeFleet:
             addresses_of=lambda name: self.resolved.get(name, ()),
             address=address,
             tasks=self.tasks,
-            check=NetworkCheck((100, 199), self.tasks) if check else None,
+            check=NetworkCheck((100, 199), self.tasks, keeper=keeper, admitted=before.admitted) if check else None,
+            keeper=keeper,
+            clock=loop.time,
         )
+        self.fleet.take_over(before.revoked.values(), before.leavers.values())
         self.addresses = Addresses(self.fleet, self.warnings.append)
         self.meetings = Meetings(self.fleet, self.addresses, None)
         self.warming = Warming(
@@ -522,7 +553,7 @@ class FakeFleet:
         if ticket:
             dials = [each for name, each in (*self.local.dials, *self.remote.dials) if name == host]
             role, _, number = dials[-1].identity.partition(" ")
-            user = User(secrets.token_hex(16), "", "10.0.0.1", 1)
+            user = User(secrets.token_hex(16), b"", "10.0.0.1", 1)
             taken = self.tickets.take(Identity(Role(role), number=number), user)
             assert isinstance(taken, Ticket), "the ticket is good for nothing"
         link = self.fleet.arrives(facts(host, joined=not ticket, **more))

@@ -14,8 +14,10 @@ import pytest
 from elastic_driver.driver import agents
 from elastic_driver.driver.agents import Ways, url_of
 from elastic_driver.errors import SettingsError
+from elastic_driver.journal.entries import WaysKept
 from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
+from tests.support.fakes.facts_keeper import FactsKeeper
 from tests.support.fakes.fleet_fakes import AtOnce
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -54,10 +56,10 @@ class Server:
         return 29400
 
 
-def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], **options: Any) -> None:
+def on(test: Callable[[Ways, Server], Coroutine[Any, Any, None]], kind: type[Server] = Server, **options: Any) -> None:
     async def main(loop: VirtualLoop) -> None:
         loop.set_default_executor(AtOnce())
-        server = Server()
+        server = kind()
         ways = Ways("127.0.0.1", addresses=lambda: (FOUR, SIX), certificate=OwnCertificate(), **options)
         await ways.begin(server, Path("/a/driver.sock"))
         await test(ways, server)
@@ -229,3 +231,83 @@ def test_a_certificate_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mo
 def test_urls_have_brackets_where_they_need_them() -> None:
     assert url_of("::1", 80) == "http://[::1]:80"
     assert url_of("h", 80, scheme="https") == "https://h:80"
+
+
+def test_where_it_is_reached_is_kept() -> None:
+    keeper = FactsKeeper()
+
+    async def test(ways: Ways, server: Server) -> None:
+        assert keeper.facts.ways == WaysKept("/a/driver.sock")
+        await ways.open_loopback()
+        assert keeper.facts.ways == WaysKept("/a/driver.sock", 7000)
+        ways.moved(Path("/b/driver.sock"))
+        ways.moved(Path("/b/driver.sock"))
+        await ways.open()
+        kept = keeper.facts.ways
+        assert (kept.socket, kept.loopback_port, kept.ports) == ("/b/driver.sock", 7000, {FOUR: 7000, SIX: 7000})
+        assert kept.certificate is not None
+        assert kept.fingerprint == ways.certificate.fingerprint
+        assert len(keeper.news) == 4, "only what has changed"
+
+    on(test, keeper=keeper, folder=Path("/a"))
+
+
+def before(**more: Any) -> WaysKept:
+    """Of a driver that has died."""
+    return WaysKept("/c/driver.sock", **({"loopback_port": 4000, "ports": {FOUR: 4001}} | more))
+
+
+def test_a_later_driver_is_where_the_last_one_was() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        assert ways.folder == Path("/c")
+        await ways.open()
+        assert server.listens == ["127.0.0.1", FOUR, SIX]
+        assert server.ports == [(4000,), (4001,), (4000, 0)], "others are new"
+        assert ways.urls[0] == f"https://{FOUR}:4001"
+
+    on(test, before=before(), folder=Path("/a"), limit_s=600.0)
+
+
+def test_what_was_closed_stays_so() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        assert server.listens == []
+
+    on(test, before=before(loopback_port=0, ports={}), limit_s=600.0)
+
+
+def test_a_port_that_another_program_has_is_tried_for_as_long_as_agents_look_for_it() -> None:
+    said: list[str] = []
+
+    async def test(ways: Ways, server: Server) -> None:
+        assert server.listens == [], "who comes to the socket does not wait for that"
+        await asyncio.sleep(30.0)
+        assert (server.listens, len(said)) == ([], 1)
+        assert "agents look for this driver there, so it is tried for 60 s (--driver-timeout)" in said[0]
+        server.unusable = set()
+        assert await ways.open_loopback() == "http://127.0.0.1:4000"
+        server.unusable = {FOUR, SIX}
+        with pytest.raises(SettingsError, match="cannot listen on"):
+            await ways.open()
+
+    class Taken(Server):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unusable = {"127.0.0.1"}
+
+    on(test, Taken, before=before(ports={}), limit_s=60.0, say=said.append)
+
+
+def test_a_port_that_another_program_keeps_is_given_up() -> None:
+    async def test(ways: Ways, server: Server) -> None:
+        with pytest.raises(SettingsError, match="cannot listen on"):
+            await ways.open_loopback()
+        assert asyncio.get_running_loop().time() - began[0] >= 60.0
+
+    class Taken(Server):
+        def __init__(self) -> None:
+            super().__init__()
+            began.append(asyncio.get_running_loop().time())
+            self.unusable = {"127.0.0.1"}
+
+    began: list[float] = []
+    on(test, Taken, before=before(ports={}), limit_s=60.0)

@@ -12,30 +12,14 @@ import pytest
 from elastic_driver.hosts import Host
 from elastic_driver.launch.fleet.admission import Admission
 from elastic_driver.launch.fleet.tickets import Tickets, User
-from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
+from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome
 from elastic_driver.rendezvous.credentials import Identity, Role
-from elastic_driver.rendezvous.frames import Message, pack_frame
-from tests.support.fakes.fleet_fakes import FakeFleet, FakeTransport, hello, job_facts, on_fleet, rest
+from elastic_driver.rendezvous.frames import Message
+from tests.support.fakes.fleet_fakes import Dial, FakeFleet, hello, job_facts, on_fleet, rest
 
 pytestmark = pytest.mark.unit
 
 JOINER = Identity(Role.JOINER)
-
-
-class Dial:
-    """An agent's end of one connection, on which both ends have proven themselves as the server has them do."""
-
-    def __init__(self, admission: Admission, identity: Identity) -> None:
-        self.connection: Any = admission.take_over(identity)
-        self.transport = FakeTransport()
-        self.connection.connection_made(self.transport)
-
-    def says(self, word: Said | Message, *, first: int = 0) -> Said | None:
-        """The answer to a word without a number."""
-        message = word if isinstance(word, Message) else word.message()
-        self.connection.data_received(pack_frame(first, 0, 0, [message.pack()]))
-        frame = next(iter(self.transport.frames), None)
-        return None if frame is None or first else said(frame.messages[0])
 
 
 class Place:

@@ -111,7 +111,7 @@ def test_a_ticket_that_others_can_read_is_good_from_the_hosts_addresses_only(mon
         fleet.remote.shows = True
         await fleet.fleet.want(["a"])
         await rest()
-        user = User("1", "", "10.0.0.1", 1)
+        user = User("1", b"", "10.0.0.1", 1)
         ticket = fleet.tickets.take(Identity.parse(fleet.remote.dials[0][1].identity), user)
         assert isinstance(ticket, Ticket)
         assert ticket.addresses == {"10.0.0.1"}
@@ -139,7 +139,7 @@ def test_a_host_where_nothing_arrives_is_dialled_again_at_once_with_a_ticket_tha
         assert "every user of the job's machines is trusted" in warning
         old, _, new, _ = (Identity.parse(bootstrap.identity) for _, bootstrap in fleet.remote.dials)
         assert fleet.tickets.key_of(old) is None
-        ticket = fleet.tickets.take(new, User("1", "", "10.0.0.1", 1))
+        ticket = fleet.tickets.take(new, User("1", b"", "10.0.0.1", 1))
         assert isinstance(ticket, Ticket)
         assert ticket.addresses == {"10.0.0.1"}
         # What fails now has failed.
