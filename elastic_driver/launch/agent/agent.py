@@ -301,6 +301,7 @@ class Agent:
                 self._mark(welcome),
                 self._socket_url,
                 send=self._send,
+                has_room=lambda: not self._is_full(),
                 on_gone=self._gone,
                 on_failing=self._rounds.fails,
                 more_of=self._horovod.environment,
@@ -376,11 +377,14 @@ class Agent:
         """Whether the driver takes what it is told, soon."""
         return self._link.channel.unseen_bytes < CREDIT_BYTES
 
+    def _is_full(self) -> bool:
+        """Whether it takes no more output for now."""
+        channel = self._link.channel
+        return channel.unseen_bytes > CREDIT_BYTES or channel.unkept_bytes > UNKEPT_BYTES
+
     def _send(self, message: Said) -> None:
         self._link.send(message)
-        channel = self._link.channel
-        is_full = channel.unseen_bytes > CREDIT_BYTES or channel.unkept_bytes > UNKEPT_BYTES
-        if self._workers is not None and not self._closing and is_full:
+        if self._workers is not None and not self._closing and self._is_full():
             self._workers.pause()
 
     async def _keep(self) -> None:
@@ -415,6 +419,11 @@ class Agent:
         """
         assert self._workers is not None
         await self._workers.close()
+        with contextlib.suppress(TimeoutError):
+            while self._link.connected and not self._workers.has_said_all:
+                async with asyncio.timeout(_BYE_S):
+                    self._taken.clear()
+                    await self._taken.wait()
         while order.exit_code < 0 and self._link.channel.unkept_bytes:
             self._taken.clear()
             await self._taken.wait()
@@ -487,6 +496,7 @@ class Agent:
         with contextlib.suppress(TimeoutError):  # what the kernel holds is left to the guard
             async with asyncio.timeout(_END_S):
                 await self._workers.close()
+        self._workers.drop_output()
 
     def _pass_on(self, number: signal.Signals) -> None:
         # Where the driver has started this agent, the driver orders that: a scheduler may signal both.

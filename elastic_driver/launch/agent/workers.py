@@ -17,6 +17,7 @@ from typing import Protocol
 
 from elastic_driver.errors import LaunchError, RendezvousProtocolError, in_words
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent.backlog import Backlog
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.local.input import WorkerInput
@@ -115,6 +116,8 @@ class HostWorkers:
         mark: stands in the environment of all that is started here, and nowhere else.
         url: of the server for the workers.
         send: tells the driver something.
+        has_room: whether the driver takes output now. Where it does not, the workers of a job with a journal write on,
+            and all others wait.
         on_gone: told of each worker that has died.
         on_failing: told of each that ends, and not well, and how; perhaps twice.
         more_of: what else a worker is to find in its environment, of its command and the rest of that.
@@ -135,6 +138,7 @@ class HostWorkers:
         url: str,
         *,
         send: Callable[[Said], None],
+        has_room: Callable[[], bool],
         on_gone: Callable[[WorkerId], None],
         on_failing: Callable[[WorkerId, str], None] = lambda worker, how: None,
         more_of: Callable[[WorkerId, Sequence[str], Mapping[str, str]], Awaitable[Mapping[str, str]]],
@@ -169,6 +173,7 @@ class HostWorkers:
         self._warmed: list[Said] = []  # what the driver was told of workers that can be forked
         self._error_files = ErrorFiles()
         self._paused = False
+        self._backlog = Backlog(send, has_room) if welcome.driver_timeout_s else None
         self.ends_by: signal.Signals | None = None
 
     # --- for the server and its handler ----------------------------------------------------------------------------
@@ -305,14 +310,26 @@ class HostWorkers:
         await self._keeper.close()
         self._error_files.remove()
 
+    @property
+    def has_said_all(self) -> bool:
+        """Whether no output is kept here that the driver was not sent."""
+        return self._backlog is None or self._backlog.is_empty
+
+    def drop_output(self) -> None:
+        """Drops what is: nobody is left to be told."""
+        if self._backlog is not None:
+            self._backlog.close()
+
     def pause(self) -> None:
-        """The driver does not take or keep what was sent: workers' output is not read for now."""
-        if not self._paused:
+        """The driver does not take or keep what was sent: workers' output is not read for now, or is kept here."""
+        if self._backlog is None and not self._paused:
             self._paused = True
             self._keeper.pause_output()
 
     def resume(self) -> None:
         """It does again."""
+        if self._backlog is not None:
+            self._backlog.go_on()
         if self._paused:
             self._paused = False
             self._keeper.resume_output()
@@ -328,7 +345,10 @@ class HostWorkers:
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         """See OutputSink."""
-        self._send(Output(worker.key, stream, data))
+        if self._backlog is not None:
+            self._backlog.write(worker.key, stream, data)
+        else:
+            self._send(Output(worker.key, stream, data))
         if self._screen is not None:
             self._screen.show(worker, stream, data)
 
@@ -420,8 +440,7 @@ class HostWorkers:
         one = self._workers[worker]
         if one.pid:
             self._report_death(worker, Exited(worker.key, -signal.SIGKILL, []))
-            self._forget(worker)
-            self._send(Finished(worker.key))
+            self._finish(worker)
         else:
             self._forget(worker)
             self._send(NotStarted(worker.key, str(error), isinstance(error, CommandNotFoundError)))
@@ -458,8 +477,20 @@ class HostWorkers:
             one.close()
             self._start(worker)
         else:
+            self._finish(worker)
+
+    def _finish(self, worker: WorkerId) -> None:
+        """The driver is told that nothing is left of it, behind its last output."""
+
+        def tell() -> None:
             self._forget(worker)
             self._send(Finished(worker.key))
+
+        self._workers[worker].close()
+        if self._backlog is None:
+            tell()
+        else:
+            self._backlog.behind(tell)
 
     def _report_death(self, worker: WorkerId, death: Exited) -> None:
         self._workers[worker].has_ended = True

@@ -283,6 +283,35 @@ def test_a_driver_that_does_not_take_output_blocks_the_worker_and_loses_nothing(
     act(main)
 
 
+@pytest.mark.parametrize("order", ["none", "close"])
+def test_with_a_journal_a_driver_that_takes_nothing_blocks_no_worker(tmp_path: Path, order: str) -> None:
+    """What it writes is kept, on disc for the most part, and comes in order, before the news that nothing is left."""
+
+    async def main() -> None:
+        async with scene(tmp_path, driver_timeout_s=600.0) as one:
+            driver = one.driver
+            agent = await one.ready()
+            driver.pause(driver.link)
+            driver.python(COUNT, "4000")
+            reached = tmp_path / "work" / "reached"
+            async with asyncio.timeout(PATIENCE_S):
+                while not reached.exists() or reached.read_text() != "3999":
+                    await asyncio.sleep(0.05)
+            if order == "close":
+                driver.tell(Close())
+            driver.resume(driver.link)
+            await driver.hears(Bye if order == "close" else Finished)
+            assert numbers(driver) == list(range(4000))
+            kinds = [type(said) for said in driver.said]
+            assert kinds.index(Finished) > max(index for index, kind in enumerate(kinds) if kind is Output)
+            if order == "close":
+                assert await agent.ends() == (0, "")
+            else:
+                await one.ends_well(agent)
+
+    act(main)
+
+
 def test_a_driver_that_keeps_nothing_yet_is_told_all_that_there_is_room_for(tmp_path: Path) -> None:
     """Its disc hangs. Output goes on, also beyond what may be on its way; when there is no room for more it waits."""
 

@@ -86,6 +86,7 @@ class Host:
             uuid.uuid4().hex,
             "unix:/none",
             send=self._send,
+            has_room=lambda: True,
             on_gone=self.gone.append,
             more_of=self._more_of,
             tasks=self.tasks,
