@@ -221,9 +221,13 @@ def _remote_dialler(settings: Settings) -> Dialler | None:
 
 
 def _name_of_job(settings: Settings) -> str:
-    """What this job has in common with the one that it follows, on each host, when its driver is started anew."""
+    """What this job has in common with the one that it follows, on each host, when its driver is started anew.
+
+    A journal is of one job: the agents of another one, which wait for a driver, are none that it has left.
+    """
     durable = str(settings.durable_dir or "")
-    return sha256("\0".join((os.getcwd(), durable, *settings.command)).encode()).hexdigest()[:32]
+    journal = [] if settings.journal is None else ["", os.path.abspath(settings.journal)]
+    return sha256("\0".join((os.getcwd(), durable, *settings.command, *journal)).encode()).hexdigest()[:32]
 
 
 def pod_names(settings: Settings) -> str:

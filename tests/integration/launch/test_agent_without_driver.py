@@ -33,7 +33,9 @@ from elastic_driver.rendezvous.agent_messages import (
     PortHeld,
     Prepare,
     Prepared,
+    Ready,
     Round,
+    Running,
     Started,
     Stop,
     Warning,
@@ -42,6 +44,7 @@ from elastic_driver.rendezvous.agent_messages import (
 )
 from elastic_driver.system.local_socket import SocketFolder, connect, url_of
 from tests.support.processes.agents import A, B, FakeDriver, Scene, act, gone, scene
+from tests.support.processes.hub import WORKERS, Hub
 
 pytestmark = pytest.mark.integration
 
@@ -422,6 +425,73 @@ def test_what_could_not_be_started_is_told_too(tmp_path: Path) -> None:
             levels = await second.hears(Levels)
             if levels.workers:  # else the order was lost with the driver
                 await second.hears(NotStarted, A)
+
+    act(main)
+
+
+# --- a round that breaks meanwhile ----------------------------------------------------------------------------------
+
+TRAINS = """
+import numpy, os, sys, time
+import elastic_driver as hvd
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    print("begins as", hvd.rank(), "of", hvd.size(), flush=True)
+    while not hvd.allreduce(numpy.array([float(os.path.exists(sys.argv[1]))]), op=hvd.Max)[0]:
+        state.step += 1
+        state.commit()
+        time.sleep(0.02)
+    print("ends after", state.step, flush=True)
+
+train(hvd.elastic.ObjectState(step=0))
+"""
+
+
+def test_members_wait_for_their_next_round_until_another_driver_has_it(tmp_path: Path) -> None:
+    """One of three is killed while there is no driver. The others go on in the next round, with their state."""
+
+    async def main() -> None:
+        async with job(tmp_path, kind=Hub) as one, successors(one) as made:
+            hub = one.driver
+            assert isinstance(hub, Hub)
+            for host in ("a", "b"):
+                await one.ready(hub.bootstrap(host))
+            over = tmp_path / "over"
+            hub.launch(TRAINS, str(over))
+            stays, dies, other = WORKERS
+            for worker in WORKERS:
+                await hub.writes("of 3", worker)
+            await hub.until(lambda: len(hub.of(Running)) >= 3, "that they train")
+            pid = hub.of(Started, dies)[0].pid
+            await hub.deafen()
+            psutil.Process(pid).kill()
+            await hub.until(lambda: not psutil.pid_exists(pid), "its end")
+            second = hub.successor(2)
+            assert isinstance(second, Hub)
+            second.members = (stays, other)
+            made.append(second)
+            await second.listen()
+            for worker, rank in ((stays, 0), (other, 1)):
+                await second.writes(f"begins as {rank} of 2", worker)
+            assert (await second.hears(Exited, dies)).returncode == -signal.SIGKILL
+            assert sorted(each.round_id for each in second.of(Levels)) == [1, 1]
+            phases = {each.worker: each.phase for levels in second.of(Levels) for each in levels.workers}
+            assert (phases[stays.key], phases[other.key]) == (WorkerPhase.RUNS, WorkerPhase.RUNS)
+            firsts = [type(each) for each in second.said]
+            assert firsts[0] is Levels
+            assert firsts.index(Running) < firsts.index(Ready)
+            assert {(each.request.worker, each.request.after_round) for each in second.of(Ready)} == {
+                (stays, 1),
+                (other, 1),
+            }
+            over.touch()
+            for worker in (stays, other):
+                assert (await second.hears(Exited, worker)).returncode == 0, second.output(worker, "stderr")
+            steps = {second.output(worker).decode().rpartition("ends after ")[2] for worker in (stays, other)}
+            assert len(steps) == 1
+            assert int(steps.pop()) > 0
 
     act(main)
 

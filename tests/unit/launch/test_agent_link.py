@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from elastic_driver.launch.agent import link as link_module
-from elastic_driver.launch.agent.link import DriverLink
-from elastic_driver.rendezvous.agent_messages import Bootstrap, Said, Welcome
+from elastic_driver.launch.agent.agent import Agent, How
+from elastic_driver.launch.agent.link import Driver, DriverLink, RefusedError
+from elastic_driver.rendezvous.agent_messages import Bootstrap, Refused, Said, Welcome
+from elastic_driver.rendezvous.frames import Frame
 
 pytestmark = pytest.mark.unit
 
@@ -127,5 +129,44 @@ def test_one_that_works_is_left_alone() -> None:
         ends = asyncio.get_running_loop().time() + 0.3
         await looked.look(lambda: asyncio.get_running_loop().time() > ends)
         assert looked.dialled == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("epoch", "name", "known", "may"),
+    [
+        (0, "", (0, ""), True),
+        (0, "a", (0, ""), True),
+        (0, "a", (0, "a"), True),
+        (0, "b", (0, "a"), False),
+        (2, "b", (1, "a"), True),
+        (1, "b", (2, "a"), False),
+        (1, "a", (2, "a"), False),
+        (1, "b", (1, "a"), False),
+        (0, "b", (1, "a"), False),
+        (1, "b", (0, "a"), True),
+    ],
+)
+def test_whom_an_agent_may_obey(*, epoch: int, name: str, known: tuple[int, str], may: bool) -> None:
+    assert Driver(epoch, name).may_follow(Driver(*known)) is may
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_refusal_says_whether_the_job_is_over(*, is_over: bool) -> None:
+    """What its sentence says is for people."""
+
+    async def main() -> None:
+        looked = Looked(unheard_s=0.0, silent_s=0.0)
+        answered = looked.link._answered = asyncio.get_running_loop().create_future()
+        refused = Refused("perhaps the job is over", is_over=is_over)
+        looked.link._received(looked.line, Frame(0, 0, 0, (refused.message(),)))
+        with pytest.raises(RefusedError, match="perhaps the job is over") as raised:
+            await answered
+        assert raised.value.is_over is is_over
+        agent = Agent(Bootstrap(("http://127.0.0.1:1",), "ticket 00", "00" * 32, "a"))
+        agent._refused(str(raised.value), is_over=raised.value.is_over)
+        end = await agent._ended
+        assert end.how is (How.TOO_LATE if is_over else How.REFUSED)
 
     asyncio.run(main())

@@ -463,3 +463,29 @@ def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: dict
             assert isinstance(answer, Welcome)
 
     on_place(main, alike=alike)
+
+
+def test_who_comes_too_late_is_told_so() -> None:
+    async def main(place: Place) -> None:
+        await place.fleet.close()
+        answer = place.dial().says(_hello())
+        assert isinstance(answer, Refused)
+        assert answer.is_over
+
+    on_place(main)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_an_agent_has_seen_of_another_driver_is_nothing_to_this_one(*, same: bool) -> None:
+    async def main(place: Place) -> None:
+        first = _hello()
+        dial = place.dial()
+        assert isinstance(dial.says(first), Welcome)
+        identity = Identity(Role.AGENT, number=first.agent)
+        again = place.dial(identity)
+        back = again.says(hello(agent=first.agent, resumes=True, seen=7, driver="this one" if same else "another"))
+        assert isinstance(back, Welcome)
+        assert (back.epoch, back.driver, back.driver_timeout_s) == (3, "this one", 600.0)
+        assert again.transport.is_closed is same, "it cannot have seen 7 of this one"
+
+    on_place(main, epoch=3, driver="this one", driver_timeout_s=600.0)
