@@ -110,6 +110,7 @@ class ExitCode(IntEnum):
     TOO_FEW_SLOTS = 3
     RESET_LIMIT = 4
     INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE
+    OTHER_DRIVER = 75  # sysexits.h EX_TEMPFAIL: another driver has the job
 
 
 class HangAction(StrEnum):

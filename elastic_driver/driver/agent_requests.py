@@ -103,10 +103,11 @@ class AgentRequests:
     # --- what the fleet tells (Part) -------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """An agent is there: it is told what all others know."""
-        if self._keys.store.round_id:
+        """An agent is there, or is back: it is told what all others know, if it does not know it."""
+        known_round, known_notice = (link.levels.round_id, link.levels.notice_version) if link.levels else (0, 0)
+        if self._keys.store.round_id > known_round:
             link.send(Round(self._keys.store.round_id))
-        if self._notice is not None:
+        if self._notice is not None and self._notice.version > known_notice:
             link.send(NoticeSet(self._notice))
 
     def lost(self, link: AgentLink, why: str) -> None:

@@ -94,9 +94,9 @@ def agents_of(
     stdin: StandardInput,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
-    job, settings = recorded.job, recorded.job.settings
+    job, settings, journal = recorded.job, recorded.job.settings, recorded.journal
     facts = Facts() if recorded.before is None else recorded.before.facts
-    keeper: Keeper[Any] = recorded.journal or NOTHING
+    keeper: Keeper[Any] = journal or NOTHING
     token = job.join_token if gathering is None else gathering.token
     # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
@@ -114,7 +114,7 @@ def agents_of(
         is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
         before=facts.ways,
         limit_s=settings.driver_timeout_s,
-        folder=None if recorded.journal is None else recorded.journal.path,
+        folder=None if journal is None else journal.path,
         keeper=keeper,
         say=chronicle.warning,
     )
@@ -164,9 +164,9 @@ def agents_of(
         agent_timeout_s=settings.agent_timeout_s,
         alike=None if gathering is None else gathering.alike,
         spot_notices=settings.spot_notices or "",
-        epoch=0 if recorded.journal is None else recorded.journal.epoch,
-        driver=secrets.token_hex(16) if recorded.journal is None else recorded.journal.driver,
-        driver_timeout_s=0.0 if recorded.journal is None else settings.driver_timeout_s,
+        epoch=0 if journal is None else journal.epoch,
+        driver=secrets.token_hex(16) if journal is None else journal.driver,
+        driver_timeout_s=0.0 if journal is None else settings.driver_timeout_s,
     )
     return AgentSide(
         tickets,

@@ -33,6 +33,7 @@ from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.takeover import Limits, Parts, Takeover
 from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.driver.write_ahead import WriteAhead
@@ -104,6 +105,9 @@ def build(
     def crash(error: BaseException) -> None:
         end.crash(error)
 
+    def abandon(why: str) -> None:
+        driver.abandon(why)
+
     def forget(worker: WorkerId) -> None:
         rounds.gone(worker)
         health.gone(worker)
@@ -115,7 +119,7 @@ def build(
 
     ahead: WriteAhead | None = None
     if journal is not None:
-        ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning)
+        ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning, on_held=abandon)
         fleet.keepings = (*fleet.keepings, ahead.keeping)
     stepper = Stepper(
         policy_of(settings, dialect.on_change),
@@ -240,8 +244,19 @@ def build(
         links=fleet.links,
         host_of=fleet.link_of,
     )
-    host_events = HostEvents(settings, stepper, chronicle=chronicle, on_error=crash)
+    host_events = HostEvents(settings, stepper, chronicle=chronicle, on_error=crash, on_lost=abandon)
     fleet.serve(host_events, workers, requests, meetings, warming, stacks)
+    takeover: Takeover | None = None
+    if before is not None:
+        takeover = Takeover(
+            Parts(stepper, fleet, agents.addresses, workers, worker_events, rounds, requests, chronicle),
+            [kept for kept in before.facts.agents.values() if not kept.given_up],
+            Limits(settings.agent_timeout_s, settings.driver_timeout_s),
+            away_s=before.away_s,
+            carry_out=carry_out,
+            clock=clock,
+            on_nobody=lambda: driver.begin_anew(),
+        )
     driver = ElasticDriver(
         settings=settings,
         job=JobAddress("", key, job_id, name_of_this_process()),
@@ -275,6 +290,7 @@ def build(
         health=health,
         standstills=standstills,
         status_line=status_line,
+        takeover=takeover,
     )
     return driver
 

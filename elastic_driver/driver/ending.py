@@ -28,6 +28,9 @@ class JobEnd:
         stepper: decides nothing any more after an error.
         chronicle: is told of errors.
         workers: start nobody any more once the end is known.
+
+    Attributes:
+        is_abandoned: whether the job goes on without this driver, and what runs is to be left alone.
     """
 
     def __init__(self, stepper: Stepper, *, chronicle: Chronicle, workers: Workers) -> None:
@@ -35,6 +38,7 @@ class JobEnd:
         self._chronicle = chronicle
         self._workers = workers
         self._end: EndJob | None = None
+        self.is_abandoned = False
         self._known = asyncio.Event()
 
     @property
@@ -73,6 +77,16 @@ class JobEnd:
                 self._chronicle.warning(f"internal error of the driver while the job ended: {error!r}")
         except Exception:  # it may be the chronicle that fails
             traceback.print_exception(error, file=sys.stderr)
+
+    def abandon(self, why: str) -> None:
+        """Another driver has the job, also if it ends already: this one decides nothing more."""
+        if self.is_abandoned:
+            return
+        self.is_abandoned = True
+        self._end = EndJob(ExitCode.OTHER_DRIVER, f"another driver has this job: {why}")
+        self._stepper.abandon(self._end)
+        self._stop()
+        self._known.set()
 
     def failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop's exception handler: the last net, for what timers, callbacks and tasks have raised."""

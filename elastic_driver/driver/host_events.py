@@ -27,6 +27,7 @@ class HostEvents:
         stepper: takes the events, and has the state.
         chronicle: is told.
         on_error: takes an error of our own, which ends the job.
+        on_lost: called when another driver has the job, with what is known of that.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class HostEvents:
         *,
         chronicle: Chronicle,
         on_error: Callable[[BaseException], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._stepper = stepper
         self._chronicle = chronicle
         self._on_error = on_error
+        self._on_lost = on_lost
         self._told_own_end = False
 
     def agent_came(self, facts: AgentFacts) -> None:
@@ -112,6 +115,10 @@ class HostEvents:
         """Nobody need wait for hosts that come up by themselves."""
         if not self._settings.accept_agents:
             self._stepper.post(HostsUnusable(reasons))
+
+    def superseded(self, epoch: int) -> None:
+        """An agent obeys another driver."""
+        self._on_lost(f"an agent of it obeys a driver that came after this one (number {epoch})")
 
     def failed(self, error: BaseException) -> None:
         """An error of our own, while an agent was listened to."""

@@ -97,7 +97,9 @@ def run_job(
     """
     try:
         local = LocalDialler(early=early, outlives=settings.journal is not None)
-        return _run_job(settings, routes, local, gathering)
+        while (code := _run_job(settings, routes, local, gathering)) is None:
+            pass
+        return code
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:
@@ -108,7 +110,8 @@ def run_job(
             early.dismiss()
 
 
-def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int:
+def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int | None:
+    """Runs it; None where nothing was left of a job that was taken over, and another is to be begun."""
     if given.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
     # What is asked for now does not count for a job that is taken over.
@@ -138,7 +141,7 @@ def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Ga
 
 def _run_recorded(
     recorded: Recording, routes: Routes, local: LocalDialler, gathering: Gathering | None, console: Console
-) -> int:
+) -> int | None:
     job, journal, before = recorded.job, recorded.journal, recorded.before
     settings, job_id = job.settings, job.job_id
     on_change = first_kind(settings)
@@ -239,7 +242,9 @@ def _run_recorded(
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
         if journal is not None:
-            close(journal, code, console)
+            close(journal, code, console, is_in_vain=driver.is_in_vain)
+        if driver.is_in_vain:
+            return None
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])

@@ -54,6 +54,7 @@ from elastic_driver.driver.standstills import DriverStandstills
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.takeover import Takeover
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.errors import SettingsError
 from elastic_driver.launch import output_files
@@ -105,6 +106,8 @@ class ElasticDriver:
         health: finds who is silent, who hangs, and who is slow.
         standstills: of this process.
         status_line: says where the job stands.
+        takeover: of a job that another driver has had before; None for one that begins.
+        is_in_vain: whether nothing was left of that one.
     """
 
     settings: Settings
@@ -131,6 +134,8 @@ class ElasticDriver:
     health: Health
     standstills: DriverStandstills
     status_line: StatusLine
+    takeover: Takeover | None
+    is_in_vain: bool = field(default=False, init=False)
     _told_of_flags: bool = field(default=False, init=False)  # those that do nothing for the workers that came
 
     async def run(self) -> int:
@@ -159,6 +164,8 @@ class ElasticDriver:
             # With a journal, it is there before anybody can come.
             self.stepper.begin()
             await self.stepper.settled()
+            if self.takeover is not None:
+                await self.takeover.begin()
             folder = self.agents.ways.folder
             socket = KeptSocket(self.server.listeners, _SOCKET, say=self.chronicle.warning, folder=folder)
             way_out.callback(socket.close)
@@ -174,9 +181,15 @@ class ElasticDriver:
             tasks.start(self.status_line.run())
             tasks.start(self.health.watch_over())
             self.stepper.set_timer()
+            if self.takeover is not None:
+                self._go_on(self.takeover)
             end = await self.end.wait()
             discovering.cancel()
-            await self._finish(end)
+            if not self.end.is_abandoned:
+                await self._finish(end)
+            if self.end.is_abandoned:
+                end = await self.end.wait()
+                self.chronicle.ended(end.exit_code, end.message)
 
     # --- the start -------------------------------------------------------------------------------------------------
 
@@ -240,6 +253,28 @@ class ElasticDriver:
                     f"the join token is written by: elasticrun jobs --write-join-token FILE {self.job.job_id}"
                 )
             self.chronicle.remark(f"hosts join with: {command}")
+
+    def _go_on(self, takeover: Takeover) -> None:
+        """With a job that another driver has had before."""
+        self.standings.look(self.stepper.state)
+        if self.stepper.state.round is not None and starts_again(self.settings):
+            self.warming.warm_up()
+        takeover.listens()
+        if self.stepper.state.end is not None:
+            self._end_job(self.stepper.state.end)
+
+    def begin_anew(self) -> None:
+        """Nothing is left of the job that there was: it is over, and whoever runs this driver begins another."""
+        self.is_in_vain = True
+        end = EndJob(ExitCode.INTERNAL_ERROR, "its driver had died, and none of its agents has come back")
+        self.stepper.abandon(end)
+        self._end_job(end)
+
+    def abandon(self, why: str) -> None:
+        """Another driver has the job: this one ends at once, and leaves everything alone."""
+        self.end.abandon(why)
+        self.agents.fleet.abandon()
+        self.workers.abandon()
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -345,6 +380,8 @@ class ElasticDriver:
         if self.chief is not None:  # it uses the others
             await self.chief.end(limit_s)
         await self.workers.stop_all(limit_s)
+        if self.end.is_abandoned:
+            return
         self.stepper.catch_up()
         folder = self.settings.durable_dir
         found = newest_commit(folder)

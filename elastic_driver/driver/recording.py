@@ -10,21 +10,19 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Protocol
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import JobFacts
-from elastic_driver.journal.folder import JOURNAL, JournalError, JournalFolder
+from elastic_driver.journal.folder import JOURNAL, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Past, Recorded, read_job
-from elastic_driver.launch.fleet.kept import AgentKept
+from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
-from elastic_driver.system.process_name import boot_id, lives
 from elastic_driver.words import ExitCode, in_seconds
 
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
@@ -89,7 +87,6 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
         found = read_job(folder.path)
         before = None
         if isinstance(found, Recorded):
-            _check_nobody_is_left(found, folder.path)
             before = _taken_over(found, tell)
         last = 0 if found is None else found.epoch
         if before is None:
@@ -118,9 +115,19 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
             raise
 
 
-def close(journal: Journal, exit_code: int, tell: Teller) -> None:
-    """Of a job that has ended nothing is kept, but for what led to an error of the driver's own."""
-    if exit_code == ExitCode.INTERNAL_ERROR:
+def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> None:
+    """Of a job that has ended nothing is kept, but for what led to an error of the driver's own.
+
+    Args:
+        journal: of the job.
+        exit_code: of the driver.
+        tell: is told what stays, and why.
+        is_in_vain: whether nothing was left of a job that was taken over.
+    """
+    if exit_code == ExitCode.OTHER_DRIVER:
+        journal.give_up()  # it is the other's
+        return
+    if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
         journal.give_up()
         tell.warning(f"what led to this is kept in {journal.path}: elasticrun status --journal {journal.path} shows it")
         return
@@ -169,16 +176,6 @@ def enter(job: JobFacts) -> None:
     os.umask(job.umask)
 
 
-def may_come_back(agent: AgentKept) -> bool:
-    """Whether an agent may live and look for its driver. On this machine that can be seen."""
-    if agent.given_up or agent.hello is None:
-        return False
-    if not agent.local:
-        return True
-    process = agent.hello.owner
-    return not process or (process.startswith(f"{boot_id()} ") and lives(process))
-
-
 def _taken_over(found: Recorded, tell: Teller) -> Past | None:
     """What is to be taken over; None where nobody is left who could come back: then that job is over."""
     past = Past.of(found)
@@ -190,16 +187,6 @@ def _taken_over(found: Recorded, tell: Teller) -> Past | None:
             "left; this is a new job"
         )
     return None
-
-
-def _check_nobody_is_left(found: Recorded, path: Path) -> None:
-    """Raises JournalError for a job that has agents: nobody can take them over yet. To be removed with that."""
-    if any(map(may_come_back, found.facts.agents.values())):
-        raise JournalError(
-            f"cannot use the journal {path}: job {found.job.job_id} in it has not ended, but its driver has died; "
-            f"elasticrun status --journal {path} shows what is known of it; remove {path / JOURNAL} to begin another "
-            "job there, or name another folder"
-        )
 
 
 def _warn_of_differences(given: Settings, kept: Settings, tell: Teller) -> None:

@@ -240,8 +240,17 @@ class Rounds:
             placed: the places of its members, as :func:`~elastic_driver.core.assignment.places_of` has them.
             addresses: where its members listen, by host.
         """
+        self.resume(formed, placed, addresses)
+        for worker, assignment in self._placed.items():
+            # From now on: who is frozen since it was READY never watches its round.
+            self._heartbeats.heard(worker)
+            self._reply(worker, assignment)
+
+    def resume(self, formed: Round, placed: Sequence[Placed], addresses: Mapping[str, str]) -> None:
+        """This is the present round, whoever has formed it: members that ask for it are answered so. See publish."""
         self._progress.begin_round(formed.commits)
-        if formed.backend is None:
+        backend = formed.backend
+        if backend is None:
             return  # they know their places, and are watched by nothing but their ends
         self._placed = {
             one.worker: RoundAssignment(
@@ -249,15 +258,11 @@ class Rounds:
                 slot=one.slot,
                 sync=formed.sync,
                 commits=formed.commits,
-                backend=formed.backend,
+                backend=backend,
                 address=addresses[one.worker.hostname],
             )
             for one in placed
         }
-        for worker, assignment in self._placed.items():
-            # From now on: who is frozen since it was READY never watches its round.
-            self._heartbeats.heard(worker)
-            self._reply(worker, assignment)
 
     def dismiss(self, worker: WorkerId, reason: str) -> None:
         """Answers a worker that it has no place any more."""

@@ -207,6 +207,14 @@ class Stepper:
             self._end(failed.message)
         return self.state.end
 
+    def abandon(self, end: EndJob) -> None:
+        """Another driver has the job: of what comes from now on nothing follows, and nothing is written."""
+        if self._ahead is not None:
+            self._ahead.abandon()
+            self._ahead = None
+        self.state = replace(self.state, end=end)
+        self.close()
+
     def close(self) -> None:
         """Feeds nothing more by itself, and makes nothing more visible."""
         self._cancel_timer()

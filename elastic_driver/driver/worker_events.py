@@ -21,6 +21,7 @@ from elastic_driver.core.events import (
     WorkerSpared,
     WorkerStarted,
 )
+from elastic_driver.core.state import record_of
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
@@ -72,6 +73,11 @@ class WorkerEvents:
         if not self._stepper.state.policy.on_change.asks_for_rounds:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker.id))
 
+    def back(self, worker: Worker) -> None:
+        """A process runs that another driver has had started."""
+        self._chronicle.worker_started(worker.id, worker.pid)
+        self._standings.started(worker.id)
+
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """A process could not be started."""
         bad_command = isinstance(error, CommandNotFoundError)
@@ -82,6 +88,8 @@ class WorkerEvents:
 
     def dying(self, worker: Worker, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
+        if not self._is_known(worker):
+            return
         self._ends[worker.id] = worker, None
         returncode, starved = (None, False) if isinstance(status, str) else (status.returncode, status.out_of_memory)
         self._keep_error_file(worker, returncode)
@@ -91,6 +99,8 @@ class WorkerEvents:
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
         """A process has ended."""
+        if not self._is_known(worker):
+            return
         self._ends[worker.id] = worker, status
         self._forget(worker.id)
         if status.returncode:
@@ -100,6 +110,10 @@ class WorkerEvents:
         age_s = worker.error_age_s if status.returncode else None
         starved = status.out_of_memory
         self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, starved, age_s))
+
+    def _is_known(self, worker: Worker) -> bool:
+        """Whether the job has it. Another driver may have started one that this job's journal says nothing of."""
+        return record_of(self._stepper.state, worker.id) is not None
 
     def lost(self, workers: Sequence[Worker], why: str) -> None:
         """A host is lost with these. It is once, however many they are."""

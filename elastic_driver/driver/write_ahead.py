@@ -49,6 +49,7 @@ class WriteAhead:
         limit_s: the job ends when something has waited for so long.
         call_later: measures that, on the job's clock.
         tell: is told when the disc does not answer, and when it does again.
+        on_held: called when another driver has the journal.
 
     Attributes:
         under_way: the steps that are being written; None for nothing.
@@ -56,11 +57,20 @@ class WriteAhead:
         trouble: what keeps the journal from being written, in words; "" for nothing.
     """
 
-    def __init__(self, journal: Journal, limit_s: float, call_later: CallLater, tell: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        limit_s: float,
+        call_later: CallLater,
+        tell: Callable[[str], object],
+        *,
+        on_held: Callable[[str], object],
+    ) -> None:
         self._journal = journal
         self._limit_s = limit_s
         self._call_later = call_later
         self._tell = tell
+        self._on_held = on_held
         self._maker: Maker
         self.under_way: Sequence[Step] | None = None
         self.keeping = Keeping()
@@ -114,6 +124,11 @@ class WriteAhead:
         self._journal.give_up()
         self.end()
 
+    def abandon(self) -> None:
+        """Another driver has the job: nothing is written any more, and what has come is not kept."""
+        self._journal.give_up()
+        self.drop()
+
     def _written(self, steps: Sequence[Step], came: int, error: Exception | None) -> None:
         if self.under_way is not steps:
             return  # the job has ended without them
@@ -135,7 +150,7 @@ class WriteAhead:
     def _is_lost(self, error: Exception) -> None:
         """What waits, or what is kept beside the state, can never be on disc."""
         if isinstance(error, JournalHeldError):
-            self._maker.lost(str(error))
+            self._on_held(str(error))
         else:
             self._maker.failed(error)
 

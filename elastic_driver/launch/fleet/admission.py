@@ -100,6 +100,9 @@ class Host(Protocol):
     def node_refused(self, why: str) -> None:
         """A node of this job, which knows its secret, cannot be taken as it is."""
 
+    def superseded(self, epoch: int) -> None:
+        """A driver of a higher epoch has the job: an agent that is back obeys that one."""
+
 
 class Admission:
     """Makes what the server hands the connections of agents over to.
@@ -170,14 +173,24 @@ class Arrival:
 
     def _welcome(self, hello: Hello) -> None:
         if hello.resumes:
-            link = self._host.known(hello.agent) if self._is_agent(hello.agent) else None
+            is_agent = self._is_agent(hello.agent)
+            if is_agent and hello.epoch > self._job_facts.epoch:
+                # It waits for that one, and is told nothing by this one.
+                self._host.superseded(hello.epoch)
+                self.connection.abort("it obeys another driver")
+                return
+            link = self._host.known(hello.agent) if is_agent else None
             if link is None:
                 raise RefusedError("the driver has given this agent up: its host was silent for too long")
             if why := excess(hello, link.facts.host):
                 raise RefusedError(why)
             peer, ours = self.connection.ends
             link.comes_from(hello, peer, ours)
-            self._go_on(link, hello)
+            seen_there = hello.seen
+            if hello.driver != self._job_facts.driver:
+                link.begin_anew()
+                seen_there = 0
+            self._go_on(link, seen_there)
             return
         if not _KEY.fullmatch(hello.key):
             raise RendezvousProtocolError("cannot read message hello: no key of an agent")
@@ -204,7 +217,7 @@ class Arrival:
         elif self._is_gone:
             link.lose("its agent has gone before it was welcomed")
         else:
-            self._go_on(link, hello)
+            self._go_on(link, hello.seen)
             self._host.settled(link)
 
     def _take_ticket(self, hello: Hello) -> Ticket | None:
@@ -235,7 +248,7 @@ class Arrival:
     def _is_agent(self, agent: str) -> bool:
         return self._identity == Identity(Role.AGENT, number=agent)
 
-    def _go_on(self, link: AgentLink, hello: Hello) -> None:
+    def _go_on(self, link: AgentLink, seen_there: int) -> None:
         job_facts = self._job_facts
         self._say(
             Welcome(
@@ -261,8 +274,7 @@ class Arrival:
         connection.reader.most = MAX_FRAME
         self._link = link
         self._over(self)
-        # Of what another driver has said nobody knows here.
-        link.attach(connection, hello.seen if hello.driver == job_facts.driver else 0)
+        link.attach(connection, seen_there)
 
     def _facts(self, hello: Hello, ticket: Ticket | None) -> AgentFacts:
         peer, ours = self.connection.ends

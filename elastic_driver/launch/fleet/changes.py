@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 
 class Changes:
@@ -33,3 +35,10 @@ class Changes:
                 await future
             finally:
                 self._waiting.pop(future, None)
+
+    async def wait_until(self, holds: Callable[[], bool], limit_s: float) -> None:
+        """Blocks until that holds, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not holds():
+                    await self.wait(self.count)

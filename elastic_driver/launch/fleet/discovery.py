@@ -191,6 +191,8 @@ class FleetDiscovery:
             self._error = error
             return
         self._answers = True
+        # Where another driver had the job, a host whose agent is not back yet must not seem to be gone.
+        await self._fleet.returning.all_back()
         # On a host that is about to go no agent is started any more.
         going = {departure.hostname for departure in self._source.departures()}
         await self._fleet.want([each.name for each in listed if each.name not in going or self._fleet.is_up(each.name)])

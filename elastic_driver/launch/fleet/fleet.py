@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
@@ -28,9 +29,12 @@ from elastic_driver.launch.fleet.leavers import Leavers
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
+from elastic_driver.launch.fleet.returning import Returning
 from elastic_driver.launch.fleet.roster import Roster
+from elastic_driver.launch.fleet.silences import Silences
 from elastic_driver.launch.fleet.tickets import Tickets
-from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Said, Warning
+from elastic_driver.launch.fleet.to_check import HostsToCheck
+from elastic_driver.rendezvous.agent_messages import Bye, Close, Leaves, Levels, Said, Warning
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.tasks import Tasks
 
@@ -80,6 +84,9 @@ class FleetListener(Protocol):
     def no_host_can_be_used(self, reasons: str) -> None:
         """No host has an agent, and on none of those wanted another try can help."""
 
+    def superseded(self, epoch: int) -> None:
+        """An agent comes that obeys a driver of a higher epoch: this one has lost the job."""
+
     def failed(self, error: BaseException) -> None:
         """An error of our own, while an agent was listened to."""
 
@@ -126,6 +133,7 @@ class Fleet:
     Attributes:
         changes: of the hosts that there are, and of why others are not.
         keepings: see LinkOwner; to be set before any comes.
+        returning: of those of another driver before this one.
     """
 
     def __init__(
@@ -147,8 +155,6 @@ class Fleet:
         self._reach = reach
         self._address = address
         self._check = check
-        if check is not None:
-            check.serve(self)
         self._listener: FleetListener
         self._staff: Staff
         self._parts: Sequence[Part]
@@ -167,9 +173,13 @@ class Fleet:
             listener=self,
             keeper=keeper,
         )
+        self.returning = Returning(self._roster, tickets, self._names, self.changes, partial(self._link, is_away=True))
+        if check is not None:
+            check.serve(HostsToCheck(self, self._roster, self._names_of, lambda: self._wanted, lambda: self._listener))
         self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)
         self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
-        self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
+        self._silences = Silences(self._roster, self._names_of)
+        self._lists_are_to_come = False  # whether agents are there that this driver has not heard yet who wants them
         self._closing = False
         self._over = Close()  # what agents that are to end are told
         self._all_gone = asyncio.Event()
@@ -177,12 +187,38 @@ class Fleet:
     def serve(self, listener: FleetListener, staff: Staff, *parts: Part) -> None:
         """Says who is told of hosts, and who speaks with agents. To be called once, before anything else."""
         self._listener, self._staff = listener, staff
+        self._silences.listener = listener
         self._parts = (staff, *parts) if self._check is None else (staff, *parts, self._check)
 
     def take_over(self, revoked: Iterable[RevokedKept], leavers: Iterable[LeaverKept]) -> None:
         """What the driver before knew of hosts without an agent. To be called before all else."""
         self._dialling.take_over(revoked)
         self._leaving.take_over(leavers)
+
+    # --- from another driver ---------------------------------------------------------------------------------------
+
+    def resume(self, silent: Iterable[str]) -> None:
+        """Another driver has had the job: agents are away (``returning``), and the core knows of silent hosts."""
+        self._lists_are_to_come = True
+        self._silences.resume(silent)
+
+    def returned(self, link: AgentLink, levels: Levels) -> None:
+        """What an agent knows was taken: from now on it is as any other."""
+        link.returned(levels)
+        self._roster.keep(link)
+        if self._roster.is_hosts_agent(link):
+            self._up(link)
+        if self._roster.is_ending(link):  # since it was told nothing
+            link.send(self._over)
+
+    def abandon(self) -> None:
+        """The agents are another driver's: cuts their connections, and tells them nothing."""
+        self._closing = True
+        for link in self.links():
+            link.abandon()
+            self._roster.remove(link)
+        self._all_gone.set()
+        self.changes.report()
 
     # --- for discovery ---------------------------------------------------------------------------------------------
 
@@ -199,14 +235,18 @@ class Fleet:
         wanted = dict.fromkeys(map(self._names.canonical, names))
         joined = map(self._names.canonical, self._roster.joined)
         self._leaving.keep({*wanted, *joined}, self._roster.hosts)
-        for name in self._silent - {*names, *(link.facts.host for link in self.links())}:
-            self._silent.discard(name)
-            self._listener.host_heard(name)  # there is nothing to be heard of any more
+        self._silences.keep((*names, *(link.facts.host for link in self.links())))
         for host in wanted:
             if host not in self._dialling and host not in self._leaving:
                 self._dialling.begin(host, has_agent=host in self._roster.hosts)
         for host in self._dialling.not_in(wanted):
             self._unwant(host)
+        if self._lists_are_to_come:
+            self._lists_are_to_come = False
+            for host, link in self._roster.hosts.items():
+                # It was listed when the driver before this one looked.
+                if host not in wanted and not link.facts.joined and not self._staff.has_workers(link):
+                    self._end(link)
 
     def is_up(self, name: str) -> bool:
         """Whether the host has an agent that is not about to end, and may be used."""
@@ -222,7 +262,7 @@ class Fleet:
         return self._roster.node_rank(name)
 
     def _is_usable(self, link: AgentLink) -> bool:
-        return not self._roster.is_ending(link) and (self._check is None or self._check.admits(link))
+        return not (link.is_away or self._roster.is_ending(link)) and (self._check is None or self._check.admits(link))
 
     def remark(self) -> str:
         """Which hosts have no agent yet, and why; "" for none."""
@@ -235,16 +275,17 @@ class Fleet:
 
         And until those that have one may be used, or not; that takes what a check takes at most.
         """
-        await self._wait_until(lambda: not self.awaits_others(), limit_s)
+        await self.changes.wait_until(lambda: self._closing or not self.awaits_others(), limit_s)
         check = self._check
         if check is not None:
-            await self._wait_until(lambda: all(map(check.is_settled, self.links())), GATHER_S + LIMIT_S)
+            await self.changes.wait_until(
+                lambda: self._closing or all(map(check.is_settled, self.links())), GATHER_S + LIMIT_S
+            )
 
-    async def _wait_until(self, holds: Callable[[], bool], limit_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while not self._closing and not holds():
-                    await self.changes.wait(self.changes.count)
+    def awaits_others(self) -> bool:
+        """Whether more hosts may have an agent in a moment."""
+        hosts = map(self._names.canonical, self._wanted)
+        return any(host not in self._roster.hosts and self._dialling.is_first_try(host) for host in hosts)
 
     # --- for the workers (Agents) ----------------------------------------------------------------------------------
 
@@ -262,8 +303,7 @@ class Fleet:
 
         A machine whose agent says nothing may acknowledge all the same what it is sent: see AgentLink.
         """
-        links = [link for link in self.links() if not link.is_silent and link.silent_s >= least_s]
-        return {name: link.silent_s for link in links for name in self._names_of(link)}
+        return {name: link.silent_s for link in self._roster.unheard(least_s) for name in self._names_of(link)}
 
     def has_address(self, address: str) -> bool:
         """Whether one of the job's hosts has this address. Its other names are not looked up."""
@@ -293,7 +333,8 @@ class Fleet:
     def idle(self, link: AgentLink) -> None:
         """The last worker of this agent has ended."""
         host = self._names.canonical(link.facts.host)
-        if host in self._leaving or (not link.facts.joined and host not in self._dialling) or self._closing:
+        is_unwanted = not link.facts.joined and host not in self._dialling and not self._lists_are_to_come
+        if host in self._leaving or is_unwanted or self._closing:
             self._end(link)
         self.changes.report()
 
@@ -319,35 +360,6 @@ class Fleet:
             link.close("the job has ended")
         await self._dialling.close()
 
-    # --- for the check of the network (Hosts) ----------------------------------------------------------------------
-
-    def present(self) -> Sequence[AgentLink]:
-        """See Hosts."""
-        listed = dict.fromkeys(map(self.link_of, (*self._wanted, *self._roster.joined)))
-        return [link for link in listed if link is not None and not self._roster.is_ending(link)]
-
-    def awaits_others(self) -> bool:
-        """See Hosts."""
-        hosts = map(self._names.canonical, self._wanted)
-        return any(host not in self._roster.hosts and self._dialling.is_first_try(host) for host in hosts)
-
-    def gets_workers(self, link: AgentLink) -> bool:
-        """See Hosts."""
-        return not all(map(self._listener.is_left_out, self._names_of(link)))
-
-    def admitted(self) -> None:
-        """See Hosts."""
-        self.changes.report()
-
-    def checked(self, report: Checked) -> None:
-        """See Hosts."""
-        self._listener.network_checked(report)
-
-    def barred(self, host: str, reason: str) -> None:
-        """See Hosts."""
-        self._listener.host_unready(host, DialFailure(reason))
-        self.changes.report()
-
     # --- for the admission (Host) ----------------------------------------------------------------------------------
 
     def known(self, agent: str) -> AgentLink | None:
@@ -367,12 +379,23 @@ class Fleet:
         self._roster.check_name(facts)
         if not facts.joined:
             facts = replace(facts, local=host == self._names.own)
-        link = AgentLink(
-            facts, self, agent_timeout_s=self._reach.agent_timeout_s, host_timeout_s=self._reach.host_timeout_s
-        )
+        link = self._link(facts)
         self._roster.add(link)
         self._all_gone.clear()
         return link
+
+    def _link(self, facts: AgentFacts, *, is_away: bool = False) -> AgentLink:
+        return AgentLink(
+            facts,
+            self,
+            agent_timeout_s=self._reach.agent_timeout_s,
+            host_timeout_s=self._reach.host_timeout_s,
+            is_away=is_away,
+        )
+
+    def superseded(self, epoch: int) -> None:
+        """See Host."""
+        self._listener.superseded(epoch)
 
     def settled(self, link: AgentLink) -> None:
         """See Host."""
@@ -416,6 +439,8 @@ class Fleet:
             self._listener.failed(error)
 
     def _take(self, link: AgentLink, message: Said) -> None:
+        if self.returning.takes(link, message):
+            return
         for part in self._parts:
             if part.take(link, message):
                 return
@@ -436,27 +461,11 @@ class Fleet:
 
     def link_silent(self, link: AgentLink, silent_s: float) -> None:
         """See LinkOwner."""
-        for other in self.links():
-            if other.is_in_doubt():
-                self._is_silent(other, other.unheard_s, sure=False)
-        self._is_silent(link, silent_s, sure=True)
-
-    def _is_silent(self, link: AgentLink, silent_s: float, *, sure: bool) -> None:
-        if self._roster.is_hosts_agent(link):
-            for name in self._names_of(link):
-                self._silent.add(name)
-                self._listener.host_silent(name, silent_s, sure=sure)
+        self._silences.link_silent(link, silent_s)
 
     def link_heard(self, link: AgentLink) -> None:
         """See LinkOwner."""
-        if self._roster.is_hosts_agent(link):
-            self._heard(link)
-
-    def _heard(self, link: AgentLink) -> None:
-        for name in self._names_of(link):
-            if name in self._silent:
-                self._silent.discard(name)
-                self._listener.host_heard(name)
+        self._silences.link_heard(link)
 
     def link_back(self, link: AgentLink) -> None:
         """See LinkOwner. Orders may wait for that. It may come from another address."""
@@ -468,6 +477,7 @@ class Fleet:
         if not self._roster.is_ending(link):
             self._listener.agent_lost(link.facts, why)
         self._forget(link, why)
+        self.returning.lost(link)
 
     # --- what comes of dialling (DiallingListener) -----------------------------------------------------------------
 
@@ -500,7 +510,7 @@ class Fleet:
 
     def _up(self, link: AgentLink) -> None:
         self._listener.agent_came(link.facts)
-        self._heard(link)
+        self._silences.link_heard(link)
         self._dialling.came(self._names.canonical(link.facts.host))
         for part in self._parts:
             part.came(link)
@@ -523,11 +533,7 @@ class Fleet:
 
     def _names_of(self, link: AgentLink) -> list[str]:
         """The names under which the job knows a host: of this machine all that are listed."""
-        host = self._names.canonical(link.facts.host)
-        if host != self._names.own:
-            return [link.facts.host]
-        listed = [name for name in (*self._wanted, *self._roster.joined) if self._names.canonical(name) == host]
-        return listed or [link.facts.host]  # workers may live there yet
+        return self._roster.names_of(link, self._wanted)
 
     def _end(self, link: AgentLink) -> None:
         if self._roster.ends(link):

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.rendezvous.agent_messages import Hello
+from elastic_driver.system.process_name import boot_id, lives
 
 F = TypeVar("F", contravariant=True)
 
@@ -182,6 +183,16 @@ class KeepsNothing:
     def when_kept(self, callback: Callable[[], object]) -> None:
         """See Keeper."""
         callback()
+
+
+def may_come_back(agent: AgentKept) -> bool:
+    """Whether an agent may live and look for its driver. On this machine that can be seen."""
+    if agent.given_up or agent.hello is None:
+        return False
+    if not agent.local:
+        return True
+    process = agent.hello.owner
+    return not process or (process.startswith(f"{boot_id()} ") and lives(process))
 
 
 NOTHING = KeepsNothing()

@@ -18,6 +18,10 @@ A lost agent that comes back is told so, and ends its workers.
 
 What it says is taken at once, and kept when all that has come of it would outlive this process: then the agent forgets
 it. Of a driver that nobody takes over from all is kept at once.
+
+A driver that takes a job over has links of agents that are away: they have run before it, and have not said since what
+they know (Levels). Such a link is told nothing, and no verdict of the above is given on it: how long it is waited for
+is said by whoever waits (:meth:`AgentLink.wait_for_return`).
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from elastic_driver.rendezvous.agent_messages import Hello, Said, said
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.rendezvous.agent_messages import Hello, Levels, Said, said
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.frames import Frame, Message
 from elastic_driver.system.keeping import Keeping
@@ -129,16 +134,29 @@ class AgentLink:
         owner: takes what it says.
         agent_timeout_s: see Bootstrap.
         host_timeout_s: for how long nothing may be heard and acknowledged until its owner is told.
+        is_away: whether it is the agent of another driver before this one, and has to come back.
 
     Attributes:
         facts: as given.
+        is_away: as given, until it is back.
+        levels: what it has said when it was back; None for one that this driver has had from the beginning.
         is_lost: whether the verdict has been given.
         is_silent: whether its owner was told that it is silent, and not that it is heard again.
         is_doubted: likewise, that it is in doubt.
     """
 
-    def __init__(self, facts: AgentFacts, owner: LinkOwner, *, agent_timeout_s: float, host_timeout_s: float) -> None:
+    def __init__(
+        self,
+        facts: AgentFacts,
+        owner: LinkOwner,
+        *,
+        agent_timeout_s: float,
+        host_timeout_s: float,
+        is_away: bool = False,
+    ) -> None:
         self.facts = facts
+        self.is_away = is_away
+        self.levels: Levels | None = None
         self.is_lost = False
         self.is_silent = False
         self.is_doubted = False
@@ -153,6 +171,7 @@ class AgentLink:
         self._waits = False  # for the first of these
         self._connection: FrameConnection | None = None
         self._verdict: _Limit | None = None
+        self._return: _Limit | None = None
         self._look: asyncio.TimerHandle | None = None
         self._look_due = 0.0
         self._works_since = self._loop.time()
@@ -165,8 +184,8 @@ class AgentLink:
 
     @property
     def connected(self) -> bool:
-        """Whether it has a connection now."""
-        return self._connection is not None
+        """Whether it has a connection now, and is told what there is."""
+        return self._connection is not None and not self.is_away
 
     @property
     def seen(self) -> int:
@@ -203,9 +222,37 @@ class AgentLink:
         return True
 
     def send(self, message: Said) -> None:
-        """Tells it something, now or when it has a connection again. Never blocks."""
-        if not self.is_lost:
+        """Tells it something, now or when it has a connection again. Never blocks.
+
+        One that is away is told nothing: what it lacks is known when it has said what it knows.
+        """
+        if not self.is_lost and not self.is_away:
             self._channel.send(message.message())
+
+    def wait_for_return(self, limit_s: float, due: Callable[[], None]) -> None:
+        """Has one that is away waited for from now on, for so long. Called again another limit counts."""
+        if self._return is not None:
+            self._return.cancel()
+        self._return = _Limit(limit_s, due)
+
+    def begin_anew(self) -> None:
+        """Both ends count their messages from 1: it has not heard yet that this driver has welcomed it.
+
+        Raises:
+            RendezvousProtocolError: it has, since it has said what it knows.
+        """
+        if not self.is_away:
+            raise RendezvousProtocolError("cannot begin anew: this agent has obeyed this driver already")
+        self._channel.detach()
+        self._channel = Channel(self._take)
+        self._unkept.clear()
+
+    def returned(self, levels: Levels) -> None:
+        """It has said what it knows: from now on it is as any other."""
+        self.is_away, self.levels = False, levels
+        if self._return is not None:
+            self._return.cancel()
+            self._return = None
 
     def comes_from(self, hello: Hello, peer: str, ours: str) -> None:
         """The agent has connected again, perhaps from a host that has other addresses by now."""
@@ -229,7 +276,10 @@ class AgentLink:
         self._channel.attach(connection, seen_there)
         self._look_in(_LOOK_S)
         self._is_heard()
-        if is_back:
+        if self.is_away:
+            # Its machine may acknowledge for it: then nothing else says that it is stopped.
+            self.overdue("say what it knows", lambda: not self.is_away)
+        elif is_back:
             self._owner.link_back(self)
 
     def received(self, frame: Frame) -> None:
@@ -246,6 +296,8 @@ class AgentLink:
         self._connection = None
         self._channel.detach()
         self._cancel()
+        if self.is_away:
+            return  # it is waited for anyhow
         self._verdict = _Limit(AGAIN_S, lambda: self.lose(f"its agent has gone ({why})"))
 
     def overdue(self, order: str, done: Callable[[], bool], *, takes_s: float = 0.0) -> None:
@@ -283,10 +335,21 @@ class AgentLink:
             self._connection.abort(why)
         self.lose(why)
 
+    def abandon(self) -> None:
+        """It obeys another driver: cuts its connection, without a verdict."""
+        connection = self._connection
+        self._channel.detach()
+        self.close("another driver has the job")
+        if connection is not None:
+            connection.abort("another driver has the job")
+
     def close(self, why: str) -> None:
         """Ends its connection, behind what was sent; nothing more comes of it."""
         self.is_lost = True
         self._cancel()
+        if self._return is not None:
+            self._return.cancel()
+            self._return = None
         for timer in self._overdue.values():
             timer.cancel()
         self._overdue.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from elastic_driver.hosts import Host, in_natural_order
 from elastic_driver.launch.fleet.admission import RefusedError
@@ -50,6 +50,18 @@ class Roster:
     def is_hosts_agent(self, link: AgentLink) -> bool:
         """Whether it is its host's agent, and does not wait to become that."""
         return self.link_of(link.facts.host) is link
+
+    def names_of(self, link: AgentLink, wanted: Iterable[str]) -> list[str]:
+        """The names under which the job knows a host: of this machine all that are listed."""
+        host = self._names.canonical(link.facts.host)
+        if host != self._names.own:
+            return [link.facts.host]
+        listed = [name for name in (*wanted, *self.joined) if self._names.canonical(name) == host]
+        return listed or [link.facts.host]  # workers may live there yet
+
+    def unheard(self, least_s: float) -> list[AgentLink]:
+        """The agents that are connected and not silent, and of which nothing has come for so long."""
+        return [link for link in self.agents.values() if not link.is_silent and link.silent_s >= least_s]
 
     def node_rank(self, hostname: str) -> float:
         """The place among the nodes that this host was told; infinite for none."""

@@ -26,9 +26,11 @@ Variables = Callable[[AgentFacts, Mapping[str, str]], dict[str, str]]
 class Phase(Enum):
     """How far a worker is."""
 
+    AWAY = auto()  # another driver has ordered it, or this one was to: its agent is not back yet, and will say
     WAITING = auto()  # for the port of its generation, or for its agent's connection: nothing was sent
     ORDERED = auto()  # its agent was told to start it
     RUNS = auto()  # its process is there
+    ENDS = auto()  # it has ended while there was no driver, and its agent says next how
     DEAD = auto()  # its process is not; what it has started may be
 
 

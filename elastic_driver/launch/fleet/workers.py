@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,6 +41,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Kill,
     KillAll,
     Labels,
+    Levels,
     NotStarted,
     Output,
     PassOn,
@@ -50,6 +51,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Start,
     Started,
     Stop,
+    WorkerLevel,
+    WorkerPhase,
     worker_named,
 )
 from elastic_driver.system.tasks import Tasks
@@ -162,6 +165,10 @@ class Workers:
         if self._job_ends:
             return
         worker = order.worker
+        link = self._agents.link_of(worker.hostname)
+        if link is not None and link.is_away:
+            self.expect((worker,))  # it is ordered anew when its agent has not heard of it
+            return
         assert worker not in self._workers, worker
         # Not all of them: each start would cost as much as the job has hosts.
         some = list(dict.fromkeys((worker.hostname, *order.hosts[:1], *order.hosts[-1:])))
@@ -232,9 +239,61 @@ class Workers:
         one.link, one.phase = link, Phase.ORDERED
         self._of.setdefault(link.agent, set()).add(one.id)
         self._around.warming.has_workers(link)
-        link.overdue(f"start worker {one.id}", lambda: one.phase is not Phase.ORDERED)
+        self._is_ordered(one, link)
         if one.stop is not None:
             self._stop(one, one.stop)
+
+    @staticmethod
+    def _is_ordered(one: Worker, link: AgentLink) -> None:
+        link.overdue(f"start worker {one.id}", lambda: one.phase is not Phase.ORDERED)
+
+    # --- from another driver ---------------------------------------------------------------------------------------
+
+    def expect(self, workers: Iterable[WorkerId]) -> None:
+        """These may run, and their agents will say so when they are back; of those that do not come back they are lost.
+
+        Args:
+            workers: none that is known already, each of a host whose agent is away.
+        """
+        for worker in workers:
+            link = self._agents.link_of(worker.hostname)
+            assert link is not None, worker
+            assert link.is_away, worker
+            assert worker not in self._workers, worker
+            self._workers[worker] = Worker(worker, -1, "", Phase.AWAY, link)
+            self._of.setdefault(link.agent, set()).add(worker)
+
+    def back(self, link: AgentLink, levels: Levels, known: Container[WorkerId]) -> list[Worker]:
+        """An agent is back: what it says of its workers is so.
+
+        Args:
+            link: the agent.
+            levels: what it says.
+            known: the workers that the job has. The end of any other has been taken.
+
+        Returns:
+            Those whose processes run.
+        """
+        before = self._of.pop(link.agent, set())
+        for worker in before:
+            del self._workers[worker]
+        running = []
+        for level in levels.workers:
+            worker = worker_named(level.worker)
+            phase = _phase_of(level, is_known=worker in known)
+            one = self._workers[worker] = Worker(worker, level.rank, level.label, phase, link, level.pid)
+            self._of.setdefault(link.agent, set()).add(worker)
+            self._around.warming.has_workers(link)
+            if level.phase is WorkerPhase.ORDERED:
+                self._is_ordered(one, link)
+            if phase is not Phase.ORDERED:  # output may come of it
+                self._around.sink.begin(worker, one.pid, one.rank, one.label)
+            if level.phase is WorkerPhase.RUNS:
+                running.append(one)
+        for worker in sorted(before):
+            if worker not in self._workers:
+                self._is_gone(worker)
+        return running
 
     # --- orders ----------------------------------------------------------------------------------------------------
 
@@ -247,7 +306,7 @@ class Workers:
     def _stop(self, one: Worker, ending: Ending) -> None:
         if one.link is None:
             one.stop = min(one.stop or ending, ending, key=self._grace_s.__getitem__)
-        elif one.phase is not Phase.DEAD:
+        elif one.phase in (Phase.ORDERED, Phase.RUNS):
             grace_s = self._grace_s[ending]
             one.link.send(Stop(one.id.key, grace_s, ending is Ending.BROKEN, int(self._end_signal)))
             one.link.overdue(
@@ -264,6 +323,8 @@ class Workers:
         if one is None or one.phase is Phase.DEAD:
             self._listener.spared(order)
             return
+        if one.phase in (Phase.AWAY, Phase.ENDS):
+            return  # it is ordered again when its agent is back; or its end is told next
         if one.link is None:
             self._stop(one, Ending.USUAL)
         else:
@@ -337,6 +398,10 @@ class Workers:
                 async with asyncio.timeout(limit_s):
                     await self._have_ended.wait()
 
+    def abandon(self) -> None:
+        """They are another driver's: nobody waits for their ends any more."""
+        self._have_ended.set()
+
     # --- what the fleet tells (Part) -------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
@@ -346,7 +411,7 @@ class Workers:
         """An agent is lost, and its workers are with it."""
         self._unable.discard(link.agent)
         there = [self._workers[worker] for worker in sorted(self._of.get(link.agent, ()))]
-        lost = [one for one in there if one.phase is Phase.RUNS]
+        lost = [one for one in there if one.phase in (Phase.RUNS, Phase.AWAY, Phase.ENDS)]
         ordered = [one for one in there if one.phase is Phase.ORDERED]
         for one in there:
             self._forget(one)
@@ -371,13 +436,13 @@ class Workers:
                 if (one := self._record(link, key)) and one.phase is Phase.ORDERED:
                     self._started(one, pid)
             case NotStarted(key, error, bad_command):
-                if (one := self._record(link, key)) and one.phase is Phase.ORDERED:
+                if (one := self._record(link, key)) and one.phase in (Phase.ORDERED, Phase.ENDS):
                     self._not_started(one, self._why_not(link, error, bad_command=bad_command))
             case Dying(key):
-                if (one := self._record(link, key)) and one.phase is Phase.RUNS:
+                if (one := self._record(link, key)) and one.phase in (Phase.RUNS, Phase.ENDS):
                     self._dying(one, message)
             case Exited(key, returncode):
-                if (one := self._record(link, key)) and one.phase is Phase.RUNS:
+                if (one := self._record(link, key)) and one.phase in (Phase.RUNS, Phase.ENDS):
                     note_last_words(one, message)
                     self._exited(one, ExitStatus(returncode, note=message.note))
             case Finished(key):
@@ -441,6 +506,9 @@ class Workers:
             raise RendezvousProtocolError(f"worker {one.id} cannot be finished: it has not exited")
         if one.phase is Phase.DEAD:
             self._forget(one)
+        elif one.phase is Phase.ENDS:
+            self._forget(one)
+            self._listener.lost((one,), "how it ended was lost with the driver")
 
     def _spared(self, one: Worker) -> None:
         order = one.kill
@@ -454,10 +522,7 @@ class Workers:
         one.phase = Phase.DEAD
         self._around.stdin.gone(one.id)
         self._around.sink.end(one.id)
-        if one.id in self._ending:
-            self._ending.discard(one.id)
-            if not self._ending:
-                self._have_ended.set()
+        self._is_gone(one.id)
         if one.link is not None:
             there = self._of[one.link.agent]
             there.discard(one.id)
@@ -465,6 +530,26 @@ class Workers:
                 del self._of[one.link.agent]
                 if not one.link.is_lost:
                     self._agents.idle(one.link)
+
+    def _is_gone(self, worker: WorkerId) -> None:
+        if worker in self._ending:
+            self._ending.discard(worker)
+            if not self._ending:
+                self._have_ended.set()
+
+
+def _phase_of(level: WorkerLevel, *, is_known: bool) -> Phase:
+    """How far a worker is by its agent's word.
+
+    Of one that has ended, and that the job still has, the end comes as for any other.
+    """
+    match level.phase:
+        case WorkerPhase.RUNS:
+            return Phase.RUNS
+        case WorkerPhase.ORDERED:
+            return Phase.ORDERED
+        case WorkerPhase.ENDED:
+            return Phase.ENDS if is_known else Phase.DEAD
 
 
 def _label_of(order: StartWorker) -> str:

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elastic_driver.core.state import State
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.build import build
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.recording import job_of
 from elastic_driver.hosts import Departure, Host, WorkerId
+from elastic_driver.journal.past import Past
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous import agent_messages as words
@@ -92,9 +94,11 @@ class FakeHost(FakeAgent):
     def __init__(self, link: AgentLink, world: FakeWorld) -> None:
         self.workers: dict[WorkerId, FakeWorker] = {}
         self.waiting: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
+        self.open: dict[WorkerId, NextRoundRequest] = {}
+        self.unkept: list[Said] = []  # what it would have said while there was no driver
         self._world = world
         self._done = 0  # of what it was told
-        self._wakes = self._is_gone = False
+        self._wakes = self._is_gone = self._stalls = False
         super().__init__(link)
 
     def vanishes(self) -> None:
@@ -106,9 +110,48 @@ class FakeHost(FakeAgent):
         self._is_gone = False
         self.written()
 
+    def stalls(self) -> None:
+        """From now on it does nothing of what it is told."""
+        self._stalls = True
+
+    def comes_back(self, link: AgentLink, world: FakeWorld) -> None:
+        """Another driver has welcomed it, and this is that driver's side. It says what it knows."""
+        levels = self.levels()
+        self.link, self._world, self._stalls = link, world, False
+        self.told, self._done, self._last, self._seen = [], 0, 0, 0
+        world.hosts[link.facts.host] = self
+        world.started.update(self.workers)
+        self.connect()
+        self.say(levels, *map(words.Ready, self.open.values()))
+        unkept, self.unkept = self.unkept, []
+        if unkept:
+            self.say(*unkept)
+
+    def levels(self) -> words.Levels:
+        """What it knows."""
+        rounds, notices = self.of(words.Round), self.of(words.NoticeSet)
+        return words.Levels(
+            [
+                words.WorkerLevel(
+                    worker.key,
+                    words.WorkerPhase.RUNS if one.exit_code is None else words.WorkerPhase.ENDED,
+                    7,
+                    one.start.label,
+                    one.start.rank,
+                    leaving=False,
+                    exiting=False,
+                )
+                for worker, one in self.workers.items()
+            ],
+            max((one.round_id for one in rounds), default=0),
+            max((one.notice.version for one in notices), default=0),
+        )
+
     def say(self, *messages: Said | words.Message) -> None:
         """It says this; nothing once it is lost."""
-        if not self.link.is_lost:
+        if self._stalls:
+            self.unkept += [each for each in messages if isinstance(each, Said)]
+        elif not self.link.is_lost:
             super().say(*messages)
 
     def written(self) -> None:
@@ -118,7 +161,7 @@ class FakeHost(FakeAgent):
 
     def _wake(self) -> None:
         self._wakes = False
-        if self._is_gone:
+        if self._is_gone or self._stalls:
             return
         orders, self._done = self.heard()[self._done :], len(self.told)
         for order in orders:
@@ -150,6 +193,7 @@ class FakeHost(FakeAgent):
                 self._world.passed_on.append(signal.Signals(number))
             case words.Reply(key, reply):
                 answer = self.waiting.pop(worker_named(key), None)
+                self.open.pop(worker_named(key), None)
                 if answer is not None and not answer.done():
                     answer.set_result(reply)
             case words.Close():
@@ -175,8 +219,9 @@ class FakeHost(FakeAgent):
     def ask(self, request: NextRoundRequest) -> asyncio.Future[NextRoundReply]:
         """One of its workers asks for its round."""
         answer: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
-        self.waiting[request.worker] = answer
-        self.say(words.Ready(request))
+        self.waiting[request.worker], self.open[request.worker] = answer, request
+        if not self._stalls:  # else it stays open
+            self.say(words.Ready(request))
         return answer
 
 
@@ -298,6 +343,7 @@ class Job:
         clock: JobClock | None = None,
         dialect: Dialect = OURS,
         disc: Disc | None = None,
+        before: Past | None = None,
         **settings: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -324,9 +370,19 @@ class Job:
             dialect=dialect,
             clock=clock,
             disc=disc,
+            before=before,
         )
         self._running = loop.create_task(self.driver.run())
         self._questions = 0
+
+    async def dies(self) -> State:
+        """The driver is no more, and its agents do nothing from now on. Returns what its journal would say."""
+        state = self.driver.stepper.state
+        for host in self.world.hosts.values():
+            host.stalls()
+        self.driver.abandon("it dies")
+        await self.end()
+        return state
 
     async def end(self) -> int:
         """Blocks until the job has ended."""
@@ -434,6 +490,7 @@ def driver_of(
     dialect: Dialect = OURS,
     clock: JobClock | None = None,
     disc: Disc | None = None,
+    before: Past | None = None,
 ) -> ElasticDriver:
     """A driver of such a fleet; its hosts are listed by this source, and its journal is on this disc."""
     return build(
@@ -446,4 +503,5 @@ def driver_of(
         tally=Tally(),
         clock=clock,
         journal=disc,  # type: ignore[arg-type]
+        before=before,
     )

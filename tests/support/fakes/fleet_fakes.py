@@ -263,6 +263,7 @@ class Listener:
         self.left_out: set[str] = set()
         self.useless: list[str] = []
         self.errors: list[BaseException] = []
+        self.superseded_by: list[int] = []
 
     def agent_came(self, facts: AgentFacts) -> None:
         self.came.append(facts.host)
@@ -299,6 +300,9 @@ class Listener:
 
     def no_host_can_be_used(self, reasons: str) -> None:
         self.useless.append(reasons)
+
+    def superseded(self, epoch: int) -> None:
+        self.superseded_by.append(epoch)
 
     def failed(self, error: BaseException) -> None:
         self.errors.append(error)

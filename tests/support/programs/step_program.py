@@ -1,8 +1,9 @@
 """A training in numpy that says what it does: a JSON line a step. Run by the tests under elasticrun.
 
-Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds of work a step), COMMIT_EVERY, FAULT ("exception RANK
-STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that rank does at that step, once), WHEN (a file:
-not before it is there), ONCE (a file that marks that it has happened; without it, it happens each time).
+Environment: STEP_LOG (file), STEPS (number; or LAST, a file that says it once it is there), STEP_S (seconds of work a
+step), COMMIT_EVERY, FAULT ("exception RANK STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that
+rank does at that step, once), WHEN (a file: not before it is there), ONCE (a file that marks that it has happened;
+without it, it happens each time).
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ STEP_S = float(os.environ.get("STEP_S", "0.02"))
 COMMIT_EVERY = int(os.environ.get("COMMIT_EVERY", "1"))
 FAULT = os.environ.get("FAULT", "").split()
 WORKER = os.environ.get("ELASTIC_DRIVER_WORKER", "")
+
+
+def last_step() -> int:
+    try:
+        return int(Path(os.environ["LAST"]).read_text())
+    except (KeyError, OSError, ValueError):
+        return STEPS
 
 
 def fault_is_due(step: int) -> str:
@@ -52,7 +60,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.ObjectState) -> None:
-        while state.step < STEPS:
+        while state.step < last_step():
             time.sleep(STEP_S)
             gradient = np.full(1000, 0.5 + state.step % 3)
             match fault_is_due(state.step):

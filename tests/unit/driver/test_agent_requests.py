@@ -57,6 +57,8 @@ DISC = DiscReport("id", "/d", 3, 9, "", drivers=True)
 class Link:
     """See AgentLink: keeps what is sent."""
 
+    levels = None
+
     def __init__(self) -> None:
         self.sent: list[Said] = []
 

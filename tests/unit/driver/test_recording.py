@@ -13,11 +13,10 @@ import pytest
 from elastic_driver.core.events import EndJob
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.core.state import State
-from elastic_driver.driver import recording as module
-from elastic_driver.driver.recording import enter, has_journal, may_come_back, recording
+from elastic_driver.driver.recording import enter, has_journal, recording
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import Closed, Fact, JobFacts
-from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
+from elastic_driver.journal.folder import LOCK, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.settings.settings import Settings
@@ -112,20 +111,6 @@ def test_where_nobody_is_left_it_is_a_new_job(tmp_path: Path, agents: Sequence[F
     assert line.endswith(" ago with its driver: none of its agents is left; this is a new job")
 
 
-def test_a_job_that_has_agents_is_refused(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    for agent in (HERE, dataclasses.replace(HERE, local=False, hello=DEAD.hello)):
-        assert may_come_back(agent)
-        leave(kept, agent)
-        with (
-            pytest.raises(JournalError, match="job 0123 in it has not ended") as refused,
-            recording(settings_in(kept), "0456", Told()),
-        ):
-            pass
-        assert SECRET not in str(refused.value)
-        assert isinstance(read_job(kept), Recorded)
-
-
 def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     leave(kept, DEAD, state=dataclasses.replace(STATE, end=EndJob(3, "too few")))
@@ -138,9 +123,8 @@ def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def taken(tmp_path: Path) -> Path:
     """A folder whose job has an agent, which can be taken over."""
-    monkeypatch.setattr(module, "_check_nobody_is_left", lambda found, path: None)
     kept = tmp_path / "kept"
     leave(kept, HERE)
     return kept

@@ -85,7 +85,7 @@ class World:
             clock=loop.time,
             carry_out=self._carry_out,
             on_error=self.errors.append,
-            ahead=WriteAhead(self.disc, 600.0, loop.call_later, self.errors.append) if journal else None,  # type: ignore[arg-type]
+            ahead=_ahead(self.disc, loop, self.errors) if journal else None,
         )
         self.rounds = make_rounds(self, loop)
 
@@ -127,6 +127,10 @@ class World:
     def exits(self, worker: WorkerId, returncode: int) -> None:
         self.rounds.gone(worker)
         self.stepper.post(WorkerExited(worker, returncode, f"exited with code {returncode}", 0.0))
+
+
+def _ahead(disc: Any, loop: VirtualLoop, errors: list[Any]) -> WriteAhead:
+    return WriteAhead(disc, 600.0, loop.call_later, errors.append, on_held=errors.append)
 
 
 def make_rounds(world: World, loop: VirtualLoop) -> Rounds:

@@ -36,13 +36,18 @@ pytestmark = pytest.mark.unit
 STOP = StopRequested(signal.SIGTERM, "SIGTERM")
 
 
+def _ahead(disc: Any, loop: VirtualLoop, told: list[str], held: list[str]) -> WriteAhead:
+    return WriteAhead(disc, 600.0, loop.call_later, told.append, on_held=held.append)
+
+
 class World(SteppedJob):
     """A job with a journal, whose disc the test plays."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.disc = Disc()
         self.told: list[str] = []
-        self.ahead = WriteAhead(self.disc, 600.0, loop.call_later, self.told.append)  # type: ignore[arg-type]
+        self.held: list[str] = []
+        self.ahead = _ahead(self.disc, loop, self.told, self.held)
         super().__init__(loop, self.ahead)
 
     def _failed(self, error: Exception) -> None:
@@ -349,12 +354,6 @@ async def waits_for_too_long(world: World) -> None:
     await asyncio.sleep(1000)
 
 
-async def loses_its_journal(world: World) -> None:
-    world.stepper.post(TimerExpired())
-    world.stepper.report(ready(A))
-    world.disc.answers(JournalHeldError("another has it"))
-
-
 @pytest.mark.parametrize(
     "ends",
     [
@@ -362,7 +361,6 @@ async def loses_its_journal(world: World) -> None:
         is_ended_while_the_disc_hangs,
         has_ended_while_the_disc_hangs,
         waits_for_too_long,
-        loses_its_journal,
     ],
 )
 def test_of_a_job_that_has_ended_all_is_kept_at_once(ends: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -478,11 +476,20 @@ def test_a_job_that_has_ended_by_itself_does_not_wait_for_the_disc_to_say_so() -
     play(test)
 
 
-def test_a_driver_that_has_lost_its_journal_ends_its_job() -> None:
+def test_a_driver_that_has_lost_its_journal_ends_and_decides_nothing_more() -> None:
     async def test(world: World) -> None:
         world.stepper.post(HOSTS)
         world.disc.answers(JournalHeldError("another has it"))
-        assert world.commands == [EndJob(70, "another has it")]
+        assert world.held == ["another has it"]
+        world.stepper.abandon(EndJob(75, "another has it"))
+        world.stepper.post(STOP)
+        await asyncio.sleep(3)
+        assert world.commands == []
+        assert world.stepper.state.end == EndJob(75, "another has it")
+        world.stepper.report(ready(A))
+        await asyncio.sleep(1)
+        came, kept = world.counts
+        assert kept == 0 < came
 
     play(test)
 

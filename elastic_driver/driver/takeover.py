@@ -1,0 +1,281 @@
+"""A job that another driver has had before this one: from its journal, and from what its agents say when they are back.
+
+Owns which agents are waited for, and for how long. Whoever is back is from then on as any other agent, so all that is
+here comes before that: what it knows becomes what the driver knows, and it is told what it lacks
+(:mod:`elastic_driver.core.redo`). Decides nothing about workers. Used on the event loop only.
+
+An agent keeps its workers for as long as its driver's machine says that there is no driver, and no longer than
+``agent_timeout_s`` without that. So it has met this driver, or its lease is over, when that time and a margin have
+passed since this driver listens (docs/decisions/0044, "While there is no driver"). An agent that is stopped keeps no
+lease, and its workers may train on, among themselves: as long as no member of the present round is known to leave it,
+all of them are waited for, until no agent waits for a driver any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic_driver.core.assignment import places_of
+from elastic_driver.core.events import Command, GiveUpHost
+from elastic_driver.core.redo import HostLevels, OlderStateError, redo, unknown
+from elastic_driver.core.state import State, WorkerPhase, record_of
+from elastic_driver.driver.agent_requests import AgentRequests
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.worker_events import WorkerEvents
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.addresses import Addresses
+from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.kept import AgentKept, may_come_back
+from elastic_driver.launch.fleet.link import AGAIN_S, MARGIN_S, AgentLink
+from elastic_driver.launch.fleet.worker import Worker
+from elastic_driver.launch.fleet.workers import Workers
+from elastic_driver.rendezvous import agent_messages
+from elastic_driver.rendezvous.agent_messages import Levels, worker_named
+from elastic_driver.rendezvous.messages import Notice
+from elastic_driver.report.chronicle import Chronicle
+
+_AWAY = "the driver before this one told of it, and has died"
+_UNKNOWN = "its agent knows nothing of it, after the driver was away"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """For how long agents are waited for.
+
+    Attributes:
+        agent_timeout_s: see Bootstrap.
+        driver_timeout_s: for how long agents wait for a driver.
+    """
+
+    agent_timeout_s: float
+    driver_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What becomes of what agents say."""
+
+    stepper: Stepper
+    fleet: Fleet
+    addresses: Addresses
+    workers: Workers
+    worker_events: WorkerEvents
+    rounds: Rounds
+    requests: AgentRequests
+    chronicle: Chronicle
+
+
+class Takeover:
+    """See above.
+
+    Args:
+        parts: of the driver.
+        agents: of the driver before this one; none that it has given up.
+        limits: of their return.
+        away_s: for how long there was no driver.
+        carry_out: does what commands say, as of a time.
+        clock: the job's time.
+        on_nobody: called when no agent has come back, and none will.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        agents: Sequence[AgentKept],
+        limits: Limits,
+        *,
+        away_s: float,
+        carry_out: Callable[[Sequence[Command], float], None],
+        clock: Callable[[], float],
+        on_nobody: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._agents = {kept.agent: kept for kept in agents}
+        self._limits = limits
+        self._away_s = away_s
+        self._carry_out = carry_out
+        self._clock = clock
+        self._on_nobody = on_nobody
+        self._is_done = False  # whether all agents are back or lost
+        self._back = 0  # agents
+        self._went_on = 0  # their workers
+        self._late: list[AgentLink] = []  # whose leases are over, and that may be stopped
+        self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
+        self._is_broken = False  # whether one of these is known to leave it
+
+    # --- the start -------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Has all parts know what the journal says. To be called once, before anybody can come."""
+        parts, state = self._parts, self._parts.stepper.state
+        self._trained = frozenset(state.members)
+        names = {record.worker.hostname for record in state.workers}
+        names |= {worker.hostname for worker in state.members} | {host.name for host in state.hosts}
+        await parts.fleet.returning.expect(self, tuple(self._agents.values()), sorted(names))
+        parts.fleet.resume(one.hostname for one in state.silent)
+        there = [one.worker for one in state.workers if parts.fleet.link_of(one.worker.hostname) is not None]
+        parts.workers.expect(there)
+        if state.round_id:
+            parts.requests.begin_round(state.round_id)
+        if state.round is not None:
+            hosts = sorted({worker.hostname for worker in state.members})
+            parts.rounds.resume(state.round, places_of(state.members), parts.addresses.of(hosts))
+            if state.notice_version:
+                notice = Notice(state.notice_version, state.round_id, state.round.notice, _AWAY)
+                parts.rounds.notify(notice)
+                parts.requests.notify(notice)
+
+    def listens(self) -> None:
+        """Agents can come from now on. To be called once."""
+        parts, state = self._parts, self._parts.stepper.state
+        parts.chronicle.remark(f"took over a running job: there was no driver for {self._away_s:.1f} s")
+        for link in parts.fleet.returning.away():
+            self._wait_for(link)
+        nowhere = [one.worker for one in state.workers if parts.fleet.link_of(one.worker.hostname) is None]
+        self._lose(nowhere, "its agent was lost while the driver was away")
+        self._look_who_is_away()
+
+    def _wait_for(self, link: AgentLink) -> None:
+        if not may_come_back(self._agents[link.agent]):
+            # What it has left is gone within that time, see docs/decisions/0009.
+            self._is_broken = self._is_broken or self._has_trained(link)
+            link.wait_for_return(AGAIN_S, lambda: link.lose("its agent has died while the driver was away"))
+        else:
+            link.wait_for_return(self._limits.agent_timeout_s + MARGIN_S, lambda: self._is_late(link))
+
+    # --- who comes back (Former) -----------------------------------------------------------------------------------
+
+    def back(self, link: AgentLink, levels: Levels) -> None:
+        """See Former."""
+        parts, state = self._parts, self._parts.stepper.state
+        by_host = self._by_host(link, levels, state)
+        try:
+            commands = [command for each in by_host for command in redo(state, each)]
+        except OlderStateError as error:
+            parts.chronicle.warning(str(error))
+            link.give_up(str(error))
+            return
+        given_up = next((command for command in commands if isinstance(command, GiveUpHost)), None)
+        if given_up is not None:
+            link.give_up(given_up.reason)
+            return
+        gone = [worker for each in by_host for worker in unknown(state, each)]
+        known = frozenset(record.worker for record in state.workers)
+        running = parts.workers.back(link, levels, known)
+        parts.fleet.returned(link, levels)
+        self._is_awaited_no_more(link)
+        self._back += 1
+        for one in running:
+            if one.id in known:
+                self._goes_on(one, state)
+        self._carry_out(commands, self._clock())
+        self._tell_labels(state, [one.id for one in running])
+        for worker in gone:
+            record = record_of(state, worker)
+            if record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
+                parts.chronicle.warning(f"worker {worker} has ended, and nobody knows how: {_UNKNOWN}")
+        self._lose(gone, _UNKNOWN)
+        self._note_leaving(link)
+        self._look_who_is_away()
+
+    def gone(self, link: AgentLink) -> None:
+        """See Former."""
+        self._is_awaited_no_more(link)
+        self._look_who_is_away()
+
+    def _is_awaited_no_more(self, link: AgentLink) -> None:
+        if link in self._late:
+            self._late.remove(link)
+
+    def _by_host(self, link: AgentLink, levels: Levels, state: State) -> list[HostLevels]:
+        """What an agent says, by the names of its host: this machine may have several.
+
+        Raises:
+            RendezvousProtocolError: it speaks for another's workers.
+        """
+        there: dict[str, list[WorkerId]] = {link.facts.host: []}
+        ended: dict[str, list[WorkerId]] = {}
+        fleet = self._parts.fleet
+        for record in state.workers:
+            if fleet.link_of(record.worker.hostname) is link:
+                there.setdefault(record.worker.hostname, [])
+        for one in state.silent:
+            if fleet.link_of(one.hostname) is link:
+                there.setdefault(one.hostname, [])
+        for level in levels.workers:
+            worker = worker_named(level.worker)
+            if fleet.link_of(worker.hostname) is not link:
+                raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
+            there.setdefault(worker.hostname, [])
+            has_ended = level.phase is agent_messages.WorkerPhase.ENDED
+            (ended if has_ended else there).setdefault(worker.hostname, []).append(worker)
+        return [
+            HostLevels(name, tuple(there[name]), tuple(ended.get(name, ())), levels.round_id, levels.notice_version)
+            for name in there
+        ]
+
+    def _goes_on(self, one: Worker, state: State) -> None:
+        self._went_on += 1
+        self._parts.worker_events.back(one)
+        record = record_of(state, one.id)
+        if record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
+            # From now on: who is frozen does not say anything by itself.
+            self._parts.rounds.heard(one.id, 0, waiting=True, leaving=False, exiting=False)
+
+    def _tell_labels(self, state: State, workers: Sequence[WorkerId]) -> None:
+        ranks: Mapping[WorkerId, int] = {worker: rank for rank, worker in enumerate(state.members)}
+        for worker in workers:
+            if worker in ranks:
+                self._parts.workers.label(worker, str(ranks[worker]))
+
+    def _lose(self, workers: Sequence[WorkerId], why: str) -> None:
+        """The core hears of these that they are lost, as with a host."""
+        if workers and not self._parts.stepper.is_over:
+            self._parts.worker_events.lost([Worker(worker, -1, "") for worker in workers], why)
+
+    # --- who does not ----------------------------------------------------------------------------------------------
+
+    def _has_trained(self, link: AgentLink) -> bool:
+        return any(self._parts.fleet.link_of(worker.hostname) is link for worker in self._trained)
+
+    def _is_late(self, link: AgentLink) -> None:
+        """It has met this driver by now, or its lease is over; unless it is stopped."""
+        rest_s = self._limits.driver_timeout_s - self._limits.agent_timeout_s
+        if self._is_broken or not self._has_trained(link) or rest_s <= 0:
+            self._lose_agent(link)
+            return
+        self._late.append(link)
+        self._parts.chronicle.warning(
+            f"host {link.facts.host}: its agent has not come back, nor has any of the round's: its workers may train "
+            f"on among themselves, so they are waited for, for {rest_s:.0f} s at most"
+        )
+        link.wait_for_return(rest_s, lambda: self._lose_agent(link))
+
+    def _note_leaving(self, link: AgentLink) -> None:
+        """A member that is back can be told to leave its round: then no collective of it completes elsewhere."""
+        if self._is_broken or not self._has_trained(link):
+            return
+        self._is_broken = True
+        for late in tuple(self._late):
+            self._lose_agent(late)
+
+    @staticmethod
+    def _lose_agent(link: AgentLink) -> None:
+        link.lose("its agent has not come back while the driver was away, or since")
+
+    def _look_who_is_away(self) -> None:
+        """Says so when nobody is any more."""
+        parts = self._parts
+        if self._is_done or parts.fleet.returning.away():
+            return
+        self._is_done = True
+        parts.fleet.changes.report()
+        if self._back:
+            some = f"{self._went_on} worker{'' if self._went_on == 1 else 's'}"
+            hosts = f"{self._back} host{'' if self._back == 1 else 's'}"
+            parts.chronicle.remark(f"{some} on {hosts} went on meanwhile")
+        elif not parts.stepper.is_over:
+            self._on_nobody()

@@ -1,0 +1,73 @@
+"""The hosts of which it was told that they are silent, and not that they are heard again.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.roster import Roster
+
+
+class SilenceListener(Protocol):
+    """Is told of silent hosts; see FleetListener."""
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        """Nothing is heard of it."""
+
+    def host_heard(self, host: str) -> None:
+        """It is heard again, or begins anew."""
+
+
+class Silences:
+    """See above.
+
+    Args:
+        roster: of the agents.
+        names_of: gives the names under which the job knows an agent's host.
+
+    Attributes:
+        listener: is told. To be set before anything else.
+    """
+
+    listener: SilenceListener
+
+    def __init__(self, roster: Roster, names_of: Callable[[AgentLink], Iterable[str]]) -> None:
+        self._roster = roster
+        self._names_of = names_of
+        self._silent: set[str] = set()
+
+    def resume(self, names: Iterable[str]) -> None:
+        """Of these it was told before, by another driver."""
+        self._silent.update(names)
+
+    def link_silent(self, link: AgentLink, silent_s: float) -> None:
+        """Nothing is heard of an agent. Others may be silent for the same reason, and not for so long yet."""
+        for other in tuple(self._roster.agents.values()):
+            if other.is_in_doubt():
+                self._is_silent(other, other.unheard_s, sure=False)
+        self._is_silent(link, silent_s, sure=True)
+
+    def _is_silent(self, link: AgentLink, silent_s: float, *, sure: bool) -> None:
+        if self._roster.is_hosts_agent(link):
+            for name in self._names_of(link):
+                self._silent.add(name)
+                self.listener.host_silent(name, silent_s, sure=sure)
+
+    def link_heard(self, link: AgentLink) -> None:
+        """One is heard, or another agent has come."""
+        if self._roster.is_hosts_agent(link):
+            self._heard(self._names_of(link))
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Of no other there is anything to be heard any more."""
+        self._heard(self._silent.difference(names))
+
+    def _heard(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._silent:
+                self._silent.discard(name)
+                self.listener.host_heard(name)

@@ -1,0 +1,90 @@
+"""The hosts between which the network is checked, as the check needs them: see its Hosts.
+
+Owns nothing. Which hosts there are, and who is told of a check, is the fleet's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.changes import Changes
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.network_check import Checked
+from elastic_driver.launch.fleet.roster import Roster
+
+
+class CheckListener(Protocol):
+    """Is told of checks; see FleetListener."""
+
+    def host_unready(self, host: str, failure: DialFailure) -> None:
+        """A host is not to be used."""
+
+    def network_checked(self, report: Checked) -> None:
+        """The network was checked."""
+
+    def is_left_out(self, host: str) -> bool:
+        """Whether a host gets no workers for a while."""
+
+
+class FleetOfThem(Protocol):
+    """What is needed of the fleet; see Hosts."""
+
+    changes: Changes
+
+    def awaits_others(self) -> bool:
+        """Whether more hosts may have an agent in a moment."""
+
+    def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        """Where the workers of an agent listen for those of others."""
+
+
+class HostsToCheck:
+    """See above.
+
+    Args:
+        fleet: whose hosts they are.
+        roster: of its agents.
+        names_of: gives the names under which the job knows an agent's host.
+        wanted: gives the names that are to have an agent, in the lister's order.
+        listener: gives who is told.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetOfThem,
+        roster: Roster,
+        names_of: Callable[[AgentLink], Iterable[str]],
+        wanted: Callable[[], Iterable[str]],
+        listener: Callable[[], CheckListener],
+    ) -> None:
+        self.changes = fleet.changes
+        self.awaits_others = fleet.awaits_others
+        self.address_of = fleet.address_of
+        self._roster = roster
+        self._names_of = names_of
+        self._wanted = wanted
+        self._listener = listener
+
+    def present(self) -> Sequence[AgentLink]:
+        """See Hosts."""
+        listed = dict.fromkeys(map(self._roster.link_of, (*self._wanted(), *self._roster.joined)))
+        return [link for link in listed if link is not None and not (link.is_away or self._roster.is_ending(link))]
+
+    def gets_workers(self, link: AgentLink) -> bool:
+        """See Hosts."""
+        return not all(map(self._listener().is_left_out, self._names_of(link)))
+
+    def admitted(self) -> None:
+        """See Hosts."""
+        self.changes.report()
+
+    def checked(self, report: Checked) -> None:
+        """See Hosts."""
+        self._listener().network_checked(report)
+
+    def barred(self, host: str, reason: str) -> None:
+        """See Hosts."""
+        self._listener().host_unready(host, DialFailure(reason))
+        self.changes.report()

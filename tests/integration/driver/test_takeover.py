@@ -1,0 +1,176 @@
+"""A driver is killed, and the same command again takes its job over: real processes, which do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.past import read_job
+from elastic_driver.launch.agent.control import agents_here
+from tests.support.processes.jobs import Job, check_agreement
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
+
+FLAGS = ("-np", "2", "--min-np", "1", "--on-change", "in-place")
+HOSTS = "localhost:1\n127.0.0.1:1\n"
+
+
+class Drivers:
+    """A job in a folder, which several drivers have one after another. Use as a context manager.
+
+    Args:
+        folder: of the job.
+        flags: of each driver.
+    """
+
+    def __init__(self, folder: Path, *flags: str, **env: str) -> None:
+        self.folder = folder
+        self.kept = folder / "kept"
+        self._flags = (*FLAGS, *flags, "--journal", str(self.kept))
+        self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(folder / "runtime")} | env
+        (folder / "runtime").mkdir(mode=0o700)
+        self._jobs = contextlib.ExitStack()
+
+    def __enter__(self) -> Drivers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._jobs.close()
+
+    def start(self, hosts: str = HOSTS) -> Job:
+        """The command."""
+        return self._jobs.enter_context(Job(self.folder, hosts, *self._flags, env=self._env))
+
+    def end_at(self, step: int) -> None:
+        """The training ends with this step."""
+        new = self.folder / "last.new"
+        new.write_text(str(step))
+        new.replace(self.folder / "last")
+
+
+def kill(job: Job) -> float:
+    """Kills a driver. Returns when it was dead."""
+    job.process.kill()
+    job.process.wait()
+    return time.time()
+
+
+def last_step(job: Job) -> int:
+    return max(int(line["step"]) for line in job.steps())
+
+
+def trains_beyond(job: Job, step: int) -> None:
+    job.wait_for(f"steps beyond {step}", lambda: last_step(job) > step)
+
+
+@dataclass
+class TakenOver:
+    """A job whose driver was killed in training, and that another has ended.
+
+    Attributes:
+        job: with its second driver.
+        exit_code: of that.
+        before, after: its steps until the first driver was dead, and since then.
+        said: by the second driver.
+        kept: the folder of its journal.
+        agents: how many of its agents were left at the end.
+    """
+
+    job: Job
+    exit_code: int
+    before: list[dict[str, Any]]
+    after: list[dict[str, Any]]
+    said: str
+    kept: Path
+    agents: int
+
+
+@pytest.fixture(scope="class")
+def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TakenOver]:
+    folder = tmp_path_factory.mktemp("job")
+    with Drivers(folder) as drivers:
+        first = drivers.start()
+        first.wait_for_steps(2)
+        dead = kill(first)
+        trains_beyond(first_log(first), last_step(first) + 20)
+        second = drivers.start()
+        second.wait_for("it has taken over", lambda: "went on meanwhile" in second.said())
+        trains_beyond(second, last_step(second) + 20)
+        drivers.end_at(last_step(second) + 50)
+        code = second.wait()
+        lines = second.steps()
+        yield TakenOver(
+            second,
+            code,
+            [line for line in lines if line["time"] <= dead],
+            [line for line in lines if line["time"] > dead],
+            second.said(),
+            drivers.kept,
+            len(agents_of(folder)),
+        )
+
+
+def agents_of(folder: Path) -> dict[str, Any]:
+    """The agents of its jobs that are there."""
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = str(folder / "runtime")
+    try:
+        return dict(agents_here())
+    finally:
+        if before is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = before
+
+
+def first_log(job: Job) -> Job:
+    """A job whose driver may be dead: its workers' steps are waited for all the same."""
+    job.process.poll = lambda: None  # type: ignore[method-assign]
+    return job
+
+
+class TestTakenOver:
+    def test_the_job_ends_well(self, taken_over: TakenOver) -> None:
+        assert taken_over.exit_code == 0, taken_over.said
+        assert taken_over.agents == 0
+        assert isinstance(read_job(taken_over.kept), Closed)
+
+    def test_no_step_is_lost_or_done_twice(self, taken_over: TakenOver) -> None:
+        lines = [*taken_over.before, *taken_over.after]
+        for rank in range(2):
+            steps = [line["step"] for line in lines if line["rank"] == rank]
+            assert steps == list(range(1, len(steps) + 1))
+        check_agreement(lines)
+
+    def test_the_workers_are_the_same_processes_in_the_same_round(self, taken_over: TakenOver) -> None:
+        for name in ("pid", "worker", "rank", "size"):
+            before = {(line["rank"], line[name]) for line in taken_over.before}
+            assert before == {(line["rank"], line[name]) for line in taken_over.after}, name
+        assert len(taken_over.job.events("round_formed")) == 1
+
+    def test_it_says_so(self, taken_over: TakenOver) -> None:
+        assert "took over a running job" in taken_over.said
+        assert "2 workers on 1 host went on meanwhile" in taken_over.said
+
+
+def test_what_has_happened_while_there_was_no_driver(tmp_path: Path) -> None:
+    """A member dies: the others wait, and reset as soon as there is a driver again."""
+    with Drivers(tmp_path, "--blacklist-cooldown-range", "1", "2") as drivers:
+        first = drivers.start()
+        lines = first.wait_for_steps(2)
+        kill(first)
+        os.kill(next(line["pid"] for line in lines if line["rank"] == 1), signal.SIGKILL)
+        second = drivers.start("localhost:2\n")
+        drivers.end_at(last_step(second) + 100)
+        assert second.wait() == 0, second.said()
+        assert "killed by SIGKILL" in second.said()
+        assert last_step(second) >= 100

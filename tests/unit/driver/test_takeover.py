@@ -1,0 +1,583 @@
+"""A driver dies, and another one takes its job over: what becomes of each thing that agents may know.
+
+Both drivers are real; at the other ends of their links are the same hosts (docs/decisions/0044, "Coming back").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.core.events import EndJob, Fault, HostLost
+from elastic_driver.core.state import Kill, Silence, State, WorkerPhase, record_of
+from elastic_driver.driver import takeover
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.journal.entries import Facts
+from elastic_driver.journal.past import Past
+from elastic_driver.launch.fleet.kept import AgentKept
+from elastic_driver.rendezvous import agent_messages as words
+from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Removed, RoundAssignment
+from elastic_driver.words import ExitCode, NoticeKind, ReadyCause
+from tests.support.fakes.driver_fakes import FakeHost, Job
+from tests.support.fakes.fleet_fakes import rest
+from tests.support.fakes.job_facts import job_of_one
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+
+pytestmark = pytest.mark.unit
+
+A, B = Host("a", 1), Host("b", 1)
+A0, B0 = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
+
+
+class Lives:
+    """A job, and the driver that has it now.
+
+    Attributes:
+        job: with its present driver.
+        listed: the hosts that the next driver finds listed.
+    """
+
+    def __init__(self, folder: Path, *hosts: Host, **settings: Any) -> None:
+        self._folder, self.listed, self._settings = folder, hosts, {"min_num_proc": 1} | settings
+        self.job = Job(folder, *hosts, **self._settings)
+        self.hosts: dict[str, FakeHost] = {}
+        self.state: State
+        self.agents: dict[str, AgentKept] = {}
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        """Lets time pass until it holds."""
+        for _ in range(20_000):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"not seen: {what}; {self.job.text()}")
+
+    async def dies(self) -> None:
+        """The driver does."""
+        world = self.job.world
+        self.hosts = dict(world.hosts)
+        self.agents = {host.link.agent: _kept(host) for host in world.hosts.values()}
+        self.state = await self.job.dies()
+
+    def takes_over(self, state: State | None = None, **settings: Any) -> None:
+        """Another driver begins with what the last one has left."""
+        (self._folder / "second").mkdir()
+        self.job = Job(
+            self._folder / "second",
+            *self.listed,
+            clock=self.job.driver.clock,
+            before=Past(job_of_one(), state or self.state, 0.0, Facts(agents=self.agents), 1.5, 1),
+            **(self._settings | settings),
+        )
+
+    async def listens(self) -> None:
+        """Agents can come."""
+        await self.until(lambda: "took over" in self.job.text(), "the driver is there")
+
+    async def are_back(self, *names: str) -> None:
+        """The agents of these hosts are; all of them where none is named."""
+        await self.listens()
+        for name in names or self.hosts:
+            host = self.hosts[name]
+            link = self.job.world.fleet.fleet.known(host.link.agent)
+            assert link is not None
+            host.comes_back(link, self.job.world)
+        await rest()
+
+    async def is_taken_over(self, state: State | None = None, **settings: Any) -> None:
+        """The driver dies, another one takes over, and all agents are back."""
+        if not self.agents:
+            await self.dies()
+        self.takes_over(state, **settings)
+        await self.are_back()
+
+    def notice(self) -> NoticeKind | None:
+        """What the members of the round are told."""
+        present = self.job.driver.stepper.state.round
+        return None if present is None else present.notice
+
+    def record(self, worker: WorkerId) -> Any:
+        """What the driver's state has of a worker."""
+        return record_of(self.job.driver.stepper.state, worker)
+
+
+def _kept(host: FakeHost) -> AgentKept:
+    facts = host.link.facts
+    return AgentKept(
+        host.link.agent,
+        bytes(32).hex(),
+        facts.host,
+        facts.peer,
+        facts.ours,
+        facts.local,
+        facts.joined,
+        ending=False,
+        given_up=False,
+        hello=facts.hello,
+    )
+
+
+def play(tmp_path: Path, test: Callable[[Lives], Coroutine[Any, Any, None]], *hosts: Host, **settings: Any) -> None:
+    """Runs a test of such a job."""
+
+    async def main(_: VirtualLoop) -> None:
+        await test(Lives(tmp_path, *(hosts or (A, B)), **settings))
+
+    run_virtually(main)
+
+
+async def answered(lives: Lives, answer: asyncio.Future[NextRoundReply]) -> NextRoundReply:
+    await lives.until(answer.done, "an answer")
+    return answer.result()
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_workers_go_on_and_nobody_is_told_anything_that_it_knows(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await rest()
+        await lives.is_taken_over()
+        for host in lives.hosts.values():
+            assert [each for each in host.told if not isinstance(each, words.WarmUp)] == []
+        assert "2 workers on 2 hosts went on meanwhile" in lives.job.text()
+        assert len(lives.job.status()["workers"]) == 2
+        for worker in (A0, B0):
+            lives.job.exits(worker, 0)
+        assert await lives.job.end() == 0
+
+    play(tmp_path, test)
+
+
+def test_one_of_which_its_agent_has_not_heard_is_started(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.started(2)
+        await lives.dies()
+        del lives.hosts["b"].workers[B0]
+        lives.takes_over()
+        await lives.are_back()
+        assert [order.worker for order in lives.hosts["b"].of(words.Start)] == [B0.key]
+        assert not lives.hosts["a"].of(words.Start)
+
+    play(tmp_path, test)
+
+
+def test_one_that_was_told_to_stop_is_told_again(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.started(2)
+        lives.job.world.started[B0].is_stubborn = True
+        lives.job.discovery.hosts = (A,)
+        await lives.until(lambda: lives.job.world.started[B0].stops, "a stop")
+        await lives.is_taken_over()
+        assert lives.record(B0).phase is WorkerPhase.LEAVING
+        (stop,) = lives.hosts["b"].of(words.Stop)
+        assert (stop.worker, stop.grace_s) == (B0.key, lives.job.driver.settings.grace_s)
+
+    play(tmp_path, test)
+
+
+def test_one_that_was_killed_is_killed_again(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        record = record_of(lives.state, B0)
+        assert record is not None
+        state = replace(
+            lives.state, workers=lives.state.workers.put(replace(record, killed=Kill("hung", Fault.OWN, hangs=True)))
+        )
+        lives.takes_over(state)
+        await lives.are_back()
+        (kill,) = lives.hosts["b"].of(words.Kill)
+        assert (kill.worker, kill.stacks_s > 0) == (B0.key, True)
+
+    play(tmp_path, test)
+
+
+def test_one_that_was_told_to_stop_before_its_start_has_ended(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.started(2)
+        lives.job.world.started[B0].is_stubborn = True
+        lives.job.discovery.hosts = (A,)
+        await lives.until(lambda: lives.job.world.started[B0].stops, "a stop")
+        await lives.dies()
+        del lives.hosts["b"].workers[B0]
+        lives.listed = (A,)
+        lives.takes_over()
+        await lives.are_back()
+        await lives.until(lambda: lives.record(B0) is None, "its end")
+        assert not lives.hosts["b"].of(words.Start)
+
+    play(tmp_path, test)
+
+
+def test_one_that_was_dismissed_is_answered_so(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        lives.job.discovery.hosts = (A,)
+        await lives.until(lambda: lives.notice() is NoticeKind.HOSTS_UPDATED, "a notice")
+        # The answer is on its way when the driver dies.
+        lives.job.world.hosts["b"].written = lambda: None  # type: ignore[method-assign]
+        answers = [lives.job.ready(worker, after=1, cause=ReadyCause.HOSTS_UPDATED) for worker in (A0, B0)]
+        assert isinstance(await answered(lives, answers[0]), RoundAssignment)
+        del lives.job.world.hosts["b"].written
+        await lives.dies()
+        lives.listed = (A,)
+        lives.takes_over()
+        await lives.are_back()
+        assert isinstance(await answered(lives, answers[1]), Removed)
+
+    play(tmp_path, test)
+
+
+def test_a_member_that_has_not_heard_its_place_is_told_it(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.started(2)
+        lives.job.world.hosts["b"].written = lambda: None  # type: ignore[method-assign]
+        answers = [lives.job.ready(worker) for worker in (A0, B0)]
+        first = await answered(lives, answers[0])
+        lives.job.world.hosts["b"].heard().clear()
+        del lives.job.world.hosts["b"].written
+        await lives.is_taken_over()
+        second = await answered(lives, answers[1])
+        assert isinstance(first, RoundAssignment)
+        assert isinstance(second, RoundAssignment)
+        assert second == replace(first, slot=second.slot, address=second.address)
+        assert [round_.round_id for round_ in lives.hosts["b"].of(words.Round)] == [1]
+        assert not lives.hosts["a"].of(words.Round)
+
+    play(tmp_path, test)
+
+
+def test_one_that_is_ready_is_parked_again(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.started(2)
+        first = lives.job.ready(A0)
+        await lives.until(lambda: lives.record(A0).phase is WorkerPhase.READY, "it is ready")
+        await lives.is_taken_over()
+        assert not first.done()
+        second = lives.job.ready(B0)
+        places = [await answered(lives, answer) for answer in (first, second)]
+        assert [isinstance(place, RoundAssignment) and place.slot.rank for place in places] == [0, 1]
+
+    play(tmp_path, test)
+
+
+def test_a_member_that_asks_for_the_next_round_has_reported_anew(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await rest()
+        await lives.dies()
+        answers = [lives.job.ready(worker, after=1, cause=ReadyCause.INTERNAL_ERROR) for worker in (A0, B0)]
+        lives.takes_over()
+        await lives.are_back()
+        places = [await answered(lives, answer) for answer in answers]
+        assert [isinstance(place, RoundAssignment) and place.round_id for place in places] == [2, 2]
+
+    play(tmp_path, test)
+
+
+def test_a_label_of_before_the_round_is_changed(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        one = lives.hosts["b"].workers[B0]
+        one.start = replace(one.start, label="7")
+        lives.takes_over()
+        await lives.are_back()
+        assert [order.labels for order in lives.hosts["b"].of(words.Labels)] == [{B0.key: "1"}]
+        assert not lives.hosts["a"].of(words.Labels)
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_one_that_has_ended_meanwhile_has_ended_as_it_did(tmp_path: Path, exit_code: int) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.job.exits(B0, exit_code)
+        lives.takes_over()
+        await lives.are_back()
+        await lives.until(lambda: lives.record(B0) is None, "its end")
+        assert not lives.hosts["b"].of(words.Stop)
+        if exit_code:
+            assert f"exited with code {exit_code}" in lives.job.text()
+            return
+        lives.job.exits(A0, 0)
+        assert await lives.job.end() == 0
+
+    play(tmp_path, test)
+
+
+def test_one_that_the_job_does_not_have_is_stopped(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        other = WorkerId("b", 0, 9)
+        one = lives.hosts["b"].workers[B0]
+        lives.hosts["b"].workers[other] = replace(one, worker=other, start=replace(one.start, worker=other.key))
+        lives.takes_over()
+        await lives.are_back()
+        assert [order.worker for order in lives.hosts["b"].of(words.Stop)] == [other.key]
+
+    play(tmp_path, test)
+
+
+def test_an_agent_that_knows_an_older_round_and_notice_is_told(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        lives.job.drain("b")
+        await lives.until(lambda: lives.notice() is NoticeKind.HOSTS_UPDATED, "a notice")
+        await rest()
+        await lives.dies()
+        lives.hosts["a"].told = []
+        lives.takes_over()
+        await lives.are_back()
+        assert [each.round_id for each in lives.hosts["a"].of(words.Round)] == [1]
+        (told,) = lives.hosts["a"].of(words.NoticeSet)
+        assert (told.notice.kind, told.notice.round_id) == (NoticeKind.HOSTS_UPDATED, 1)
+        assert not lives.hosts["b"].of(words.NoticeSet)
+
+    play(tmp_path, test)
+
+
+def test_an_agent_that_knows_a_later_round_is_refused(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await rest()
+        await lives.dies()
+        lives.hosts["b"].told.append(words.Round(9))
+        lives.takes_over()
+        await lives.are_back()
+        assert "its agent knows round 9, and the last one here is 1" in lives.job.text()
+        assert lives.job.world.fleet.fleet.link_of("b") is not lives.hosts["b"].link
+        await lives.until(lambda: lives.record(B0) is None, "its workers are lost")
+
+    play(tmp_path, test)
+
+
+def test_a_host_that_was_given_up_is_refused(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over(
+            replace(lives.state, silent=(Silence("b", lives.job.driver.clock(), sure=True, given_up=True),))
+        )
+        await lives.are_back()
+        assert lives.hosts["b"].link.is_lost
+        await lives.until(lambda: lives.record(B0) is None, "its workers are lost")
+
+    play(tmp_path, test)
+
+
+def test_a_host_that_was_silent_is_heard(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over(replace(lives.state, silent=(Silence("b", lives.job.driver.clock(), sure=True),)))
+        await lives.are_back()
+        await lives.until(lambda: not lives.job.driver.stepper.state.silent, "it is heard")
+        assert lives.record(B0) is not None
+
+    play(tmp_path, test)
+
+
+def test_a_job_that_had_ended_goes_on_ending(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over(replace(lives.state, end=EndJob(3, "too few slots")))
+        await lives.are_back()
+        assert await lives.job.end() == 3
+        assert not lives.job.living()
+        for host in lives.hosts.values():
+            assert host.of(words.Stop)
+            assert [(close.exit_code, close.why) for close in host.of(words.Close)] == [(3, "too few slots")]
+            assert not host.of(words.Start)
+
+    play(tmp_path, test)
+
+
+def test_a_member_that_its_agent_does_not_know_is_lost(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        del lives.hosts["b"].workers[B0]
+        lives.takes_over()
+        await lives.are_back()
+        assert f"worker {B0} has ended, and nobody knows how" in lives.job.text()
+        await lives.until(lambda: lives.record(B0) is None, "its end")
+
+    play(tmp_path, test)
+
+
+# --- who comes, and who does not -------------------------------------------------------------------------------------
+
+
+def test_an_agent_speaks_for_its_own_workers_only(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.hosts["b"].workers[A0] = lives.hosts["a"].workers[A0]
+        lives.takes_over()
+        await lives.are_back("b")
+        assert lives.hosts["b"].transport.is_closed
+        assert lives.job.world.fleet.fleet.link_of("b").is_away  # type: ignore[union-attr]
+
+    play(tmp_path, test)
+
+
+def test_no_host_is_lost_before_its_agents_lease_is_over(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        loop = asyncio.get_running_loop()
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over()
+        await lives.listens()
+        began = loop.time()
+        await lives.are_back("a")
+        await lives.until(lambda: lives.record(B0) is None, "it is lost")
+        assert 15.9 <= loop.time() - began < 16.5
+
+    play(tmp_path, test)
+
+
+def test_as_long_as_no_member_is_back_all_may_train_on(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        loop = asyncio.get_running_loop()
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over(driver_timeout_s=100.0, journal=tmp_path)
+        await lives.listens()
+        began = loop.time()
+        await asyncio.sleep(50.0)
+        assert lives.record(A0) is not None
+        assert lives.record(B0) is not None
+        await lives.are_back("a")
+        await lives.until(lambda: lives.record(B0) is None, "it is lost")
+        assert loop.time() - began < 51.0
+        assert lives.record(A0) is not None
+
+    play(tmp_path, test)
+
+
+def test_a_job_of_which_nobody_comes_back_is_over(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        loop = asyncio.get_running_loop()
+        await lives.job.train(2)
+        await lives.dies()
+        began = loop.time()
+        lives.takes_over(driver_timeout_s=100.0, journal=tmp_path)
+        await lives.job.end()
+        assert lives.job.driver.is_in_vain
+        assert 100.9 <= loop.time() - began < 102.0
+        assert lives.job.world.asked == []
+
+    play(tmp_path, test)
+
+
+def test_an_agent_of_this_machine_that_is_dead_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "may_come_back", lambda kept: not kept.local)
+
+    async def test(lives: Lives) -> None:
+        loop = asyncio.get_running_loop()
+        await lives.job.train(2)
+        await lives.dies()
+        for number, kept in lives.agents.items():
+            if kept.host == "b":
+                lives.agents[number] = replace(kept, local=True)
+        lives.takes_over()
+        await lives.listens()
+        began = loop.time()
+        await lives.are_back("a")
+        await lives.until(lambda: lives.record(B0) is None, "it is lost")
+        assert loop.time() - began < 1.5
+
+    play(tmp_path, test)
+
+
+def test_a_worker_of_a_host_whose_agent_was_lost_is_lost(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.agents = {number: kept for number, kept in lives.agents.items() if kept.host != "b"}
+        lives.takes_over()
+        await lives.are_back("a")
+        await lives.until(lambda: lives.record(B0) is None, "it is lost")
+        assert any(isinstance(event, HostLost) for _, event in lives.job.driver.stepper.history)
+
+    play(tmp_path, test)
+
+
+def test_what_was_ordered_while_an_agent_was_away_is_ordered_when_it_is_back(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over()
+        await lives.are_back("a")
+        lives.job.driver.interrupts.end()
+        await lives.until(lambda: lives.hosts["a"].of(words.Stop), "a stop")
+        await lives.are_back("b")
+        await lives.until(lambda: lives.hosts["b"].of(words.Stop), "a stop")
+        assert await lives.job.end() > 0
+        assert not lives.job.living()
+
+    play(tmp_path, test)
+
+
+def test_nobody_is_unlisted_before_all_agents_are_back(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        lives.takes_over()
+        await lives.are_back("a")
+        await asyncio.sleep(10.0)
+        assert [host.name for host in lives.job.driver.stepper.state.hosts] == ["a", "b"]
+        assert lives.record(B0) is not None
+        assert not lives.job.world.fleet.remote.dials
+        await lives.are_back("b")
+        await asyncio.sleep(10.0)
+        assert [host.name for host in lives.job.driver.stepper.state.hosts] == ["a", "b"]
+        assert not lives.job.world.fleet.remote.dials
+        assert lives.job.driver.stepper.state.round_id == 1
+
+    play(tmp_path, test)
+
+
+def test_a_driver_that_has_lost_its_job_leaves_everything_alone(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await rest()
+        lives.job.world.fleet.fleet.superseded(2)
+        assert await lives.job.end() == ExitCode.OTHER_DRIVER
+        for host in lives.job.world.hosts.values():
+            assert host.transport.is_closed
+            assert not host.of(words.Close)
+            assert not host.of(words.Stop)
+        assert len(lives.job.living()) == 2
+        assert "another driver has this job" in lives.job.text()
+
+    play(tmp_path, test)
+
+
+def test_who_asks_when_the_job_has_ended_is_told_so(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        for worker in (A0, B0):
+            lives.hosts[worker.hostname].workers[worker].is_stubborn = True
+        answer = lives.job.ready(A0, after=1, cause=ReadyCause.INTERNAL_ERROR)
+        lives.takes_over(replace(lives.state, end=EndJob(1, "it failed")))
+        await lives.are_back()
+        assert isinstance(await answered(lives, answer), JobOver)
+        await lives.job.end()
+
+    play(tmp_path, test)
