@@ -476,16 +476,16 @@ def test_who_comes_too_late_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_what_an_agent_has_seen_of_another_driver_is_nothing_to_this_one(*, same: bool) -> None:
+def test_an_agent_that_has_obeyed_this_driver_comes_back_to_it_as_to_no_other(*, same: bool) -> None:
     async def main(place: Place) -> None:
         first = _hello()
         dial = place.dial()
-        assert isinstance(dial.says(first), Welcome)
-        identity = Identity(Role.AGENT, number=first.agent)
-        again = place.dial(identity)
-        back = again.says(hello(agent=first.agent, resumes=True, seen=7, driver="this one" if same else "another"))
-        assert isinstance(back, Welcome)
-        assert (back.epoch, back.driver, back.driver_timeout_s) == (3, "this one", 600.0)
-        assert again.transport.is_closed is same, "it cannot have seen 7 of this one"
+        welcome = dial.says(first)
+        assert isinstance(welcome, Welcome)
+        assert (welcome.epoch, welcome.driver, welcome.driver_timeout_s) == (3, "this one", 600.0)
+        again = place.dial(Identity(Role.AGENT, number=first.agent))
+        back = again.says(hello(agent=first.agent, resumes=True, seen=0, driver="this one" if same else "another"))
+        assert isinstance(back, Welcome) is same
+        assert again.transport.is_closed is not same
 
     on_place(main, epoch=3, driver="this one", driver_timeout_s=600.0)
