@@ -120,7 +120,7 @@ class Narrator:
             case Warmed(pid, took_s):
                 console.detail(f"workers are forked from process {pid} from now on, warm after {took_s:.1f} s")
             case ProcessDying(worker, pid, how):
-                console.warning(f"worker {worker} (pid {pid}) {how}")
+                console.warning(f"worker {worker}{_process(pid)} {how}")
             case ProcessEnded():
                 self._tell_end_of_process(happening)
             case ServerAnswers(worker, None, address):
@@ -197,7 +197,7 @@ class Narrator:
         if ended.label.startswith("ps"):
             who = f"parameter server {ended.label.removeprefix('ps')} ({ended.worker}, pid {ended.pid})"
         else:
-            who = f"worker {ended.worker} (pid {ended.pid})"
+            who = f"worker {ended.worker}{_process(ended.pid)}"
         tell(f"{who} {how}")
 
     def _tell_round(self, formed: RoundFormed) -> None:
@@ -256,3 +256,8 @@ def _said_of_check(checked: NetworkChecked) -> str:
             f"round trips of {min(rtts):.2f} to {max(rtts):.2f} ms"
         )
     return text + (f"; not heard of: {', '.join(checked.unheard)}" if checked.unheard else "")
+
+
+def _process(pid: int) -> str:
+    """Which one it was, where that is known."""
+    return f" (pid {pid})" if pid else ""
