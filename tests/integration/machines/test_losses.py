@@ -125,16 +125,17 @@ def test_the_driver_stands_still_and_dies(tmp_path: Path) -> None:
 
 def test_with_a_journal_all_train_on_when_the_driver_dies(tmp_path: Path) -> None:
     """The command that has started an agent by ssh ends with the driver; the agent does not."""
-    flags = ("-np", "6", "--on-change", "in-place", "--agent-timeout", "15", "--journal", str(tmp_path / "kept"))
+    journal = ("--journal", str(tmp_path / "kept"), "--driver-timeout", "25")
+    flags = ("-np", "6", "--on-change", "in-place", "--agent-timeout", "15", *journal)
     with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, *flags) as job:
         job.wait_for_steps(6)
         agents = [job.agent(host) for host in machines]
         at = job.mark()
         kill(job.process.pid)
         job.process.wait()
-        # The lease is 15 s.
-        wait_for("steps without a driver", lambda: max(line["time"] for line in job.steps()) > at + 5)
-        last = [line for line in job.steps() if line["time"] > at + 4]
+        # The lease is 15 s, and the driver's machine says that it is dead.
+        wait_for("steps without a driver", lambda: max(line["time"] for line in job.steps()) > at + 18)
+        last = [line for line in job.steps() if line["time"] > at + 17]
         assert {line["rank"] for line in last} == set(range(6))
         assert not any(map(is_dead, agents))
         wait_for("the end of all", lambda: all(map(is_dead, agents)))
