@@ -113,6 +113,26 @@ class ExitCode(IntEnum):
     OTHER_DRIVER = 75  # sysexits.h EX_TEMPFAIL: another driver has the job
 
 
+# The no-progress rule (decisions/0018), of workers (core/setbacks.py) and of drivers (system/parent.py): how many
+# setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the ten take at
+# least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a switch that
+# boots, is over by then, and a script that fails at the same step each time has wasted little.
+SETBACKS_LIMIT = 10
+PAUSE_RANGE_S = (2.0, 60.0)
+# What tells of no progress, and ran for so long, is taken to have made some. What fails ten times in a row within less
+# is broken, whatever it does.
+LONG_ROUND_S = 600.0
+
+
+def pause_s(count: int, range_s: tuple[float, float]) -> float:
+    """How long to wait after so many setbacks in a row.
+
+    None after the first: what fails once mostly does not fail twice, and others wait to train on.
+    """
+    low, high = range_s
+    return 0.0 if count < 2 else min(low * 2.0 ** min(count - 2, 60), high)
+
+
 class HangAction(StrEnum):
     """What comes of a worker that is proven to hang."""
 

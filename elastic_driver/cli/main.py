@@ -13,12 +13,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
-from elastic_driver.system.first_process import leave_first_place
+from elastic_driver.system import parent
 
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
@@ -26,12 +27,13 @@ ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
     _open_standard_streams()
-    if argv is None:
-        leave_first_place()
+    place = _Place() if argv is None else None
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
+            if place is not None:
+                place.leave(None)
             return _unless_nobody_reads(subcommand, words[1:])
         options = _options_of(os.environ)
         if not options:
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
+        if place is not None:
+            place.leave(settings.journal)
         if settings.mpi is not None:
             from elastic_driver.driver.mpirun import run_by_mpirun
 
@@ -56,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         early = EarlyAgent(with_stdin=settings.journal is None)
         from elastic_driver.driver.job import run_job
 
-        return run_job(settings, early=early)
+        return parent.exit_code(run_job(settings, early=early))
     except SettingsError as error:
         # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
         print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
@@ -64,6 +68,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+
+
+class _Place:
+    """Which process this is: the user's own, process 1 of a container, or one that its parent has started again.
+
+    To be made before anything else is done.
+    """
+
+    def __init__(self) -> None:
+        self._started = parent.started_again()
+        self._environ = dict(os.environ)
+        if os.getpid() == 1:
+            parent.hold_signals()
+
+    def leave(self, journal: Path | None) -> None:
+        """Returns in a child where this process has to be the parent of one, which starts it again with a journal."""
+        if self._started is None and (journal is not None or os.getpid() == 1):
+            again = None
+            if journal is not None:
+                from elastic_driver.journal.folder import JOURNAL
+
+                again = parent.Again(parent.this_command(), self._environ, journal / JOURNAL)
+            parent.go_on_in_a_child(again)
 
 
 def _refuse_slips(words: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.failures import Crash, failure_of, is_needed
 from elastic_driver.core.placement import all_offered, has_place, target_places, usable_slots
 from elastic_driver.core.roundless import judge_losses, lose
-from elastic_driver.core.setbacks import LONG_ROUND_S, Failure, described, fault_of
+from elastic_driver.core.setbacks import Failure, described, fault_of
 from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import fill_places, stop_late_starts
 from elastic_driver.core.state import (
@@ -36,7 +36,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import CHIEF, WorkerId
-from elastic_driver.words import ExitCode
+from elastic_driver.words import LONG_ROUND_S, ExitCode
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import LONG_ROUND_S, pause_s
 
 # What the system sends a process for what it did itself. All other signals are somebody else's: the machine's shutdown,
 # the scheduler, a person.
@@ -36,9 +37,6 @@ _OWN_SIGNALS = frozenset(
 _OUTSIDE_CODES = frozenset(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
-# A round of restarted workers that ran for so long is taken to have saved something. A script that fails ten times in a
-# row within less is broken, whatever it does.
-LONG_ROUND_S = 600.0
 # How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
 START_S = 60.0
 # Of an error in a sentence, characters.
@@ -235,7 +233,7 @@ class Setbacks:
             last=cause,
             one_error=self.one_error and (before is None or cause.is_like(before)),
             one_rank=self.one_rank and (before is None or cause.rank == before.rank),
-            present=replace(present, until=now + _pause_s(self.count + 1, pause_range_s)),
+            present=replace(present, until=now + pause_s(self.count + 1, pause_range_s)),
         )
 
     def next_round(self) -> Setbacks:
@@ -275,9 +273,3 @@ def described(failure: Failure | None) -> str:
         return "no failure was recorded"
     # Without a line of code, its last words may have nothing to do with its end, but for those of a program of ours.
     return failure.full if failure.where or failure.error.startswith(_OURS) else str(failure)
-
-
-def _pause_s(count: int, range_s: tuple[float, float]) -> float:
-    """None after the first: what fails once mostly does not fail twice, and others wait to train on."""
-    low, high = range_s
-    return 0.0 if count < 2 else min(low * 2.0 ** min(count - 2, 60), high)

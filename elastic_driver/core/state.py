@@ -21,7 +21,7 @@ from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, Sizing
+from elastic_driver.words import PAUSE_RANGE_S, SETBACKS_LIMIT, Backend, Ending, NoticeKind, OnChange, Sizing
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
@@ -48,12 +48,6 @@ LAST_CALL_S = 1.0
 # How long a round of restarted workers is not ended for a host that still imports what they import. An agent gives its
 # imports 60 s, and then has its workers started afresh.
 PREPARING_S = 75.0
-
-# How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
-# ten take at least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a
-# switch that boots, is over by then, and a script that fails at the same step each time has wasted little.
-SETBACKS_LIMIT = 10
-PAUSE_RANGE_S = (2.0, 60.0)
 
 # Causes of one reset that are told one by one. A job of thousands may lose all of them at once, or its hosts again and
 # again while it waits for slots.

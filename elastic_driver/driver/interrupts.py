@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from elastic_driver.core.events import StopRequested
 from elastic_driver.driver.chief import ChiefKeeper
@@ -17,6 +17,7 @@ from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system import parent
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,13 +62,21 @@ class Interrupts:
         ending = dict.fromkeys((*_ENDING, *(signal.Signals[name] for name in self._settings.more_signals)))
         handlers = dict.fromkeys(PASSED_ON, self.pass_on) | dict.fromkeys(ending, self.interrupt)
         numbers = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
-        for number in numbers:
-            loop.add_signal_handler(number, handlers[number], number)
+        taken = [each for number in numbers for each in parent.numbers_of(number)]
+        for each in taken:
+            loop.add_signal_handler(each, self._take, handlers, each)
+        for number in parent.early_signals():
+            loop.call_soon(handlers[number], number)
         try:
             yield
         finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+            for each in taken:
+                loop.remove_signal_handler(each)
+
+    def _take(self, handlers: Mapping[signal.Signals, Callable[[signal.Signals], None]], number: int) -> None:
+        meant = parent.news(number)
+        if meant is not None:
+            handlers[meant](meant)
 
     def pass_on(self, number: signal.Signals) -> None:
         """Workers are sent this signal."""

@@ -39,14 +39,14 @@ def job_of_two(folder: Path, *flags: str) -> Iterator[Job]:
 def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) -> None:
     kept = tmp_path / "kept"
     with job_of_two(tmp_path, "--on-change", "in-place") as job:
-        started = job.events("job_started")[0]
+        started, driver = job.events("job_started")[0], job.driver_pid()
         job.wait_for("the round", lambda: job.events("round_resumed"))
         living = elasticrun("status", "--journal", str(kept))
         assert living.stdout.startswith(f"job {started['job_id']}, running, "), living.stderr
         answer = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
         assert all(each["pid"] for each in answer["workers"]), "its driver has answered"
         elsewhere = elasticrun("status", "--journal", str(kept), XDG_RUNTIME_DIR=str(tmp_path))
-        assert f"process {job.process.pid} on " in elsewhere.stdout
+        assert f"process {driver} on " in elsewhere.stdout
         assert " drives it, and cannot be asked from here; this is the job as of " in elsewhere.stdout
         job.process.kill()
         job.wait()
@@ -62,7 +62,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     shown = elasticrun("status", "--journal", str(kept))
     assert (shown.returncode, shown.stderr) == (0, "")
     head, *_ = shown.stdout.splitlines()
-    assert re.match(rf"no driver: process {job.process.pid} on \S+ has died; this is the job as of \d{{4}}-", head)
+    assert re.match(rf"no driver: process {driver} on \S+ has died; this is the job as of \d{{4}}-", head)
     assert re.search(r"\n +\d+\.\d{3} .*worker localhost\[1\] trains in round 1, from commit \d+", shown.stdout)
     assert f"job {started['job_id']}, running, " in shown.stdout
     assert [line.split()[:3] for line in shown.stdout.splitlines()[-2:]] == [
@@ -71,7 +71,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     ]
     told = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
     assert (told["job_id"], told["phase"], told["round_id"]) == (started["job_id"], "running", 1)
-    assert told["recorded"]["pid"] == job.process.pid
+    assert told["recorded"]["pid"] == driver
     assert told["recorded"]["events"][0]["event"]["is"] == "HostsDiscovered"
     found = read_job(kept)
     assert isinstance(found, Recorded)
@@ -111,7 +111,7 @@ def test_of_a_job_that_has_ended_only_that_is_kept(tmp_path: Path, runtime: Path
             job_id = job.events("job_started")[-1]["job_id"]
             refused = elasticrun(*RUN, "--journal", str(kept), "true")
             assert refused.returncode == 2
-            assert f"job {job_id} is driven by process {job.process.pid}" in refused.stderr
+            assert f"job {job_id} is driven by process {job.driver_pid()}" in refused.stderr
             drained = elasticrun("drain", "--undo", "localhost")
             assert "was not drained" in drained.stdout
             assert elasticrun("end", job_id).returncode == 0

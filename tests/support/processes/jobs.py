@@ -46,6 +46,7 @@ class Job:
         prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
+        self._has_parent = "--journal" in flags
         self.hosts_file = folder / "hosts.txt"
         self.step_log = folder / "steps.jsonl"
         self.event_log = folder / "events.jsonl"
@@ -136,6 +137,13 @@ class Job:
             return self.process.wait(self.patience_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job does not end\n{self.said()[-4000:]}") from None
+
+    def driver_pid(self) -> int:
+        """The driver's process: with a journal the child of the one that was started."""
+        if not self._has_parent:
+            return self.process.pid
+        [driver] = psutil.Process(self.process.pid).children()
+        return int(driver.pid)
 
     def leftovers(self) -> list[str]:
         """Processes of the job that still run."""

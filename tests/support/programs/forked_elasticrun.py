@@ -9,4 +9,5 @@ from tests.support.processes.forked_agent import fork_first_agent
 
 if __name__ == "__main__":
     fork_first_agent()
+    sys.orig_argv = [sys.executable, "-m", "elastic_driver", *sys.argv[1:]]  # as which it is started again
     sys.exit(main())

@@ -1,0 +1,350 @@
+"""The parent of a program: passes signals on to it, reaps orphans, and starts it again where it has died.
+
+Owns what two kinds of programs need beside them, which an ordinary parent does not do:
+
+- Process 1 of a container. A process whose parent has died becomes a child of process 1, which has to reap it: else it
+  stays as a zombie, one more for each worker that was killed with children of its own. And process 1 gets only those
+  signals that it handles. So the program goes on in a child, as in any other place.
+- A driver with a journal, which is started again when it is killed or fails (decision 44).
+
+The child is forked: it costs a millisecond, where another Python that imports the same again would cost a tenth of a
+second. Who is started again is executed anew, as from the command line: its package may be another by now. The kernel
+kills the child when its parent dies (:mod:`elastic_driver.system.tether`).
+
+Standard streams, terminal, process group and session are the same in both. So a signal that somebody sends to all of
+them reaches a driver twice: see :func:`news`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from elastic_driver.system.tether import tie
+from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, ExitCode, pause_s
+
+# Ends the program. One that has died of these was told to.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# By number: so those that wait together are taken in the same order when they are passed on.
+_PASSED = tuple(sorted((*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)))
+# Linux: what the kernel sends, a terminal's for instance, has a code above this. It is sent to the whole group, so the
+# child has it already; twice would mean something else there.
+_SENT_BY_A_PROCESS = 0
+# Of who is started again: its parent, and the end of the pipe that ties it.
+_ENV = "ELASTIC_DRIVER_PARENT"
+# What the child ends with that has failed, and has left its job to another; for its parent alone.
+_FAILED = 76
+# By which a driver's parent passes on the first of the signals above: so the driver knows which it has got twice.
+_FIRST = signal.SIGRTMIN + 8
+_BLOCKED = (*_PASSED, signal.SIGCHLD, *range(_FIRST, _FIRST + len(_PASSED)))
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """How the program is started again.
+
+    Attributes:
+        command: its words, those of Python included (:func:`this_command`).
+        environ: as this process was given it.
+        journal: a file that it leaves where there is something to go on from. One that was there before is not that.
+    """
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    journal: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """That this process was started again by its parent.
+
+    Attributes:
+        before: which file there was at :attr:`Again.journal` before all (:func:`which_file`).
+        signals: those of the user's that have come since, which :func:`early_signals` takes.
+    """
+
+    before: str
+    signals: list[signal.Signals]
+
+
+_has_counting_parent = False
+_has_failed = False
+_started: Started | None = None
+_counts: dict[signal.Signals, list[int]] = {}  # how often each has come from others, and from the parent
+_held: set[int] | None = None
+
+
+def hold_signals() -> None:
+    """Has signals wait for :func:`go_on_in_a_child`. For process 1, which loses all that it does not handle."""
+    global _held
+    _held = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED)
+
+
+def go_on_in_a_child(again: Again | None = None) -> None:
+    """Returns in a child; this process ends when that does, with its exit code.
+
+    To be called before there are threads.
+
+    Args:
+        again: how it is started again where it is killed, or fails; None where it never is.
+    """
+    # Else nobody would be told how the child has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Blocked signals wait, also those that process 1 does not handle.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    parent = _Parent(again)
+    child = _fork()
+    if child is not None:
+        parent.watch(*child)
+    global _has_counting_parent
+    _has_counting_parent = again is not None
+    signal.pthread_sigmask(signal.SIG_SETMASK, before if _held is None else _held)
+
+
+def started_again() -> Started | None:
+    """What this process was told where its parent has started it again; None otherwise.
+
+    From the first call on the user's signals are kept for :func:`early_signals`. To be called at once.
+    """
+    global _started, _has_counting_parent
+    parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
+    if parent != str(os.getppid()):  # it is another's, which has left its environment to its children
+        return _started
+    reading_end, _, before = rest.partition(" ")
+    os.set_inheritable(int(reading_end), False)
+    _has_counting_parent, _started = True, Started(before, [])
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            for each in numbers_of(number):
+                signal.signal(each, lambda got, frame: _early(got))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    return _started
+
+
+def started() -> Started | None:
+    """What :func:`started_again` has found."""
+    return _started
+
+
+def early_signals() -> Iterator[signal.Signals]:
+    """Those that have come before this process has handlers of its own. Each is told of once."""
+    while _started is not None and _started.signals:
+        yield _started.signals.pop(0)
+
+
+def leave_to_another() -> bool:
+    """A driver has failed, and ends without its job. Returns whether its parent starts another for it.
+
+    To be followed by :func:`exit_code`.
+    """
+    global _has_failed
+    _has_failed = _has_counting_parent
+    return _has_failed
+
+
+def exit_code(code: int) -> int:
+    """What a program ends with, whose own exit code that is."""
+    return _FAILED if _has_failed else code
+
+
+def numbers_of(number: signal.Signals) -> tuple[int, ...]:
+    """By which numbers this process may get a signal: its own, and the one by which its parent passes it on."""
+    return (number, _as_passed_on(number)) if _has_counting_parent and number in _PASSED else (number,)
+
+
+def news(number: int) -> signal.Signals | None:
+    """What a signal that has come says; None for one that this process has had already.
+
+    A service manager sends it to all processes of a job, so to this one, and to its parent, which passes it on. A
+    second one means something else to a driver. So it counts as often as it has come one way or the other, whichever
+    is more.
+
+    Args:
+        number: one of :func:`numbers_of`.
+    """
+    is_passed_on = number >= signal.SIGRTMIN
+    meant = _PASSED[number - _FIRST] if is_passed_on else signal.Signals(number)
+    counts = _counts.setdefault(meant, [0, 0])
+    counts[is_passed_on] += 1
+    return meant if counts[is_passed_on] > counts[not is_passed_on] else None
+
+
+def _as_passed_on(number: signal.Signals) -> int:
+    return _FIRST + _PASSED.index(number)
+
+
+def _early(number: int) -> None:
+    assert _started is not None
+    if (meant := news(number)) is not None:
+        _started.signals.append(meant)
+
+
+class _Parent:
+    """What this process does from now on.
+
+    Args:
+        again: see :func:`go_on_in_a_child`.
+    """
+
+    def __init__(self, again: Again | None) -> None:
+        self._again = again
+        self._before = which_file(again.journal) if again is not None else ""
+        self._failures = 0
+
+    def watch(self, child: int, rope: int) -> NoReturn:
+        """Until the program has ended."""
+        again = self._again
+        while True:
+            began = time.monotonic()
+            code = self._end_of(child)
+            os.close(rope)
+            if again is None or not self._goes_on(code, which_file(again.journal)):
+                os._exit(_told(code))
+            self._failures = 1 if time.monotonic() - began >= LONG_ROUND_S else self._failures + 1
+            is_last = self._failures >= SETBACKS_LIMIT
+            wait_s = 0.0 if is_last else pause_s(self._failures, PAUSE_RANGE_S)
+            how = f"the driver (process {child}) {_how(code)}"
+            if is_last:
+                _say(f"{how}, {self._failures} times in a row: ending the job")
+            else:
+                _say(f"{how}: starting it again{f' in {wait_s:.0f} s' if wait_s else ''}")
+            signals = [signal.SIGTERM] if is_last else _signals_within(wait_s)
+            started = self._start(again, signals)
+            if is_last:
+                self._end_of(started[0])
+                os._exit(_told(code))
+            child, rope = started
+
+    def _end_of(self, child: int) -> int:
+        """How the child has ended, as Popen says it. Blocks until it has, and passes signals on to it."""
+        while True:
+            received = signal.sigwaitinfo((*_PASSED, signal.SIGCHLD))
+            number = signal.Signals(received.si_signo)
+            if number == signal.SIGCHLD:
+                code = _reap(child)
+                if code is not None:
+                    return -_PASSED[-code - _FIRST] if -code in _BLOCKED[-len(_PASSED) :] else code
+            elif signal.getsignal(number) is not signal.SIG_IGN and (
+                received.si_code <= _SENT_BY_A_PROCESS or _is_for_the_leader(number)
+            ):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, number if self._again is None else _as_passed_on(number))
+
+    def _goes_on(self, code: int, journal: str) -> bool:
+        """Whether a driver that has ended so has left a job."""
+        if code < 0:
+            return bool(journal) and -code not in _ENDING
+        # One that fails before it has written anything would do so again.
+        return code == _FAILED and journal not in ("", self._before)
+
+    def _start(self, again: Again, signals: Sequence[signal.Signals]) -> tuple[int, int]:
+        def run(reading_end: int) -> NoReturn:
+            os.set_inheritable(reading_end, True)
+            # Blocked signals stay so through the exec, and wait until the program can take them.
+            for number in signals:
+                os.kill(os.getpid(), number)
+            mark = f"{os.getppid()} {reading_end} {self._before}"
+            try:
+                os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})
+            except OSError as error:
+                _say(f"cannot start the driver again: {error}")
+            os._exit(ExitCode.INTERNAL_ERROR)
+
+        started = _fork(run)
+        assert started is not None
+        return started
+
+
+def _fork(run: Callable[[int], NoReturn] | None = None) -> tuple[int, int] | None:
+    """A child that the kernel kills when this process dies.
+
+    Args:
+        run: what the child does, with its end of what ties it.
+
+    Returns:
+        Its number, and what holds it; None in a child that goes on.
+    """
+    reading_end, writing_end = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        os.close(reading_end)
+        return child, writing_end
+    os.close(writing_end)
+    tie(reading_end, os.getpid())
+    if os.getppid() != parent:  # it has died before
+        os._exit(ExitCode.INTERNAL_ERROR)
+    if run is not None:
+        run(reading_end)
+    return None
+
+
+def _is_for_the_leader(number: int) -> bool:
+    """Whether it is one that the kernel sends to the leader of a session alone: its terminal is gone."""
+    return number == signal.SIGHUP and os.getsid(0) == os.getpid()
+
+
+def _signals_within(wait_s: float) -> list[signal.Signals]:
+    """Waits; the first signal that would end the program ends the wait, and is for who is started next."""
+    until = time.monotonic() + wait_s
+    while True:
+        received = signal.sigtimedwait((*_PASSED, signal.SIGCHLD), max(0.0, until - time.monotonic()))
+        if received is None:
+            return []
+        if received.si_signo == signal.SIGCHLD:
+            _reap(0)
+        elif received.si_signo in _ENDING:
+            return [signal.Signals(received.si_signo)]
+
+
+def _reap(child: int) -> int | None:
+    """Reaps whoever has ended. Returns how the child has, as Popen says it; None while it lives."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return None
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+    return None
+
+
+def _told(code: int) -> int:
+    """The exit code that says the same to others."""
+    if code == _FAILED:
+        return ExitCode.INTERNAL_ERROR
+    return code if code >= 0 else 128 - code
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return "has failed"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def which_file(path: Path) -> str:
+    """What tells a file from those that have its name before and after; "" where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    return f"{status.st_dev}:{status.st_ino}:{status.st_ctime_ns}"
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"elasticrun: warning: {text}\n".encode(errors="replace"))
+
+
+def this_command() -> list[str]:
+    """The words that this process was started with, its interpreter as a path."""
+    return [sys.executable, *sys.orig_argv[1:]]

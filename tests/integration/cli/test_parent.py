@@ -1,0 +1,239 @@
+"""The parent of a program: as process 1 of a container, and of one that it starts again."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.integration
+
+# Says its number and that of a process whose parent has died; ends when it is told to, or that one is gone altogether.
+_PROGRAM = """
+import os, signal, subprocess, sys, time
+from elastic_driver.system import parent
+if os.getpid() == 1:
+    parent.hold_signals()
+    parent.go_on_in_a_child()
+what = sys.argv[1]
+if what == "orphan":
+    orphan = subprocess.run(["sh", "-c", "sleep 0.1 >&- & echo $!"], stdout=subprocess.PIPE, check=True).stdout.decode()
+    while os.path.exists(f"/proc/{int(orphan)}"):
+        time.sleep(0.01)
+    sys.exit(7)
+if what == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+counted = 0
+def count(*_):
+    global counted
+    counted += 1
+signal.signal(signal.SIGTERM, count)
+print(os.getpid(), flush=True)
+while not counted:
+    signal.pause()
+sys.exit(counted)
+"""
+
+
+@pytest.fixture
+def in_container() -> list[str]:
+    """Words before a command that has it run as process 1."""
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() != 0:
+        words[1:1] = ["--user", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of processes here")
+    return words
+
+
+@pytest.mark.parametrize(("what", "code"), [("orphan", 7), ("die", 128 + signal.SIGKILL)])
+def test_orphans_are_reaped_and_the_end_is_told(in_container: list[str], what: str, code: int) -> None:
+    done = subprocess.run([*in_container, sys.executable, "-c", _PROGRAM, what], timeout=150, check=False)
+    assert done.returncode == code
+
+
+def test_signals_are_passed_on_once(in_container: list[str]) -> None:
+    command = [*in_container, sys.executable, "-c", _PROGRAM, "wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) > 1
+        [first] = psutil.Process(process.pid).children()
+        first.send_signal(signal.SIGTERM)
+        assert process.wait(150) == 1
+
+
+def test_elasticrun_is_not_process_1(in_container: list[str], tmp_path: Path) -> None:
+    flags = ["-np", "1", sys.executable, "-c", "import os; print(os.getppid(), open('/proc/1/cmdline').read())"]
+    command = [*in_container, sys.executable, "-m", "elastic_driver", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "elastic_driver" in done.stdout
+    assert not done.stdout.startswith("1 ")
+
+
+# --- one that is started again --------------------------------------------------------------------------------------
+
+# Does at each start what it is told to, and prints a line of what it is.
+_AGAIN = """
+import os, signal, sys
+from pathlib import Path
+from elastic_driver.system import parent
+started = parent.started_again()
+journal, starts, *acts = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
+if started is None:
+    parent.PAUSE_RANGE_S = (0.01, 0.01) if acts[0] == "quick" else parent.PAUSE_RANGE_S
+    parent.go_on_in_a_child(parent.Again(parent.this_command(), dict(os.environ), journal))
+acts = acts[acts[0] == "quick":]
+number = starts.stat().st_size if starts.exists() else 0
+with starts.open("a") as file:
+    file.write("x")
+word, _, rest = acts[number].partition("+")
+if rest == "write":
+    journal.unlink(missing_ok=True)
+    journal.touch()
+got = []
+def count(number, frame):
+    if parent.news(number):
+        got.append(number)
+if word == "wait":
+    for number in parent.numbers_of(signal.SIGUSR1):
+        signal.signal(number, count)
+    for number in parent.numbers_of(signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(40 + len(got)))
+print(os.getpid(), os.getppid(), os.environ.get("ELASTIC_DRIVER_PARENT"), started and started.before, flush=True)
+if word == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if word == "fail":
+    assert parent.leave_to_another()
+    sys.exit(parent.exit_code(70))
+if word == "term":
+    os.kill(os.getpid(), signal.SIGTERM)
+if word == "early":
+    sys.exit(50 + list(parent.early_signals()).count(signal.SIGTERM))
+while word == "wait":
+    signal.pause()
+sys.exit(int(word))
+"""
+
+
+@contextmanager
+def again(folder: Path, *acts: str, group: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A program that does these at its starts."""
+    words = [sys.executable, "-c", _AGAIN, str(folder / "journal"), str(folder / "starts"), *acts]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0 if group else None
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def starts(said: str) -> list[list[str]]:
+    return [line.split() for line in said.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("kill", "was killed by SIGKILL"), ("fail", "has failed")],
+)
+def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told: str) -> None:
+    with again(tmp_path, f"{how}+write", "7") as process:
+        said, warned = process.communicate(timeout=150)
+        first, second = starts(said)
+        assert process.returncode == 7
+        assert first[0] != second[0]
+        assert first[1] == second[1] == str(process.pid), "one parent"
+        assert first[2:] == ["None", "None"]
+        assert second[2] == "None", "nobody inherits it"
+        assert warned == f"elasticrun: warning: the driver (process {first[0]}) {told}: starting it again\n"
+
+
+@pytest.mark.parametrize(
+    ("acts", "journal", "code", "count"),
+    [
+        (("fail", "7"), False, 70, 1),
+        (("kill", "7"), False, 128 + signal.SIGKILL, 1),
+        (("fail", "7"), True, 70, 1),
+        (("70+write", "7"), False, 70, 1),
+        (("kill", "7"), True, 7, 2),
+        (("75+write", "7"), False, 75, 1),
+        (("1+write", "7"), False, 1, 1),
+        (("0+write", "7"), False, 0, 1),
+        (("term+write", "7"), False, 128 + signal.SIGTERM, 1),
+    ],
+)
+def test_who_is_not(tmp_path: Path, acts: tuple[str, ...], journal: bool, code: int, count: int) -> None:
+    """Neither one that has ended its job or lost it, nor one that had none, nor one that was told to end."""
+    if journal:
+        (tmp_path / "journal").touch()
+    with again(tmp_path, *acts) as process:
+        said, _ = process.communicate(timeout=150)
+        assert (process.returncode, len(starts(said))) == (code, count)
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "journal").touch()
+    with again(tmp_path, "kill", "wait") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        child = os.pidfd_open(int(lines[1].split()[0]))
+        process.kill()
+        assert select.select([child], [], [])[0]
+        os.close(child)
+
+
+def test_so_does_the_first(tmp_path: Path) -> None:
+    with again(tmp_path, "wait") as process:
+        assert process.stdout is not None
+        child = os.pidfd_open(int(process.stdout.readline().split()[0]))
+        process.kill()
+        assert select.select([child], [], [])[0]
+        os.close(child)
+
+
+@pytest.mark.parametrize("again_at", [0, 1])
+@pytest.mark.parametrize("to_all", [False, True])
+def test_a_signal_is_passed_on_and_counts_once(tmp_path: Path, again_at: int, to_all: bool) -> None:
+    (tmp_path / "journal").touch()
+    with again(tmp_path, *(["kill"] * again_at), "wait", group=True) as process:
+        assert process.stdout is not None
+        for _ in range(again_at + 1):
+            line = process.stdout.readline()
+        child = int(line.split()[0])
+        if to_all:
+            os.killpg(process.pid, signal.SIGUSR1)
+        else:
+            process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)  # passed on behind the other, whose number is lower
+        assert process.wait(150) == 41
+        assert not psutil.pid_exists(child)
+
+
+def test_a_signal_in_a_pause_ends_it_and_is_for_the_next(tmp_path: Path) -> None:
+    with again(tmp_path, "kill+write", "kill", "early") as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        assert process.stderr.readline().endswith("starting it again in 2 s\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(150) == 51
+
+
+def test_the_tenth_failure_ends_the_job(tmp_path: Path) -> None:
+    """By a driver that is told to."""
+    with again(tmp_path, "quick", "kill+write", *["kill"] * 8, "fail+write", "early") as process:
+        said, warned = process.communicate(timeout=150)
+        assert process.returncode == 70
+        assert len(starts(said)) == 11
+        last = starts(said)[-2][0]
+        assert warned.endswith(f"the driver (process {last}) has failed, 10 times in a row: ending the job\n")
