@@ -10,12 +10,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Protocol
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed, JobFacts
-from elastic_driver.journal.folder import JOURNAL, JournalError, JournalFolder
+from elastic_driver.journal.folder import JOURNAL, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Past, Recorded, read_job
 from elastic_driver.launch.fleet.kept import may_come_back
@@ -24,7 +25,6 @@ from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
 from elastic_driver.system import parent
-from elastic_driver.system.process_name import boot_id, lives
 from elastic_driver.words import ExitCode, in_seconds
 
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
@@ -192,16 +192,6 @@ def _taken_over(found: Recorded, tell: Teller) -> Past | None:
             "left; this is a new job"
         )
     return None
-
-
-def _check_nobody_is_left(found: Recorded, path: Path) -> None:
-    """Raises JournalError for a job that has agents: nobody can take them over yet. To be removed with that."""
-    if any(map(may_come_back, found.facts.agents.values())):
-        raise JournalError(
-            f"cannot use the journal {path}: job {found.job.job_id} in it has not ended, but its driver has died; "
-            f"elasticrun status --journal {path} shows what is known of it; remove {path / JOURNAL} to begin another "
-            "job there, or name another folder"
-        )
 
 
 def _was_ours(path: Path) -> bool:
