@@ -252,6 +252,7 @@ def build(
             Parts(stepper, fleet, agents.addresses, workers, worker_events, rounds, requests, chronicle),
             [kept for kept in before.facts.agents.values() if not kept.given_up],
             Limits(settings.agent_timeout_s, settings.driver_timeout_s),
+            epoch=before.epoch + 1 if journal is None else journal.epoch,
             away_s=before.away_s,
             carry_out=carry_out,
             clock=clock,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from elastic_driver.core.assignment import places_of
 from elastic_driver.core.events import Command, GiveUpHost
 from elastic_driver.core.redo import HostLevels, OlderStateError, redo, unknown
+from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import State, WorkerPhase, record_of
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.rounds import Rounds
@@ -36,6 +37,7 @@ from elastic_driver.rendezvous import agent_messages
 from elastic_driver.rendezvous.agent_messages import Levels, worker_named
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.happenings import TookOver
 
 _AWAY = "the driver before this one told of it, and has died"
 _UNKNOWN = "its agent knows nothing of it, after the driver was away"
@@ -75,7 +77,8 @@ class Takeover:
         parts: of the driver.
         agents: of the driver before this one; none that it has given up.
         limits: of their return.
-        away_s: for how long there was no driver.
+        epoch: of this driver.
+        away_s: for how long there was no driver, at most.
         carry_out: does what commands say, as of a time.
         clock: the job's time.
         on_nobody: called when no agent has come back, and none will.
@@ -87,6 +90,7 @@ class Takeover:
         agents: Sequence[AgentKept],
         limits: Limits,
         *,
+        epoch: int,
         away_s: float,
         carry_out: Callable[[Sequence[Command], float], None],
         clock: Callable[[], float],
@@ -95,15 +99,17 @@ class Takeover:
         self._parts = parts
         self._agents = {kept.agent: kept for kept in agents}
         self._limits = limits
+        self._epoch = epoch
         self._away_s = away_s
         self._carry_out = carry_out
         self._clock = clock
         self._on_nobody = on_nobody
         self._is_done = False  # whether all agents are back or lost
         self._back = 0  # agents
-        self._went_on = 0  # their workers
+        self._went_on: set[WorkerId] = set()  # their workers
         self._late: list[AgentLink] = []  # whose leases are over, and that may be stopped
         self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
+        self._trains = False  # whether that trained
         self._is_broken = False  # whether one of these is known to leave it
 
     # --- the start -------------------------------------------------------------------------------------------------
@@ -112,6 +118,7 @@ class Takeover:
         """Has all parts know what the journal says. To be called once, before anybody can come."""
         parts, state = self._parts, self._parts.stepper.state
         self._trained = frozenset(state.members)
+        self._trains = standing_of(state).doing in (Doing.TRAINING, Doing.FINISHING)
         names = {record.worker.hostname for record in state.workers}
         names |= {worker.hostname for worker in state.members} | {host.name for host in state.hosts}
         await parts.fleet.returning.expect(self, tuple(self._agents.values()), sorted(names))
@@ -131,7 +138,6 @@ class Takeover:
     def listens(self) -> None:
         """Agents can come from now on. To be called once."""
         parts, state = self._parts, self._parts.stepper.state
-        parts.chronicle.remark(f"took over a running job: there was no driver for {self._away_s:.1f} s")
         for link in parts.fleet.returning.away():
             self._wait_for(link)
         nowhere = [one.worker for one in state.workers if parts.fleet.link_of(one.worker.hostname) is None]
@@ -168,6 +174,8 @@ class Takeover:
         parts.fleet.returned(link, levels)
         self._is_awaited_no_more(link)
         self._back += 1
+        # They have seen it go. The journal only says when it has written last.
+        self._away_s = min(self._away_s, levels.alone_s)
         for one in running:
             if one.id in known:
                 self._goes_on(one, state)
@@ -218,7 +226,7 @@ class Takeover:
         ]
 
     def _goes_on(self, one: Worker, state: State) -> None:
-        self._went_on += 1
+        self._went_on.add(one.id)
         self._parts.worker_events.back(one)
         record = record_of(state, one.id)
         if record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
@@ -274,8 +282,17 @@ class Takeover:
         self._is_done = True
         parts.fleet.changes.report()
         if self._back:
-            some = f"{self._went_on} worker{'' if self._went_on == 1 else 's'}"
-            hosts = f"{self._back} host{'' if self._back == 1 else 's'}"
-            parts.chronicle.remark(f"{some} on {hosts} went on meanwhile")
+            went_on, hosts = self._went_on, {worker.hostname for worker in self._went_on}
+            parts.chronicle.took_over(
+                TookOver(
+                    self._epoch,
+                    self._away_s,
+                    len(went_on),
+                    len(hosts),
+                    parts.stepper.state.round_id,
+                    # A round that was forming, or is over, does not train.
+                    trained=self._trains and went_on.issuperset(self._trained),
+                )
+            )
         elif not parts.stepper.is_over:
             self._on_nobody()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from signal import SIGTERM
 from typing import Annotated, Any, ClassVar, Self
 
-from elastic_driver.codec import ROW, CodecError, OsText, from_data, to_data
+from elastic_driver.codec import ROW, CodecError, OsText, Seconds, from_data, to_data
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
@@ -617,11 +617,13 @@ class Levels(Said, name="levels"):
         round_id: the last round that it was told of; 0 for none.
         notice_version: of the last notice that a driver has told it of; 0 for none. That the job is over does not
             count: a driver may die while it ends the job, and its journal says nothing of that.
+        alone_s: for how long it has had no connection to a driver, seconds.
     """
 
     workers: list[WorkerLevel]
     round_id: int
     notice_version: int
+    alone_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)

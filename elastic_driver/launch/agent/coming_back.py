@@ -23,7 +23,12 @@ from elastic_driver.rendezvous.agent_messages import (
 
 
 def all_again(
-    workers: HostWorkers, rounds: HostRounds, ports: HeldPorts, leaves: Leaves | None, untold: Sequence[Said]
+    workers: HostWorkers,
+    rounds: HostRounds,
+    ports: HeldPorts,
+    leaves: Leaves | None,
+    untold: Sequence[Said],
+    alone_s: float,
 ) -> Iterator[Said]:
     """All that another driver is told, in the order in which it has to hear it.
 
@@ -32,8 +37,9 @@ def all_again(
         leaves: that its host is to leave; None where it is not.
         untold: what was said to the driver before and it has not kept, in order: what happened once. All else is a
             level, and said as it is now, or of no interest to another driver.
+        alone_s: for how long there was no driver.
     """
-    yield rounds.levels(_with_gone(workers.levels(), untold))
+    yield rounds.levels(_with_gone(workers.levels(), untold), alone_s)
     yield from rounds.reports()
     yield from workers.warmed
     yield from ports.held()

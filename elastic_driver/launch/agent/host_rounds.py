@@ -350,17 +350,18 @@ class HostRounds:
         if self._breaks and self._is_alone() and not is_told:
             self._notified(Notice(self._version + 1, self._round_id, NoticeKind.ABORT, self._breaks))
 
-    def levels(self, workers: list[WorkerLevel]) -> Levels:
+    def levels(self, workers: list[WorkerLevel], alone_s: float = 0.0) -> Levels:
         """What another driver has to know first.
 
         Args:
             workers: what is known of their processes.
+            alone_s: for how long there was no driver.
         """
         known = [
             replace(each, leaving=each.worker in self._leaving, exiting=each.worker in self._exiting)
             for each in workers
         ]
-        return Levels(known, self._round_id, self._version)
+        return Levels(known, self._round_id, self._version, alone_s)
 
     def reports(self) -> Iterator[Said]:
         """What workers have said last, for another driver, in the order in which that has to hear it."""

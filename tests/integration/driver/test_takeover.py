@@ -103,7 +103,7 @@ def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TakenOver]:
         dead = kill(first)
         trains_beyond(first_log(first), last_step(first) + 20)
         second = drivers.start()
-        second.wait_for("it has taken over", lambda: "went on meanwhile" in second.said())
+        second.wait_for("it has taken over", lambda: second.events("took_over"))
         trains_beyond(second, last_step(second) + 20)
         drivers.end_at(last_step(second) + 50)
         code = second.wait()
@@ -158,8 +158,10 @@ class TestTakenOver:
         assert len(taken_over.job.events("round_formed")) == 1
 
     def test_it_says_so(self, taken_over: TakenOver) -> None:
-        assert "took over a running job" in taken_over.said
-        assert "2 workers on 1 host went on meanwhile" in taken_over.said
+        assert "2 workers on 1 host kept training, no step is lost" in taken_over.said
+        (event,) = taken_over.job.events("took_over")
+        assert (event["epoch"], event["workers"], event["hosts"], event["round_id"]) == (2, 2, 1, 1)
+        assert 0 < event["away_s"] <= event["time"] - taken_over.before[-1]["time"] + 1
 
 
 def test_what_has_happened_while_there_was_no_driver(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_workers_run_on_and_another_driver_has_them(tmp_path: Path) -> None:
             levels = await second.hears(Levels)
             assert second.said[0] is levels
             level = WorkerLevel(A.key, WorkerPhase.RUNS, process.pid, "0", 0, leaving=False, exiting=False)
-            assert levels == Levels([level], 4, 0)
+            assert levels == Levels([level], 4, 0, levels.alone_s)
+            assert levels.alone_s > 0
             second.tell(Stop(A.key, 30.0))
             assert (await second.hears(Exited, A)).returncode == -signal.SIGTERM
             await second.hears(Finished, A)

@@ -145,6 +145,7 @@ class FakeHost(FakeAgent):
             ],
             max((one.round_id for one in rounds), default=0),
             max((one.notice.version for one in notices), default=0),
+            1.5,
         )
 
     def say(self, *messages: Said | words.Message) -> None:
