@@ -15,6 +15,7 @@ from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
+from elastic_driver.driver.books import Books, go_on
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.ending import JobEnd
@@ -118,7 +119,11 @@ def build(
         chronicle.on_disc(report)
 
     ahead: WriteAhead | None = None
+    books: Books | None = None
     if journal is not None:
+        books = Books(journal, clock, tally, chronicle)
+        if before is not None:
+            go_on(before, tally, chronicle)
         ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning, on_held=abandon)
         fleet.keepings = (*fleet.keepings, ahead.keeping)
     stepper = Stepper(
@@ -264,6 +269,7 @@ def build(
         clock=clock,
         chronicle=chronicle,
         stepper=stepper,
+        books=books,
         end=end,
         interrupts=interrupts,
         agents=agents,

@@ -39,6 +39,7 @@ from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
+from elastic_driver.driver.books import Books
 from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.durable_folder import newest_commit
@@ -87,6 +88,7 @@ class ElasticDriver:
         clock: the job's time.
         chronicle: tells the user, and the event log, what happens.
         stepper: has the state.
+        books: keep what is counted; None for a job without a journal.
         end: of the job.
         interrupts: end the job from outside.
         agents: start workers, and speak for them.
@@ -115,6 +117,7 @@ class ElasticDriver:
     clock: JobClock
     chronicle: Chronicle
     stepper: Stepper
+    books: Books | None
     end: JobEnd
     interrupts: Interrupts
     agents: AgentSide
@@ -177,6 +180,8 @@ class ElasticDriver:
             posting = await self._post(socket.path, way_out)
             tasks.start(socket.keep(partial(self._stay_found, socket, posting)))
             tasks.start(self.clock.keep(self.standstills.stood_still))
+            if self.books is not None:
+                tasks.start(self.books.keep())
             discovering = tasks.start(self.discovery_loop.run(self.job))
             tasks.start(self.status_line.run())
             tasks.start(self.health.watch_over())

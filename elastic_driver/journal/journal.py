@@ -94,6 +94,7 @@ class Journal:
         driver: tells this driver from all others.
         trouble: why the last try to write failed, in words; "" when it did not.
         on_error: called where facts can never be on disc; likewise of steps is told to whoever has them written.
+        beside: gives a fact that goes with what is written now; None for none.
     """
 
     def __init__(self, folder: JournalFolder, job: JobFacts, *, epoch: int, facts: Iterable[Fact] = ()) -> None:
@@ -113,6 +114,7 @@ class Journal:
         # Whatever stands above is the thread's alone, but for the last two; what follows is the loop's.
         self._writer = FileWriter("elasticrun-journal")
         self.on_error: Callable[[Exception], object] = lambda error: None
+        self.beside: Callable[[], Fact | None] = lambda: None
         self._news: list[Kept | Dropped] = []
         self._number = self._on_disc = 0  # of the last news that came, and that is on disc
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()  # until that number is
@@ -167,6 +169,8 @@ class Journal:
         loop = asyncio.get_running_loop()
         news, self._news = self._news, []
         number = self._number
+        if (fact := self.beside()) is not None:
+            news.append(Kept(fact))
         self._writes += 1
 
         def written(outcome: Exception | None) -> None:

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.driver.recording import may_come_back
+from elastic_driver.journal.file import RecordFile, read
 from elastic_driver.journal.folder import JOURNAL
 from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.launch.fleet.tickets import Tickets
+from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.system.process_name import lives
 from tests.support.paths import ROOT
 from tests.support.processes.jobs import PROGRAM, Job
@@ -118,6 +121,35 @@ class TestFacts:
         assert (past.epoch, past.state.round_id) == (1, found.living.state.round_id)
         assert past.job_clock_s >= found.living.clock
         assert past.away_s >= 0.0
+
+    def test_a_driver_that_dies_at_each_record(self, found: Found, tmp_path: Path) -> None:
+        """Whatever comes of a fact is not on disc without it."""
+        whole = (found.folder / JOURNAL).read_bytes()
+        records = read(found.folder / JOURNAL) or ()
+        had_workers = 0
+        for count in range(1, len(records) + 1):
+            folder = tmp_path / str(count)
+            folder.mkdir(mode=0o700)
+            file = RecordFile.new(folder, records[0].sequence, records[0].body)
+            for record in records[1:count]:
+                file.append(record.sequence, record.body)
+            file.close()
+            recorded = read_job(folder)
+            assert isinstance(recorded, Recorded)
+            past = Past.of(recorded)
+            facts, state = past.facts, past.state
+            assert past.job == found.living.job
+            assert {host.name for host in state.hosts} <= facts.machines.keys()
+            if state.workers:
+                had_workers += 1
+                (agent,) = facts.agents.values()
+                assert facts.tickets
+                assert past.facts.ways.socket == str(found.folder / "driver.sock")
+                tickets = Tickets(lambda clock=past.job_clock_s: clock)  # type: ignore[misc]
+                tickets.take_over(facts.agents.values(), facts.tickets.values())
+                assert tickets.key_of(Identity(Role.AGENT, number=agent.agent)) == bytes.fromhex(agent.key)
+        assert had_workers, "on a busy machine it may have been compacted, and be all in one"
+        assert (found.folder / JOURNAL).read_bytes() == whole
 
     def test_nobody_is_shown_a_secret(self, found: Found) -> None:
         job, facts = found.dead.job, found.dead.facts

@@ -1,0 +1,65 @@
+"""What is counted and summed up of a job, kept for a later driver now and then.
+
+Owns when. It is no news that anything would come of, so it costs few writes of its own: it goes with others, at most
+each BESIDE_S, and after ALONE_S by itself. So a later driver's clock is at most that far behind, too, and drivers that
+die again and again do not begin a limit anew each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from elastic_driver.journal.entries import BooksKept
+from elastic_driver.journal.journal import Journal
+from elastic_driver.journal.past import Past
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.tally import Tally
+
+BESIDE_S, ALONE_S = 5.0, 30.0
+
+
+class Books:
+    """See above. Used on the event loop.
+
+    Args:
+        journal: of the job.
+        clock: the job's time.
+        tally, chronicle: count.
+    """
+
+    def __init__(self, journal: Journal, clock: Callable[[], float], tally: Tally, chronicle: Chronicle) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._tally = tally
+        self._chronicle = chronicle
+        self._kept_at = clock()
+        journal.beside = self._beside
+
+    async def keep(self) -> None:
+        """Has them kept by themselves where nothing else is written. Runs until it is cancelled."""
+        while True:
+            left_s = self._kept_at + ALONE_S - self._clock()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                self._journal.keep(self._now())
+
+    def _beside(self) -> BooksKept | None:
+        """What goes with the record that is written now; None for nothing."""
+        return self._now() if self._clock() - self._kept_at >= BESIDE_S else None
+
+    def _now(self) -> BooksKept:
+        self._kept_at = now = self._clock()
+        return BooksKept(now, self._tally.kept(), self._chronicle.goodput.kept(), self._chronicle.kept())
+
+
+def go_on(before: Past, tally: Tally, chronicle: Chronicle) -> None:
+    """Goes on with the books of the driver before, as they were kept last. To be called before anything is counted."""
+    kept = before.facts.books
+    if kept is None:
+        return
+    tally.go_on(kept.tally)
+    chronicle.go_on(kept.chronicle)
+    if kept.goodput is not None:
+        chronicle.goodput.go_on(kept.goodput, before.away_s + before.job_clock_s - kept.clock)

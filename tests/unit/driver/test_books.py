@@ -1,0 +1,83 @@
+"""When what is counted is kept for a later driver, and that it goes on from there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from elastic_driver.core.membership import Policy, new_state
+from elastic_driver.driver.books import ALONE_S, BESIDE_S, Books, go_on
+from elastic_driver.journal.entries import BooksKept, Fact, Facts
+from elastic_driver.journal.past import Past
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.instant import Instant
+from elastic_driver.report.tally import Tally
+from tests.support.fakes.job_facts import job_of_one
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
+
+pytestmark = pytest.mark.unit
+
+
+class Journal:
+    """Keeps what it is given."""
+
+    beside: Any = None
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[float, Fact]] = []
+
+    def keep(self, fact: Fact) -> None:
+        self.kept.append((asyncio.get_running_loop().time(), fact))
+
+
+def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        journal = Journal()
+        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle())
+        began = loop.time()
+        keeping = asyncio.ensure_future(books.keep())
+        await asyncio.sleep(BESIDE_S - 0.1)
+        assert journal.beside() is None
+        await asyncio.sleep(0.1)
+        fact = journal.beside()
+        assert isinstance(fact, BooksKept)
+        assert fact.clock == began + BESIDE_S
+        assert journal.beside() is None, "it was kept this moment"
+        await asyncio.sleep(3 * ALONE_S + 0.1)
+        assert [at - began - BESIDE_S for at, _ in journal.kept] == [ALONE_S, 2 * ALONE_S, 3 * ALONE_S]
+        keeping.cancel()
+
+    run_virtually(main)
+
+
+def past(kept: BooksKept | None, **more: float) -> Past:
+    state = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
+    times = {"job_clock_s": 100.0, "away_s": 7.0} | more
+    return Past(job_of_one(), state, facts=Facts(books=kept), epoch=1, **times)  # type: ignore[arg-type]
+
+
+def test_a_later_driver_goes_on_with_them() -> None:
+    now = [1000.0]
+    tally = Tally()
+    chronicle = Chronicle(tally, instant=Instant(lambda: now[0]))
+    chronicle.started("url", "0123")
+    chronicle.warning("one")
+    now[0] += 40.0
+    books = BooksKept(90.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept())
+    now[0] = 5.0  # another machine's boot, say
+    counted, told = Tally(), Chronicle(instant=Instant(lambda: now[0]))
+    go_on(past(books), counted, told)
+    assert counted.warnings == 1
+    job = told.goodput.job()
+    assert job is not None
+    # 40 s of its life, 10 s until the last step, 7 s without a driver.
+    assert job.wall_s == pytest.approx(57.0)
+    assert told.kept() == books.chronicle
+
+
+def test_a_job_whose_driver_has_died_at_once_has_none() -> None:
+    tally = Tally()
+    go_on(past(None), tally, Chronicle())
+    assert tally.warnings == 0
