@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elastic_driver.driver.recording import may_come_back
@@ -163,3 +164,38 @@ class TestFacts:
     def test_others_cannot_read_it(self, found: Found) -> None:
         assert (found.folder / JOURNAL).stat().st_mode & 0o777 == 0o600
         assert found.folder.stat().st_mode & 0o777 == 0o700
+
+
+def recorded_in(folder: Path) -> Recorded | None:
+    """What a journal says; None while it is another driver's turn to write its first file."""
+    found = read_job(folder)
+    return found if isinstance(found, Recorded) else None
+
+
+def test_a_later_driver_is_in_the_place_of_the_first(tmp_path: Path, runtime: Path) -> None:
+    """Whatever it is asked for now: the job is what it was, and is found where it was."""
+    kept = tmp_path / "kept"
+    flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", "--accept-agents", "--journal", str(kept))
+    with Job(tmp_path, "localhost:2\n", *flags, env={"PASSWORD": SECRET}) as first:
+        first.wait_for_steps(2)
+        before = recorded_in(kept)
+        assert before is not None
+        first.process.kill()
+        first.process.wait()
+        later = ("--grace-time", "3", "-x", "TOKEN=a-new-word")
+        with Job(tmp_path, "localhost:2\n", *flags, *later, env={"PASSWORD": "a-new-word"}) as second:
+            second.wait_for("it has taken over", lambda: "went on meanwhile" in second.said())
+            after = second.wait_for("its journal", lambda: recorded_in(kept))
+            assert (after.epoch, after.job) == (2, before.job)
+            assert after.facts.ways == before.facts.ways
+            assert after.facts.agents.keys() == before.facts.agents.keys()
+            assert after.clock >= before.clock
+            assert "what differs now is without effect: --grace-time, -x" in second.said()
+            assert "a-new-word" not in second.said()
+            # Who is started now has the variables of the job.
+            second.set_hosts("localhost:3\n")
+            lines = second.wait_for_steps(3)
+            pid = next(line["pid"] for line in lines if line["rank"] == 2)
+            assert psutil.Process(pid).environ()["PASSWORD"] == SECRET
+            assert elasticrun("end", before.job.job_id).returncode == 0, "with the key that it had"
+            assert second.wait() == 143
