@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Protocol
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed, JobFacts
-from elastic_driver.journal.folder import JOURNAL, JournalFolder
+from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Past, Recorded, read_job
 from elastic_driver.launch.fleet.kept import may_come_back
@@ -24,9 +25,11 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
-from elastic_driver.system import parent
+from elastic_driver.system import local_socket, parent
 from elastic_driver.words import ExitCode, in_seconds
 
+# A driver that is dying may have its socket a moment longer than its lock.
+_DYING_S, _LOOK_S = 1.0, 0.05
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
 _OF_NOW = ("journal", "log_level", "quiet", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
@@ -92,6 +95,7 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
             return
         before = None
         if isinstance(found, Recorded):
+            _check_nobody_answers(found, folder.path)
             before = _taken_over(found, tell)
         last = 0 if found is None else found.epoch
         if before is None:
@@ -179,6 +183,27 @@ def enter(job: JobFacts) -> None:
             f"cannot take over job {job.job_id}: its folder {job.directory}: {in_words(error)}"
         ) from error
     os.umask(job.umask)
+
+
+def _check_nobody_answers(found: Recorded, path: Path) -> None:
+    """Makes sure that the driver whose lock this process has is dead: its lock may be a file that somebody removed.
+
+    Raises:
+        JournalHeldError: it is not.
+    """
+    socket = found.facts.ways.socket
+    until = time.monotonic() + _DYING_S
+    while socket:
+        try:
+            local_socket.connect(Path(socket), _DYING_S).close()
+        except OSError:
+            return
+        if time.monotonic() > until:
+            raise JournalHeldError(
+                f"cannot use the journal {path}: nobody has its lock, and yet a driver of job {found.job.job_id} "
+                f"answers at {socket}; has somebody removed {path / LOCK}?"
+            )
+        time.sleep(_LOOK_S)
 
 
 def _taken_over(found: Recorded, tell: Teller) -> Past | None:

@@ -195,7 +195,7 @@ class Rounds:
 
     async def _may_publish(self, request: RouteRequest) -> PublishReply:
         wanted = PublishRequest.from_json(request.body)
-        await self._stepper.settled()
+        await self._stepper.fenced()
         assert request.identity.worker is not None  # the route is the workers'
         why = why_unpublished(self._stepper.state, request.identity.worker, wanted.round_id)
         return PublishReply(granted=not why, reason=why)

@@ -180,6 +180,15 @@ class Stepper:
             await self._ahead.wait()
             self.catch_up()
 
+    async def fenced(self) -> None:
+        """Likewise, and until it is sure that no other driver has had the job until then: it has ended where one has.
+
+        For what outlives the job's processes, and must not be done by two.
+        """
+        await self.settled()
+        if self._ahead is not None:
+            await self._ahead.look()
+
     def set_timer(self) -> None:
         """Has TimerExpired fed at the next deadline. To be called once at the start; each step does so itself."""
         self._cancel_timer()

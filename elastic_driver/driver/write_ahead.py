@@ -105,6 +105,13 @@ class WriteAhead:
         self._waiting.append(future)
         await future
 
+    async def look(self) -> None:
+        """Blocks until it is sure that no other driver has had the job until now, or this one has been told."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._journal.look(lambda: None if future.done() else future.set_result(None))
+        await future
+
     def drop(self) -> None:
         """What is under way is not made any more. What has come is not kept: whoever comes next has to know of it."""
         self.under_way = None

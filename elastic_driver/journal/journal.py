@@ -138,6 +138,20 @@ class Journal:
         self._has_begun = True
         self._have_written((clock, state), steps, done)
 
+    def look(self, looked: Callable[[], object]) -> None:
+        """Calls it when it is sure that no other driver has had the journal until now.
+
+        Where one has, ``on_error`` is called before, and not only at the next write. Never blocks: it is looked behind
+        what is being written.
+        """
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                self.on_error(error)
+            looked()
+
+        self._have_written(None, (), done)
+
     def keep(self, fact: Fact) -> None:
         """See Keeper."""
         self._note(Kept(fact))
@@ -231,6 +245,8 @@ class Journal:
 
     def _put(self, news: Sequence[Kept | Dropped], steps: Sequence[Step]) -> None:
         self._look()
+        if self._file is not None and not news and not steps:
+            return
         assert self._last is not None, "facts are not written before the first steps"
         clock, state = self._last
         if self._took is None:

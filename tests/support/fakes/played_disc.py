@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from elastic_driver.core.events import Event
@@ -23,6 +23,7 @@ class Disc:
         self.states: list[State] = []
         self.waiting: list[Done] = []
         self.writes = 0
+        self.looks: list[Callable[[], object]] = []
         self.answers_soon = False
 
     def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
@@ -33,6 +34,14 @@ class Disc:
         self.waiting.append(done)
         if self.answers_soon:
             asyncio.get_running_loop().call_soon(self.answers)
+
+    def look(self, looked: Callable[[], object]) -> None:
+        self.looks.append(looked)
+        if self.answers_soon:
+            asyncio.get_running_loop().call_soon(self.looked)
+
+    def looked(self) -> None:
+        self.looks.pop()()
 
     def give_up(self) -> None:
         self.given_up = True

@@ -13,13 +13,15 @@ import pytest
 from elastic_driver.core.events import EndJob
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.core.state import State
+from elastic_driver.driver import recording as module
 from elastic_driver.driver.recording import enter, has_journal, recording
 from elastic_driver.errors import SettingsError
-from elastic_driver.journal.entries import Closed, Fact, JobFacts
-from elastic_driver.journal.folder import LOCK, JournalFolder
+from elastic_driver.journal.entries import Closed, Fact, JobFacts, WaysKept
+from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_processes
 from tests.support.fakes.job_facts import SECRET, an_agent, greeting, job_of_one
 
@@ -199,3 +201,22 @@ def test_what_happens_to_a_job_that_is_taken_over_is_written_behind_its_past(tak
     assert isinstance(found, Recorded)
     assert (found.epoch, found.job.job_id, found.clock) == (5, "0123", 2.0)
     assert found.facts.agents == {HERE.agent: HERE}
+
+
+def test_a_driver_that_answers_is_not_dead_though_somebody_has_removed_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_DYING_S", 0.1)
+    kept = tmp_path / "kept"
+    leave(kept, HERE, WaysKept(str(kept / "driver.sock")))
+    folder = SocketFolder.at(kept)
+    with folder.listen("driver.sock"):
+        with (
+            pytest.raises(JournalError, match=r"a driver of job 0123 answers at .*; has somebody removed .*lock\?"),
+            recording(settings_in(kept), "0456", Told()),
+        ):
+            pass
+        assert isinstance(read_job(kept), Recorded)
+    with recording(settings_in(kept), "0456", Told()) as recorded:
+        assert recorded.before is not None, "it is dead: nobody listens"
+    folder.close()

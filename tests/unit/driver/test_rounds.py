@@ -432,13 +432,32 @@ def test_nobody_is_answered_before_it_is_on_disc(
         assert not asked.done()
         world.disc.answers()
         await asyncio.sleep(1)
-        if not asked.done():
+        if world.disc.looks:
+            assert not asked.done(), "another driver may have the job by now, and its own writer of commits"
+            world.disc.looked()
+        elif not asked.done():
             assert world.disc.waiting, "what it has asked for is being written"
             world.disc.answers()
         reply = await asked
         assert expected in ("" if reply is None else getattr(reply, "text", ""))
         assert not world.disc.waiting
         assert world.stepper.state.drained >= {("b", None)}
+
+    play(test, journal=True)
+
+
+def test_a_driver_that_has_lost_its_job_lets_nobody_publish() -> None:
+    async def test(world: World) -> None:
+        world.disc.answers_soon = True
+        world.stepper.begin()
+        await world.train(A, B)
+        world.disc.answers_soon = False
+        asked = asyncio.ensure_future(world.rounds._may_publish(publish_request(A)))
+        await asyncio.sleep(1)
+        world.stepper.abandon(EndJob(75, "another driver has it"))
+        world.disc.looked()
+        reply = await asked
+        assert (reply.granted, reply.reason) == (False, "the job is over")
 
     play(test, journal=True)
 

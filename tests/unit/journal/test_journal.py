@@ -332,6 +332,31 @@ def test_who_has_lost_the_folder_writes_nothing_into_it(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
+def test_a_look_writes_nothing_and_tells_who_has_lost_the_folder(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await world.write()
+        errors: list[Exception] = []
+        world.journal.on_error = errors.append
+
+        async def look() -> None:
+            looked = asyncio.Event()
+            world.journal.look(looked.set)
+            await looked.wait()
+
+        inode = world.inode()
+        await look()
+        assert (records(world), world.inode(), errors) == ([], inode, [])
+        (world.path / JOURNAL).unlink()
+        await look()
+        assert world.read().state == world.state, "what was removed is made anew"
+        (world.path / LOCK).unlink()
+        with JournalFolder.take(world.path, "other"):
+            await look()
+            assert [type(error) for error in errors] == [JournalHeldError]
+
+    play(tmp_path, test)
+
+
 def test_a_bug_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         await world.write()
