@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import pytest
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
-from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.jobs import PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -46,9 +48,9 @@ class Drivers:
     def __exit__(self, *error: object) -> None:
         self._jobs.close()
 
-    def start(self, hosts: str = HOSTS) -> Job:
+    def start(self, hosts: str = HOSTS, command: list[str] | None = None) -> Job:
         """The command."""
-        return self._jobs.enter_context(Job(self.folder, hosts, *self._flags, env=self._env))
+        return self._jobs.enter_context(Job(self.folder, hosts, *self._flags, command=command, env=self._env))
 
     def end_at(self, step: int) -> None:
         """The training ends with this step."""
@@ -176,3 +178,37 @@ def test_what_has_happened_while_there_was_no_driver(tmp_path: Path) -> None:
         assert second.wait() == 0, second.said()
         assert "killed by SIGKILL" in second.said()
         assert last_step(second) >= 100
+
+
+TALKS = f"""
+import itertools, os, runpy, threading, time
+def talk():
+    for number in itertools.count():
+        os.write(1, b"line %d\\n" % number)
+        time.sleep(0.001)
+threading.Thread(target=talk, daemon=True).start()
+runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
+"""
+
+
+def test_no_line_of_output_is_lost_with_a_driver(tmp_path: Path) -> None:
+    """Three drivers are killed while workers write all the time. A line may come twice."""
+    program = tmp_path / "talks.py"
+    program.write_text(TALKS)
+    written = b""
+    with Drivers(tmp_path) as drivers:
+        for number in range(4):
+            job = drivers.start(command=[sys.executable, str(program)])
+            shown = job.stdout.stat().st_size
+            job.wait_for("output", lambda job=job, shown=shown: job.stdout.stat().st_size > shown + 20_000)  # type: ignore[misc]
+            if number < 3:
+                kill(job)
+            else:
+                drivers.end_at(last_step(job))
+                assert job.wait() == 0, job.said()
+            written += job.stdout.read_bytes() + b"\n"  # what was killed has perhaps written half a line
+    for rank in range(2):
+        # What the program prints may stand before it.
+        found = [int(each) for each in re.findall(rb"^\[%d\]<stdout>:.*line (\d+)$" % rank, written, re.MULTILINE)]
+        assert sorted(set(found)) == list(range(max(found) + 1))
+        assert len(found) < 2 * len(set(found))
