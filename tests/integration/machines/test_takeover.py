@@ -1,0 +1,37 @@
+"""A job over several machines, by ssh: its driver is killed, and the same command again takes it over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.support.network.machines import NAMES, MachinesJob, kill, made_machines, marks
+from tests.support.processes.jobs import check_agreement
+
+pytestmark = marks
+
+HOSTS = "\n".join(NAMES) + "\n"
+
+
+def test_a_driver_is_killed_and_the_same_command_takes_over(tmp_path: Path) -> None:
+    flags = ("-np", "6", "--on-change", "in-place", "--journal", str(tmp_path / "kept"))
+    env = {"LAST": str(tmp_path / "last"), "STEP_S": "0.05"}
+    with made_machines() as machines:
+        with MachinesJob(machines, tmp_path, HOSTS, *flags, env=env) as first:
+            first.wait_for_steps(6)
+            agents = [first.agent(host) for host in machines]
+            kill(first.process.pid)
+            first.process.wait()
+            with MachinesJob(machines, tmp_path, HOSTS, *flags, env=env) as second:
+                second.wait_for("it has taken over", lambda: "went on meanwhile" in second.said())
+                assert "6 workers on 3 hosts went on meanwhile" in second.said()
+                second.wait_for_steps(6, after=time.time())
+                assert [second.agent(host) for host in machines] == agents
+                (tmp_path / "new").write_text(str(max(line["step"] for line in second.steps()) + 40))
+                (tmp_path / "new").replace(tmp_path / "last")
+                assert second.wait() == 0, second.said()
+            lines = second.steps()
+        for rank in range(6):
+            steps = [line["step"] for line in lines if line["rank"] == rank]
+            assert steps == list(range(1, len(steps) + 1))
+        check_agreement(lines)
