@@ -20,6 +20,7 @@ from elastic_driver.cli.page import parser_of_page
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.rendezvous import parser_of_rendezvous
 from elastic_driver.cli.report import parser_of_report
+from elastic_driver.cli.resume import parser_of_resume
 from elastic_driver.cli.stacks import parser_of_stacks
 from elastic_driver.cli.status import parser_of_status
 from elastic_driver.cli.token import parser_of_token
@@ -59,6 +60,7 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "page": parser_of_page,
     "rendezvous": parser_of_rendezvous,
     "report": parser_of_report,
+    "resume": parser_of_resume,
     "stacks": parser_of_stacks,
     "status": parser_of_status,
     "token": parser_of_token,

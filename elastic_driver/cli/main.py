@@ -30,6 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = _Place() if argv is None else None
     try:
         words = sys.argv[1:] if argv is None else list(argv)
+        if words[:1] == ["resume"]:
+            from elastic_driver.cli.resume import folder_of, resume
+
+            folder = folder_of(words[1:])
+            if place is not None:
+                place.leave(folder)
+            return parent.exit_code(resume(folder))
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:

@@ -20,6 +20,7 @@ from elastic_driver.driver.recording import may_come_back
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.system.process_name import lives, pid_in
 from tests.support.processes.hang_jobs import FrozenDisc
 from tests.support.processes.jobs import PROGRAM, Job
 from tests.support.processes.subcommands import elasticrun
@@ -282,3 +283,40 @@ def test_a_disc_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path,
                 assert "cannot write the journal" in job.events("job_ended")[0]["message"]
     finally:
         disc.thaw()
+
+
+# --- elasticrun resume ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_has_ended_is_not_resumed(tmp_path: Path, runtime: Path) -> None:
+    kept = str(tmp_path / "kept")
+    nothing = elasticrun("resume", kept)
+    assert (nothing.returncode, "cannot use the folder" in nothing.stderr) == (2, True)
+    assert run(*RUN, "--journal", kept, "sh", "-c", "exit 3").returncode == 1
+    resumed = run("resume", kept)
+    assert (resumed.returncode, resumed.stderr) == (1, "")
+    assert re.fullmatch(r"job [0-9a-f]{16} has ended with exit code 1\n", resumed.stdout)
+
+
+def test_a_job_of_which_nobody_is_left_begins_anew_with_its_own_command(tmp_path: Path, runtime: Path) -> None:
+    """In its own folder, wherever it is resumed."""
+    (tmp_path / "there").mkdir()
+    script = "test -e begun && exit 0; touch begun; exec sleep 1000"
+    words = [sys.executable, "-m", "elastic_driver", *RUN, "--journal", str(tmp_path / "kept"), "sh", "-c", script]
+    with subprocess.Popen(words, cwd=tmp_path / "there", stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        while not (tmp_path / "there" / "begun").exists():
+            assert job.poll() is None
+            time.sleep(0.02)
+        job.kill()
+    found = read_job(tmp_path / "kept")
+    assert isinstance(found, Recorded)
+    for agent in found.facts.agents.values():
+        assert agent.hello is not None
+        pid = pid_in(agent.hello.owner)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while lives(agent.hello.owner):
+            time.sleep(0.02)
+    resumed = run("resume", str(tmp_path / "kept"))
+    assert "none of its agents is left; this is a new job" in resumed.stderr
+    assert "worker localhost[0] exited with code 0 before it called hvd.init()" in resumed.stderr

@@ -1,0 +1,54 @@
+"""``elasticrun resume DIR``: goes on with a job whose driver has died, as its own command would.
+
+Owns where that command is taken from: the job's journal. Imports little before it runs: its process may become the
+parent of the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from elastic_driver.cli.parser import Parser
+
+
+def parser_of_resume() -> Parser:
+    """Its flags."""
+    parser = Parser(
+        prog="elasticrun resume",
+        description="Takes over a job whose driver has died. The same as its command again, with the flags, the "
+        "folder and the journal that it had. Of a job that has ended its exit code is told.",
+    )
+    parser.add_argument("journal", metavar="DIR", type=Path, help="its journal: elasticrun --journal DIR")
+    return parser
+
+
+def folder_of(words: Sequence[str]) -> Path:
+    """The folder that is meant, as a whole path.
+
+    Raises:
+        SettingsError: bad usage.
+    """
+    folder: Path = parser_of_resume().parse_args(words).journal
+    return folder.absolute()
+
+
+def resume(folder: Path) -> int:
+    """Runs the subcommand. Blocks until the job has ended. Returns its exit code.
+
+    Raises:
+        SettingsError: there is no journal there, it cannot be read, or another driver has it.
+    """
+    from elastic_driver.cli.recorded import look_into
+    from elastic_driver.driver.job import run_job
+    from elastic_driver.driver.recording import enter
+    from elastic_driver.journal.entries import Closed
+
+    found = look_into(folder)
+    if isinstance(found, Closed):
+        print(f"job {found.job_id} has ended with exit code {found.exit_code}", flush=True)
+        return found.exit_code
+    # What the job's own command would be where nobody of it is left, and a new one begins.
+    enter(found.job)
+    return run_job(replace(found.job.settings, journal=folder))
