@@ -9,17 +9,21 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, target_of_job
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import Role, reader_key
-from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.rendezvous.job_files import JobFile, left_jobs, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import write_secret
 from elastic_driver.report.metrics import PATH as METRICS
 from elastic_driver.report.printable import one_line
+
+if TYPE_CHECKING:
+    from elastic_driver.journal.past import Recorded
 
 
 def parser_of_jobs() -> Parser:
@@ -77,20 +81,45 @@ def jobs(words: Sequence[str]) -> int:
         url = _write_token(choose_job(running, arguments.job), Role.READER, arguments.write_reader_token)
         print(one_line(f"{url.partition('#')[0]}{METRICS}"))
         return 0
-    if arguments.job is not None:
-        running = [choose_job(running, arguments.job)]
+    left = _without_driver(arguments.job or "")
+    if arguments.job is not None and not (left and not any(job.job_id.startswith(arguments.job) for job in running)):
+        running, left = [choose_job(running, arguments.job)], []
+    elif arguments.job is not None:
+        running = []
     _tell_of_those_out_of_reach(running)
     if arguments.ids:
         print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
     elif arguments.json:
-        shown = ({"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command} for job in running)
-        print(json.dumps(list(shown)))
-    elif not running:
+        shown: list[dict[str, Any]] = [
+            {"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command, "no_driver_s": None}
+            for job in running
+        ]
+        for found in left:
+            named = {"job": found.job.job_id, "pid": None, "driver": None, "command": found.job.command}
+            shown.append({**named, "no_driver_s": round(found.away_s(), 3)})
+        print(json.dumps(shown))
+    elif not running and not left:
         print("no job of yours runs on this machine")
     else:
         rows = [(job.job_id, str(job.pid), job.url, shlex.join(job.command)) for job in running]
+        rows += [(found.job.job_id, "-", _none(found), shlex.join(found.job.command)) for found in left]
         print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
     return 0
+
+
+def _without_driver(of: str) -> list[Recorded]:
+    """Jobs that have a journal and no driver, whose ids begin so."""
+    if not left_jobs():
+        return []
+    from elastic_driver.cli.recorded import without_driver  # late: it reads the core, which others here need not
+
+    return [found for found in without_driver() if found.job.job_id.startswith(of)]
+
+
+def _none(found: Recorded) -> str:
+    from elastic_driver.cli.recorded import for_how_long
+
+    return f"none {for_how_long(found)}: elasticrun resume {shlex.quote(str(found.job.settings.journal))}"
 
 
 def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:

@@ -6,7 +6,9 @@ be refused for it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JournalError, check_folder
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.rendezvous.job_files import forget, left_jobs
+from elastic_driver.report.lengths import length
 from elastic_driver.system.process_name import lives, pid_in
 
 # Of the events, so many are shown to people.
@@ -42,9 +46,31 @@ def look_into(folder: Path) -> Recorded | Closed:
     return found
 
 
+def without_driver() -> list[Recorded]:
+    """This user's jobs on this machine that have a journal, and no driver.
+
+    Raises:
+        SettingsError: the jobs cannot be looked for.
+    """
+    jobs = []
+    for file in left_jobs():
+        with contextlib.suppress(SettingsError):
+            found = read_job(Path(file.journal))
+            if isinstance(found, Recorded) and found.job.job_id == file.job_id:
+                jobs += [] if has_driver(found) else [found]
+            else:
+                forget(file)  # it has ended, or another has its folder
+    return jobs
+
+
 def has_driver(recorded: Recorded) -> bool:
     """Whether the driver that has written it lives, as far as that can be seen from here."""
     return lives(recorded.took.process)
+
+
+def for_how_long(recorded: Recorded) -> str:
+    """How long there has been no driver, in words. What the last one has written is the last that is known of it."""
+    return f"for at most {length(math.ceil(recorded.away_s()))}"
 
 
 def document(recorded: Recorded) -> dict[str, Any]:
@@ -61,6 +87,7 @@ def document(recorded: Recorded) -> dict[str, Any]:
             "pid": pid_in(took.process),
             "version": took.version,
             "directory": recorded.job.directory,
+            "no_driver_s": None if has_driver(recorded) else round(recorded.away_s(), 3),
             "last_step_unix_s": round(took.unix_s + now - took.clock, 3),
             "events": [
                 {"age_s": round(at - state.began, 3), "event": codec.to_data(Event, event)}
@@ -77,7 +104,7 @@ def words(recorded: Recorded) -> str:
     whose = (
         f"{driver} drives it, and cannot be asked from here"
         if has_driver(recorded)
-        else f"no driver: {driver} has died"
+        else f"no driver {for_how_long(recorded)}: {driver} has died"
     )
     last = datetime.datetime.fromtimestamp(took.unix_s + recorded.clock - took.clock).astimezone()
     head = f"{whose}; this is the job as of {last.isoformat(' ', 'seconds')}, when something happened to it last"

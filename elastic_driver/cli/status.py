@@ -10,17 +10,20 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
 from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.status_line import figures
 from elastic_driver.words import OnChange
+
+if TYPE_CHECKING:
+    from elastic_driver.journal.past import Recorded
 
 _INTERVAL_S = 2.0
 _TO_THE_TOP = "\x1b[H\x1b[2J"
@@ -58,6 +61,8 @@ def status(words: Sequence[str]) -> int:
         if job_id is None:
             return 0
         arguments.job = job_id
+    elif arguments.driver is None and _is_left(arguments):
+        return 0
     target = target_of(arguments, arguments.job)
     answer = ask(target, lambda client: client.status())
     while True:
@@ -95,12 +100,36 @@ def _kept(arguments: argparse.Namespace) -> str | None:
         return None
     if recorded.has_driver(found) and found.job.job_id in {job.job_id for job in running_jobs()}:
         return found.job.job_id
+    _print_recorded(found, arguments)
+    return None
+
+
+def _is_left(arguments: argparse.Namespace) -> bool:
+    """Prints what is known of the job that is meant where it has no driver; returns whether that is so.
+
+    Raises:
+        SettingsError: the jobs cannot be looked for.
+    """
+    if not left_jobs():
+        return False
+    from elastic_driver.cli import recorded  # late, see above
+
+    given: str = arguments.job or ""
+    meant = [found for found in recorded.without_driver() if found.job.job_id.startswith(given)]
+    if len(meant) != 1 or any(job.job_id.startswith(given) for job in running_jobs()):
+        return False
+    _print_recorded(meant[0], arguments)
+    return True
+
+
+def _print_recorded(found: Recorded, arguments: argparse.Namespace) -> None:
+    from elastic_driver.cli import recorded
+
     answer = recorded.document(found)
     if arguments.json:
         print(json.dumps(answer))
     else:
         print(f"{recorded.words(found)}\n\n{page(found.job.job_id, answer, width=width_of_output())}")
-    return None
 
 
 def _lives(target: Target) -> bool:

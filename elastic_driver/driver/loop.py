@@ -226,6 +226,7 @@ class ElasticDriver:
             socket,
             self.settings.command,
             meets_at=self.agents.meets_at,
+            journal=self.settings.journal,
         )
         if posting is not None:
             way_out.callback(posting.remove)

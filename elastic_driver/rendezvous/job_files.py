@@ -37,6 +37,7 @@ class JobFile(Body):
         pid: of the driver, for who reads the file.
         command: what it trains.
         meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
+        journal: the folder of its journal; "" where it has none.
     """
 
     job_id: str
@@ -44,6 +45,7 @@ class JobFile(Body):
     pid: int
     command: tuple[OsText, ...]
     meets_at: int = 0
+    journal: OsText = ""
 
     @property
     def url(self) -> str:
@@ -68,9 +70,11 @@ class Posting:
         command: Sequence[str],
         *,
         meets_at: int = 0,
+        journal: Path | None = None,
     ) -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
-        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at)
+        kept_in = "" if journal is None else str(journal)
+        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at, kept_in)
         for attempt in range(3):
             try:
                 posting = cls(job, *_write(job))
@@ -111,11 +115,25 @@ class Posting:
 
 
 def running_jobs() -> list[JobFile]:
-    """This user's jobs on this machine whose driver lives; files of others are removed.
+    """This user's jobs on this machine whose driver lives; files of others are removed, but for :func:`left_jobs`.
 
     Raises:
         SettingsError: the folder is not this user's alone, or cannot be read.
     """
+    return [job for job, has_driver in _jobs() if has_driver]
+
+
+def left_jobs() -> list[JobFile]:
+    """Those whose driver has died and whose journal is there: it tells whether there is such a job.
+
+    Raises:
+        SettingsError: see :func:`running_jobs`.
+    """
+    return [job for job, has_driver in _jobs() if not has_driver]
+
+
+def _jobs() -> list[tuple[JobFile, bool]]:
+    """All, and whether they have a driver."""
     try:
         folder = _folder()
     except OSError as error:
@@ -127,7 +145,7 @@ def running_jobs() -> list[JobFile]:
         return []
     except OSError as error:
         raise SettingsError(f"cannot look for jobs in {folder}: {in_words(error)}") from error
-    return [job for path in paths if (job := _read(path)) is not None]
+    return [found for path in paths if (found := _read(path)) is not None]
 
 
 def private_folder(*, make: bool = False) -> Path:
@@ -207,26 +225,43 @@ def _write(job: JobFile) -> tuple[Path, int]:
     return path, descriptor
 
 
-def _read(path: Path) -> JobFile | None:
-    """What the file says; None when its driver is dead, or it is no file of ours."""
+def forget(job: JobFile) -> None:
+    """Removes the file of a job that is no more, and has no driver."""
+    with contextlib.suppress(OSError, SettingsError):
+        _read(private_folder() / f"{job.job_id}.json", forgets=True)
+
+
+def _read(path: Path, *, forgets: bool = False) -> tuple[JobFile, bool] | None:
+    """What the file says, and whether its driver lives.
+
+    Args:
+        path: of the file.
+        forgets: whether it is not kept for its journal.
+
+    Returns:
+        None when it is no file of ours, or one of a driver that is dead, which is removed. One that names a journal
+        stays.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None  # its job has just ended
     with os.fdopen(descriptor, "rb") as file:
+        has_driver = False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            pass  # its driver holds it; or this disc knows no locks, and nobody can tell
-        else:
-            if leads_to(path, descriptor):  # else its driver has just written another in its place
-                _remove(path)
-            return None
-        try:
+            has_driver = True  # it holds it; or this disc knows no locks, and nobody can tell
+        job = None
+        with contextlib.suppress(OSError, ValueError, RendezvousProtocolError):
             job = JobFile.from_json(file.read())
-        except (OSError, ValueError, RendezvousProtocolError):
-            return None
-        return job
+        if has_driver:
+            return None if job is None else (job, True)
+        if job is not None and job.journal and os.path.isdir(job.journal) and not forgets:
+            return job, False
+        if leads_to(path, descriptor):  # else its driver has just written another in its place
+            _remove(path)
+        return None
 
 
 def _remove(path: Path) -> None:

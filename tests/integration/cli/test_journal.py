@@ -20,7 +20,6 @@ from elastic_driver.driver.recording import may_come_back
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
-from elastic_driver.system.process_name import lives, pid_in
 from tests.support.processes.hang_jobs import FrozenDisc
 from tests.support.processes.jobs import PROGRAM, Job
 from tests.support.processes.subcommands import elasticrun
@@ -58,13 +57,21 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     shown = elasticrun("status", "--journal", str(kept))
     assert (shown.returncode, shown.stderr) == (0, "")
     head, *_ = shown.stdout.splitlines()
-    assert re.match(rf"no driver: process {driver} on \S+ has died; this is the job as of \d{{4}}-", head)
+    assert re.match(
+        rf"no driver for at most \d+ s: process {driver} on \S+ has died; this is the job as of \d{{4}}-", head
+    )
     assert re.search(r"\n +\d+\.\d{3} .*worker localhost\[1\] trains in round 1, from commit \d+", shown.stdout)
     assert f"job {started['job_id']}, running, " in shown.stdout
     assert [line.split()[:3] for line in shown.stdout.splitlines()[-2:]] == [
         ["0", "localhost[0]", "training"],
         ["1", "localhost[1]", "training"],
     ]
+    listed = elasticrun("jobs").stdout
+    assert re.search(rf"{started['job_id']} +- +none for at most \d+ s: elasticrun resume {kept} ", listed), listed
+    assert json.loads(elasticrun("jobs", "--json", started["job_id"]).stdout)[0]["no_driver_s"] > 0
+    assert elasticrun("jobs", "--ids").stdout == ""
+    assert elasticrun("status").stdout.startswith("no driver for at most "), "it is the only one"
+    assert json.loads(elasticrun("status", "--json", started["job_id"]).stdout)["recorded"]["no_driver_s"] > 0
     told = json.loads(elasticrun("status", "--json", "--journal", str(kept)).stdout)
     assert (told["job_id"], told["phase"], told["round_id"]) == (started["job_id"], "running", 1)
     assert told["recorded"]["pid"] == driver
@@ -80,6 +87,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert "none of its agents is left; this is a new job" in again.stderr
     closed = read_job(kept)
     assert isinstance(closed, Closed)
+    assert elasticrun("jobs").stdout == "no job of yours runs on this machine\n", "its journal is another's"
     assert (closed.epoch, closed.job_id != started["job_id"]) == (2, True)
 
 
@@ -308,15 +316,7 @@ def test_a_job_of_which_nobody_is_left_begins_anew_with_its_own_command(tmp_path
             assert job.poll() is None
             time.sleep(0.02)
         job.kill()
-    found = read_job(tmp_path / "kept")
-    assert isinstance(found, Recorded)
-    for agent in found.facts.agents.values():
-        assert agent.hello is not None
-        pid = pid_in(agent.hello.owner)
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        while lives(agent.hello.owner):
-            time.sleep(0.02)
+    end_agents(tmp_path / "kept")
     resumed = run("resume", str(tmp_path / "kept"))
     assert "none of its agents is left; this is a new job" in resumed.stderr
     assert "worker localhost[0] exited with code 0 before it called hvd.init()" in resumed.stderr
