@@ -1,13 +1,17 @@
-"""``elasticrun end JOB``: ends a running job, as SIGTERM to its driver does."""
+"""``elasticrun end JOB``: ends a running job, as SIGTERM to its driver does, or drives it to its end."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
 from elastic_driver.report.printable import one_line
+from elastic_driver.system import parent
 
 
 def parser_of_end() -> Parser:
@@ -15,7 +19,7 @@ def parser_of_end() -> Parser:
     parser = Parser(
         prog="elasticrun end",
         description="Ends a running job, as SIGTERM to its elasticrun does: its workers get SIGTERM, and SIGKILL after "
-        "its --grace-time; its exit code is 143. Asks nothing, and does not wait.",
+        "its --grace-time; its exit code is 143. Asks nothing, and waits only for one whose driver has died.",
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="the beginning of its id will do: see elasticrun jobs")
     add_driver_flags(parser)
@@ -31,7 +35,28 @@ def end(words: Sequence[str]) -> int:
     arguments = parser_of_end().parse_args(words)
     if arguments.job is None and arguments.driver is None:
         raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
+    if arguments.driver is None and (folder := _journal_of(arguments.job)) is not None:
+        return _end_without_driver(arguments.job, folder)
     target = target_of(arguments, arguments.job)
     reply = ask(target, lambda client: client.end())
     print(one_line(f"job {target.name}: {reply.text}"))
     return 0
+
+
+def _journal_of(job: str) -> Path | None:
+    """That of the job that is meant, where it has no driver."""
+    if not left_jobs() or any(each.job_id.startswith(job) for each in running_jobs()):
+        return None
+    from elastic_driver.cli.recorded import without_driver  # late: it reads the core
+
+    found = [each for each in without_driver() if each.job.job_id.startswith(job)]
+    return found[0].job.settings.journal if len(found) == 1 else None
+
+
+def _end_without_driver(job: str, folder: Path) -> int:
+    """Takes it over to end it. Blocks until it has ended."""
+    from elastic_driver.cli.resume import resume
+
+    parent.begin_with(signal.SIGTERM)
+    code = resume(folder)
+    return 0 if code == 128 + signal.SIGTERM else code

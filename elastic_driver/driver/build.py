@@ -57,6 +57,7 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.metrics import PATH, MetricsPage
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.version import __version__
@@ -108,6 +109,14 @@ def build(
 
     def abandon(why: str) -> None:
         driver.abandon(why)
+
+    def leave() -> bool:
+        if journal is None or not parent.leave_to_another():
+            return False
+        journal.give_up()  # that this driver lets go of its agents is nothing that the next has to know
+        fleet.abandon()
+        workers.abandon()
+        return True
 
     def forget(worker: WorkerId) -> None:
         rounds.gone(worker)
@@ -174,7 +183,7 @@ def build(
         works_for_s=fleet.works_for_s,
         lost_s=lambda: clock.lost_s,
     )
-    end = JobEnd(stepper, chronicle=chronicle, workers=workers)
+    end = JobEnd(stepper, chronicle=chronicle, workers=workers, leave=leave)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper)
     progress = Progress()
     rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from elastic_driver.core.events import DriverFailed, EndJob
@@ -28,15 +29,24 @@ class JobEnd:
         stepper: decides nothing any more after an error.
         chronicle: is told of errors.
         workers: start nobody any more once the end is known.
+        leave: called after an error of ours; returns whether another driver is started, and the job is left to it.
 
     Attributes:
         is_abandoned: whether the job goes on without this driver, and what runs is to be left alone.
     """
 
-    def __init__(self, stepper: Stepper, *, chronicle: Chronicle, workers: Workers) -> None:
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        workers: Workers,
+        leave: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._stepper = stepper
         self._chronicle = chronicle
         self._workers = workers
+        self._leave = leave
         self._end: EndJob | None = None
         self.is_abandoned = False
         self._known = asyncio.Event()
@@ -60,7 +70,7 @@ class JobEnd:
         self._known.set()
 
     def crash(self, error: BaseException) -> None:
-        """An error of ours: the events that led to it are the bug report, and the job ends.
+        """An error of ours: the events that led to it are the bug report, and the job ends or is left to another.
 
         For the core it is over at once: of what comes from now on nothing follows. One that comes up while the job ends
         anyhow is told, and changes nothing.
@@ -72,6 +82,7 @@ class JobEnd:
             self.decided(end or EndJob(ExitCode.INTERNAL_ERROR, DriverFailed(repr(error)).message))
         try:
             if is_first:
+                self.is_abandoned = self._leave()
                 self._chronicle.internal_error(error, list(self._stepper.history))
             else:
                 self._chronicle.warning(f"internal error of the driver while the job ended: {error!r}")

@@ -241,7 +241,7 @@ def _run_recorded(
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
-        if journal is not None:
+        if journal is not None and not driver.end.is_abandoned:
             close(journal, code, console, is_in_vain=driver.is_in_vain)
         if driver.is_in_vain:
             return None

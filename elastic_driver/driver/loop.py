@@ -160,40 +160,51 @@ class ElasticDriver:
         return (await self.end.wait()).exit_code
 
     async def _run(self) -> None:
-        tasks = self.agents.tasks
         # One step of the way out that fails does not keep the others from being done.
         async with contextlib.AsyncExitStack() as way_out:
-            way_out.enter_context(self.interrupts.handled())
-            # With a journal, it is there before anybody can come.
-            self.stepper.begin()
-            await self.stepper.settled()
-            if self.takeover is not None:
-                await self.takeover.begin()
-            folder = self.agents.ways.folder
-            socket = KeptSocket(self.server.listeners, _SOCKET, say=self.chronicle.warning, folder=folder)
-            way_out.callback(socket.close)
-            way_out.push_async_callback(self.server.close)
-            way_out.push_async_callback(self._close_agents)
-            way_out.push_async_callback(self._close_chief)
-            way_out.push_async_callback(self._end_tasks)
-            await self._listen(socket, way_out)
-            posting = await self._post(socket.path, way_out)
-            tasks.start(socket.keep(partial(self._stay_found, socket, posting)))
-            tasks.start(self.clock.keep(self.standstills.stood_still))
-            if self.books is not None:
-                tasks.start(self.books.keep())
-            discovering = tasks.start(self.discovery_loop.run(self.job))
-            tasks.start(self.status_line.run())
-            tasks.start(self.health.watch_over())
-            self.stepper.set_timer()
-            if self.takeover is not None:
-                self._go_on(self.takeover)
+            try:
+                await self._run_until(way_out)
+            except SettingsError:
+                raise
+            except Exception as error:
+                # Before the way out, on which all is ended that is not left to another driver.
+                self.end.crash(error)
+
+    async def _run_until(self, way_out: contextlib.AsyncExitStack) -> None:
+        """Until the end, but for what is done on the way out."""
+        tasks = self.agents.tasks
+        way_out.enter_context(self.interrupts.handled())
+        # With a journal, it is there before anybody can come.
+        self.stepper.begin()
+        await self.stepper.settled()
+        if self.takeover is not None:
+            await self.takeover.begin()
+        folder = self.agents.ways.folder
+        socket = KeptSocket(self.server.listeners, _SOCKET, say=self.chronicle.warning, folder=folder)
+        way_out.callback(socket.close)
+        way_out.push_async_callback(self.server.close)
+        way_out.push_async_callback(self._close_agents)
+        way_out.push_async_callback(self._close_chief)
+        way_out.push_async_callback(self._end_tasks)
+        await self._listen(socket, way_out)
+        posting = await self._post(socket.path, way_out)
+        tasks.start(socket.keep(partial(self._stay_found, socket, posting)))
+        tasks.start(self.clock.keep(self.standstills.stood_still))
+        if self.books is not None:
+            tasks.start(self.books.keep())
+        discovering = tasks.start(self.discovery_loop.run(self.job))
+        tasks.start(self.status_line.run())
+        tasks.start(self.health.watch_over())
+        self.stepper.set_timer()
+        if self.takeover is not None:
+            self._go_on(self.takeover)
+        end = await self.end.wait()
+        discovering.cancel()
+        if not self.end.is_abandoned:
+            await self._finish(end)
+        if self.end.is_abandoned:
             end = await self.end.wait()
-            discovering.cancel()
-            if not self.end.is_abandoned:
-                await self._finish(end)
-            if self.end.is_abandoned:
-                end = await self.end.wait()
+            if end.exit_code == ExitCode.OTHER_DRIVER:
                 self.chronicle.ended(end.exit_code, end.message)
 
     # --- the start -------------------------------------------------------------------------------------------------
@@ -229,7 +240,7 @@ class ElasticDriver:
             journal=self.settings.journal,
         )
         if posting is not None:
-            way_out.callback(posting.remove)
+            way_out.callback(self._take_down, posting)
         # Whoever reads of it may ask for the job at once.
         self.chronicle.started(self.agents.ways.url, job.job_id)
         if page:
@@ -239,6 +250,11 @@ class ElasticDriver:
         if self.settings.accept_agents:
             self._tell_how_to_join()
         return posting
+
+    def _take_down(self, posting: Posting) -> None:
+        """A job that goes on without this driver is still found."""
+        if not self.end.is_abandoned:
+            posting.remove()
 
     def _stay_found(self, socket: KeptSocket, posting: Posting | None) -> None:
         """Somebody may have removed what this driver is found by."""

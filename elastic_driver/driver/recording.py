@@ -133,9 +133,6 @@ def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = 
         tell: is told what stays, and why.
         is_in_vain: whether nothing was left of a job that was taken over.
     """
-    if exit_code == ExitCode.OTHER_DRIVER:
-        journal.give_up()  # it is the other's
-        return
     if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
         journal.give_up()
         tell.warning(f"what led to this is kept in {journal.path}: elasticrun status --journal {journal.path} shows it")

@@ -66,10 +66,12 @@ class Started:
     """That this process was started again by its parent.
 
     Attributes:
+        is_last: whether it is to end the job, and nobody is started after it.
         before: which file there was at :attr:`Again.journal` before all (:func:`which_file`).
         signals: those of the user's that have come since, which :func:`early_signals` takes.
     """
 
+    is_last: bool
     before: str
     signals: list[signal.Signals]
 
@@ -117,9 +119,9 @@ def started_again() -> Started | None:
     parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
     if parent != str(os.getppid()):  # it is another's, which has left its environment to its children
         return _started
-    reading_end, _, before = rest.partition(" ")
+    reading_end, is_last, before = rest.split(" ", 2)
     os.set_inheritable(int(reading_end), False)
-    _has_counting_parent, _started = True, Started(before, [])
+    _has_counting_parent, _started = True, Started(is_last == "last", before, [])
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             for each in numbers_of(number):
@@ -131,6 +133,12 @@ def started_again() -> Started | None:
 def started() -> Started | None:
     """What :func:`started_again` has found."""
     return _started
+
+
+def begin_with(number: signal.Signals) -> None:
+    """Has the driver that this process becomes take a signal before all else."""
+    global _started
+    _started = Started(is_last=True, before="", signals=[number])
 
 
 def early_signals() -> Iterator[signal.Signals]:
@@ -145,7 +153,7 @@ def leave_to_another() -> bool:
     To be followed by :func:`exit_code`.
     """
     global _has_failed
-    _has_failed = _has_counting_parent
+    _has_failed = _has_counting_parent and not (_started is not None and _started.is_last)
     return _has_failed
 
 
@@ -216,7 +224,7 @@ class _Parent:
             else:
                 _say(f"{how}: starting it again{f' in {wait_s:.0f} s' if wait_s else ''}")
             signals = [signal.SIGTERM] if is_last else _signals_within(wait_s)
-            started = self._start(again, signals)
+            started = self._start(again, signals, is_last=is_last)
             if is_last:
                 self._end_of(started[0])
                 os._exit(_told(code))
@@ -244,13 +252,13 @@ class _Parent:
         # One that fails before it has written anything would do so again.
         return code == _FAILED and journal not in ("", self._before)
 
-    def _start(self, again: Again, signals: Sequence[signal.Signals]) -> tuple[int, int]:
+    def _start(self, again: Again, signals: Sequence[signal.Signals], *, is_last: bool) -> tuple[int, int]:
         def run(reading_end: int) -> NoReturn:
             os.set_inheritable(reading_end, True)
             # Blocked signals stay so through the exec, and wait until the program can take them.
             for number in signals:
                 os.kill(os.getpid(), number)
-            mark = f"{os.getppid()} {reading_end} {self._before}"
+            mark = f"{os.getppid()} {reading_end} {'last' if is_last else 'next'} {self._before}"
             try:
                 os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})
             except OSError as error:

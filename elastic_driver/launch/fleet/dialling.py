@@ -199,6 +199,11 @@ class Dialling:
         """Dials no more, and ends the commands that have started agents. Blocks until they have ended."""
         await asyncio.gather(*(dialled.close() for dialled in (*self._hosts.values(), *self._former)))
 
+    def abandon(self) -> None:
+        """Those who were dialled are another driver's: :meth:`close` ends none of their commands."""
+        for dialled in (*self._hosts.values(), *self._former):
+            dialled.abandon()
+
     # --- what comes of the tries -----------------------------------------------------------------------------------
 
     def unready(self, host: str, failure: DialFailure) -> None:
@@ -306,6 +311,10 @@ class _DialledHost:
         self._barred = self.failure = failure
         self.tries = max(1, self.tries)
         self._dialling.tasks.start(self.close())
+
+    def abandon(self) -> None:
+        """Forgets the command that has started the agent."""
+        self._dialled = None
 
     async def close(self) -> None:
         """Dials no more, and ends the command that has started the agent."""

@@ -219,6 +219,7 @@ class Fleet:
             self._roster.remove(link)
         self._all_gone.set()
         self.changes.report()
+        self._dialling.abandon()
 
     # --- for discovery ---------------------------------------------------------------------------------------------
 

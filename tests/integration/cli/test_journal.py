@@ -320,3 +320,20 @@ def test_a_job_of_which_nobody_is_left_begins_anew_with_its_own_command(tmp_path
     resumed = run("resume", str(tmp_path / "kept"))
     assert "none of its agents is left; this is a new job" in resumed.stderr
     assert "worker localhost[0] exited with code 0 before it called hvd.init()" in resumed.stderr
+
+
+def test_a_job_without_a_driver_can_be_ended(tmp_path: Path, runtime: Path) -> None:
+    with job_of_two(tmp_path, "--on-change", "in-place") as job:
+        job_id = job.events("job_started")[0]["job_id"]
+        job.process.kill()
+        job.wait()
+        assert job.leftovers()
+        ended = run("end", job_id[:6])
+        assert ended.returncode == 0, ended.stderr
+        assert "took over a running job" in ended.stderr
+        assert "job ended: interrupted by SIGTERM (exit code 143)" in ended.stderr
+        assert not job.leftovers()
+    closed = read_job(tmp_path / "kept")
+    assert isinstance(closed, Closed)
+    assert (closed.job_id, closed.exit_code) == (job_id, 143)
+    assert elasticrun("jobs").stdout == "no job of yours runs on this machine\n"

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.processes.jobs import AFRESH, Job
+
 pytestmark = pytest.mark.integration
 
 # Says its number and that of a process whose parent has died; ends when it is told to, or that one is gone altogether.
@@ -237,3 +239,56 @@ def test_the_tenth_failure_ends_the_job(tmp_path: Path) -> None:
         assert len(starts(said)) == 11
         last = starts(said)[-2][0]
         assert warned.endswith(f"the driver (process {last}) has failed, 10 times in a row: ending the job\n")
+
+
+# --- whole jobs -----------------------------------------------------------------------------------------------------
+
+RUN = ("-np", "2", "--min-np", "1", "--on-change", "in-place")
+# Fails when it is to have the members of the first round go on, which are ready by then.
+_FAILS_ONCE = """
+import sys
+from pathlib import Path
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.cli.main import main
+mark, publish = Path(sys.argv.pop(1)), Rounds.publish
+def fail(*args, **more):
+    if not mark.exists():
+        mark.touch()
+        raise ZeroDivisionError("a bug")
+    return publish(*args, **more)
+Rounds.publish = fail
+sys.exit(main())
+"""
+
+
+def test_a_job_goes_on_while_its_driver_is_killed_and_started_again(tmp_path: Path, runtime: Path) -> None:
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=AFRESH) as job:
+        workers = {line["pid"] for line in job.wait_for_steps(2)}
+        killed = job.driver_pid()
+        os.kill(killed, signal.SIGKILL)
+        job.wait_for("the next driver", lambda: "took over a running job" in job.said())
+        assert f"the driver (process {killed}) was killed by SIGKILL: starting it again\n" in job.said()
+        lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
+        assert {line["pid"] for line in lines} == workers
+        assert job.driver_pid() != killed
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+        assert job.said().count("SIGTERM: stopping all workers") == 1
+        assert "killing all workers now" not in job.said()
+
+
+def test_a_driver_that_fails_leaves_its_workers_to_the_next(tmp_path: Path, runtime: Path) -> None:
+    elasticrun = ("-c", _FAILS_ONCE, str(tmp_path / "mark"))
+    with Job(
+        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun,
+        prefix=("env",),
+    ) as job:  # fmt: skip
+        job.wait_for_steps(2)
+        said = job.said()
+        assert "ZeroDivisionError: a bug" in said
+        assert said.count("has failed: starting it again\n") == 1
+        assert "took over a running job" in said
+        assert len({line["pid"] for line in job.steps()}) == 2, "nobody was started again"
+        assert [each["event"] for each in job.events()].count("job_ended") == 0
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
