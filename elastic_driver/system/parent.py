@@ -32,6 +32,8 @@ from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, Ex
 
 # Ends the program. One that has died of these was told to.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# What asks for the end once and for all.
+_LASTING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # By number: so those that wait together are taken in the same order when they are passed on.
 _PASSED = tuple(sorted((*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)))
 # Linux: what the kernel sends, a terminal's for instance, has a code above this. It is sent to the whole group, so the
@@ -205,6 +207,9 @@ class _Parent:
         self._again = again
         self._before = which_file(again.journal) if again is not None else ""
         self._failures = 0
+        # The signal by which the user has asked for the end. A program that is killed before it has ended, or before it
+        # has taken the signal, leaves that to the next one.
+        self._asked: list[signal.Signals] = []
 
     def watch(self, child: int, rope: int) -> NoReturn:
         """Until the program has ended."""
@@ -217,13 +222,13 @@ class _Parent:
                 os._exit(_told(code))
             self._failures = 1 if time.monotonic() - began >= LONG_ROUND_S else self._failures + 1
             is_last = self._failures >= SETBACKS_LIMIT
-            wait_s = 0.0 if is_last else pause_s(self._failures, PAUSE_RANGE_S)
+            wait_s = 0.0 if is_last or self._asked else pause_s(self._failures, PAUSE_RANGE_S)
             how = f"the driver (process {child}) {_how(code)}"
             if is_last:
                 _say(f"{how}, {self._failures} times in a row: ending the job")
             else:
                 _say(f"{how}: starting it again{f' in {wait_s:.0f} s' if wait_s else ''}")
-            signals = [signal.SIGTERM] if is_last else _signals_within(wait_s)
+            signals = [signal.SIGTERM] if is_last else self._asked or _signals_within(wait_s)
             started = self._start(again, signals, is_last=is_last)
             if is_last:
                 self._end_of(started[0])
@@ -242,6 +247,8 @@ class _Parent:
             elif signal.getsignal(number) is not signal.SIG_IGN and (
                 received.si_code <= _SENT_BY_A_PROCESS or _is_for_the_leader(number)
             ):
+                if number in _LASTING and not self._asked:
+                    self._asked = [number]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, number if self._again is None else _as_passed_on(number))
 

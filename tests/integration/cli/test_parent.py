@@ -111,6 +111,9 @@ if word == "wait":
         signal.signal(number, count)
     for number in parent.numbers_of(signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(40 + len(got)))
+if word == "deaf":
+    for number in parent.numbers_of(signal.SIGTERM):
+        signal.signal(number, lambda *_: print("deaf", flush=True))
 print(os.getpid(), os.getppid(), os.environ.get("ELASTIC_DRIVER_PARENT"), started and started.before, flush=True)
 if word == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -121,7 +124,7 @@ if word == "term":
     os.kill(os.getpid(), signal.SIGTERM)
 if word == "early":
     sys.exit(50 + list(parent.early_signals()).count(signal.SIGTERM))
-while word == "wait":
+while word in ("wait", "deaf"):
     signal.pause()
 sys.exit(int(word))
 """
@@ -228,6 +231,25 @@ def test_a_signal_in_a_pause_ends_it_and_is_for_the_next(tmp_path: Path) -> None
         process.stderr.readline()
         assert process.stderr.readline().endswith("starting it again in 2 s\n")
         process.send_signal(signal.SIGTERM)
+        assert process.wait(150) == 51
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_signal_that_finds_nobody_any_more_is_for_the_next(tmp_path: Path, before: bool) -> None:
+    """Or finds somebody who is killed before it has ended."""
+    with again(tmp_path, "deaf+write", "early") as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline().split()[0])
+        if before:
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "deaf\n"
+            os.kill(child, signal.SIGKILL)
+        else:
+            parent = psutil.Process(process.pid)
+            parent.suspend()
+            os.kill(child, signal.SIGKILL)
+            process.send_signal(signal.SIGTERM)
+            parent.resume()
         assert process.wait(150) == 51
 
 
