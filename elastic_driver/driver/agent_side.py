@@ -43,7 +43,7 @@ from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, 
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
-from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.process_name import name_of_this_process, place_of_sockets
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import OnChange
 
@@ -167,6 +167,7 @@ def agents_of(
         epoch=0 if journal is None else journal.epoch,
         driver=secrets.token_hex(16) if journal is None else journal.driver,
         driver_timeout_s=0.0 if journal is None else settings.driver_timeout_s,
+        place=place_of_sockets(),
     )
     return AgentSide(
         tickets,

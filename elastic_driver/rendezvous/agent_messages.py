@@ -252,6 +252,7 @@ class Welcome(Said, name="welcome"):
         driver_timeout_s: for how long the agent keeps its workers while there is no driver, seconds; 0 for one without
             a journal: then nobody comes in its place.
         kept: number of the last message that need not be said again, whatever becomes of this driver.
+        place: whose loopback addresses the driver's are, see system/process_name.py; "" where nobody needs to know.
     """
 
     seen: int
@@ -270,6 +271,7 @@ class Welcome(Said, name="welcome"):
     driver: str = ""
     driver_timeout_s: float = 0.0
     kept: int = 0
+    place: str = ""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,13 @@ def network_id() -> str:
         return ""
 
 
+def place_of_sockets() -> str:
+    """What tells the network of this process from all others, also of other machines: whose loopback addresses these
+    are.
+    """
+    return f"{boot_id()} {network_id()}"
+
+
 def _boot() -> str:
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()

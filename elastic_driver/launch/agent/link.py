@@ -24,6 +24,7 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
 from typing import NamedTuple, Protocol
 
 from elastic_driver.errors import (
@@ -44,7 +45,8 @@ from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello,
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message
-from elastic_driver.system.process_name import boot_id, name_of_this_process
+from elastic_driver.system.local_socket import path_of
+from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_sockets
 from elastic_driver.version import __version__
 
 _LOOK_S = 0.5
@@ -181,6 +183,7 @@ class DriverLink:
         self._line: _Line | None = None  # the one that waits for its welcome, or has it
         self._older: _Line | None = None  # that one's predecessor
         self._door = self._urls[0], ""  # where the driver is asked for: its URL, and the address that has welcomed last
+        self._door_tells = False  # whether it is the driver's own machine that answers there
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
         self._answered: asyncio.Future[None] | None = None
         self._lease = Lease(bootstrap.agent_timeout_s, clock=self._loop.time)
@@ -215,7 +218,8 @@ class DriverLink:
             finally:
                 looking.cancel()
             older = self._older = line
-            asking = self._loop.create_task(self._ask_whether_it_is_gone()) if self._lease.waits else None
+            tells = self._lease.waits and self._door_tells
+            asking = self._loop.create_task(self._ask_whether_it_is_gone()) if tells else None
             try:
                 line = await self._dial(lambda: self._lease.left_s, f"the connection is gone: {why}")
             finally:
@@ -257,10 +261,12 @@ class DriverLink:
         """
         pause_s, strange_since = _FIRST_PAUSE_S, None
         first, has_failed = not self._is_welcomed, False
-        while (left_s := time_left_s()) > 0:
+        while time_left_s() > 0:
             strange: StrangersError | None = None
             only_strangers = True
             for url in tuple(self._urls):
+                if (left_s := time_left_s()) <= 0:
+                    break  # those before have taken it
                 try:
                     # Those that have never answered are asked for a moment where another is to take the job over.
                     is_shy = self._lease.waits and url != self._door[0]
@@ -424,6 +430,9 @@ class DriverLink:
         self._fingerprint = self._fingerprint or met.fingerprint
         self._is_welcomed, self.driver = True, driver
         self._door = line.url, met.connection.ends[0]
+        # What listens on this machine for a driver on another is a tunnel, whose end says nothing of the driver.
+        is_ours = path_of(line.url) is None and ip_address(self._door[1].partition("%")[0]).is_loopback
+        self._door_tells = not is_ours or welcome.place == place_of_sockets()
         if is_first or is_another:
             self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
         self._hear(line)

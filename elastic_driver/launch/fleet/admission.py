@@ -56,7 +56,7 @@ class JobFacts:
 
     Attributes:
         job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices, epoch,
-            driver, driver_timeout_s: see Welcome.
+            driver, driver_timeout_s, place: see Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -74,6 +74,7 @@ class JobFacts:
     epoch: int = 0
     driver: str = ""
     driver_timeout_s: float = 0.0
+    place: str = ""
 
 
 class Host(Protocol):
@@ -267,6 +268,7 @@ class Arrival:
                 epoch=job_facts.epoch,
                 driver=job_facts.driver,
                 driver_timeout_s=job_facts.driver_timeout_s,
+                place=job_facts.place,
                 kept=link.kept,
             )
         )

@@ -26,6 +26,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
     Bye,
     Close,
+    Levels,
     Output,
     Said,
     Start,
@@ -72,6 +73,7 @@ class FakeDriver:
         self.said: list[Said] = []
         self.lost: list[str] = []
         self.refuses = ""
+        self.superseded_by: list[int] = []  # epochs that agents have obeyed
         self.keepings: tuple[Keeping, ...] = ()
         self.comes_of: Callable[[Said], object] = lambda message: None  # with each that it takes
         self.takes = 0  # connections on which an agent was welcomed
@@ -149,16 +151,24 @@ class FakeDriver:
     def known(self, agent: str) -> AgentLink | None:
         link = self.links.get(agent)
         if link is None and self.before is not None and agent in self.before.links:
-            link = self.arrives(self.before.links[agent].facts)
-            self._news.set()
+            link = self._made(self.before.links[agent].facts, is_away=True)
         return None if link is None or link.is_lost else link
 
     def arrives(self, facts: AgentFacts) -> AgentLink:
         if self.refuses:
             raise RefusedError(self.refuses)
-        link = AgentLink(facts, self, agent_timeout_s=self.agent_timeout_s, host_timeout_s=5.0)
+        return self._made(facts, is_away=False)
+
+    def _made(self, facts: AgentFacts, *, is_away: bool) -> AgentLink:
+        timeout_s = self.agent_timeout_s
+        link = AgentLink(facts, self, agent_timeout_s=timeout_s, host_timeout_s=5.0, is_away=is_away)
         self.links[link.agent] = link
+        self._news.set()
         return link
+
+    def superseded(self, epoch: int) -> None:
+        self.superseded_by.append(epoch)
+        self._news.set()
 
     def settled(self, link: AgentLink) -> None:
         self._news.set()
@@ -177,6 +187,8 @@ class FakeDriver:
 
     def take(self, link: AgentLink, message: Said) -> None:
         self.said.append(message)
+        if isinstance(message, Levels):
+            link.returned(message)
         self.comes_of(message)
         if isinstance(message, Bye):
             link.close("its agent has ended")

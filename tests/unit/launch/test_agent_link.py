@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.launch.agent import link as link_module
 from elastic_driver.launch.agent.agent import Agent, How
-from elastic_driver.launch.agent.link import Driver, DriverLink, RefusedError
+from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Refused, Said, Welcome
 from elastic_driver.rendezvous.frames import Frame
+from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 
@@ -168,5 +170,40 @@ def test_a_refusal_says_whether_the_job_is_over(*, is_over: bool) -> None:
         agent._refused(str(raised.value), is_over=raised.value.is_over)
         end = await agent._ended
         assert end.how is (How.TOO_LATE if is_over else How.REFUSED)
+
+    asyncio.run(main())
+
+
+def test_silent_addresses_together_take_no_longer_than_the_lease() -> None:
+    """Else workers would train on when the driver has given their host up."""
+
+    async def main(loop: VirtualLoop) -> None:
+        urls = tuple(f"https://10.0.0.{number}:1" for number in range(1, 5))
+        link: Any = DriverLink(Bootstrap(urls, "ticket 00", "00" * 32, "a", first_s=15.0), Owner())
+        tried: list[str] = []
+
+        async def try_(url: str) -> None:
+            tried.append(url)
+            await asyncio.Event().wait()
+
+        link._try = try_
+        began = loop.time()
+        with pytest.raises(DriverLostError):
+            await link.keep()
+        assert tried == list(urls[:2])
+        assert loop.time() - began == pytest.approx(15.0, abs=0.2)
+
+    run_virtually(main)
+
+
+def test_an_earlier_drivers_refusal_is_not_obeyed() -> None:
+    async def main() -> None:
+        looked = Looked(unheard_s=0.0, silent_s=0.0)
+        looked.link.driver = Driver(4, "a")
+        answered = looked.link._answered = asyncio.get_running_loop().create_future()
+        for word in (Refused("its host was silent for too long", epoch=3), Refused("it has no journal")):
+            with pytest.raises(RendezvousProtocolError, match="an earlier driver of the job answers"):
+                looked.link._received(looked.line, Frame(0, 0, 0, (word.message(),)))
+        assert not answered.done()
 
     asyncio.run(main())
