@@ -215,7 +215,9 @@ class Takeover:
                 there.setdefault(one.hostname, [])
         for level in levels.workers:
             worker = worker_named(level.worker)
-            if fleet.link_of(worker.hostname) is not link:
+            other = fleet.link_of(worker.hostname)
+            # A name of this machine that is not listed any more, and has no worker, was not looked up.
+            if other is not link and (other is not None or not link.facts.local):
                 raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
             there.setdefault(worker.hostname, [])
             has_ended = level.phase is agent_messages.WorkerPhase.ENDED

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.core.events import EndJob, Fault, HostLost
+from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import Kill, Silence, State, WorkerPhase, record_of
 from elastic_driver.driver import takeover
 from elastic_driver.hosts import Host, WorkerId
@@ -77,7 +78,8 @@ class Lives:
 
     async def listens(self) -> None:
         """Agents can come."""
-        await self.until(lambda: "took over" in self.job.text(), "the driver is there")
+        await self.until(lambda: "rendezvous at" in self.job.text(), "the driver is there")
+        await rest()
 
     async def are_back(self, *names: str) -> None:
         """The agents of these hosts are; all of them where none is named."""
@@ -142,7 +144,7 @@ async def answered(lives: Lives, answer: asyncio.Future[NextRoundReply]) -> Next
 def test_workers_go_on_and_nobody_is_told_anything_that_it_knows(tmp_path: Path) -> None:
     async def test(lives: Lives) -> None:
         await lives.job.train(2)
-        await rest()
+        await lives.until(lambda: standing_of(lives.job.driver.stepper.state).doing is Doing.TRAINING, "training")
         await lives.is_taken_over()
         for host in lives.hosts.values():
             assert [each for each in host.told if not isinstance(each, words.WarmUp)] == []
@@ -430,6 +432,26 @@ def test_an_agent_speaks_for_its_own_workers_only(tmp_path: Path) -> None:
         await lives.are_back("b")
         assert lives.hosts["b"].transport.is_closed
         assert lives.job.world.fleet.fleet.link_of("b").is_away  # type: ignore[union-attr]
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("exit_code", [None, 0])
+def test_this_machine_may_have_had_names_that_nobody_knows_any_more(tmp_path: Path, exit_code: int | None) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        other, one = WorkerId("127.0.0.1", 0, 0), lives.hosts["b"].workers[B0]
+        lives.hosts["b"].workers[other] = replace(
+            one, worker=other, start=replace(one.start, worker=other.key), exit_code=exit_code
+        )
+        for number, kept in lives.agents.items():
+            lives.agents[number] = replace(kept, local=kept.host == "b")
+        lives.takes_over()
+        await lives.are_back()
+        assert not lives.hosts["b"].link.is_away
+        assert [order.worker for order in lives.hosts["b"].of(words.Stop)] == ([other.key] if exit_code is None else [])
+        assert lives.record(B0) is not None
 
     play(tmp_path, test)
 
