@@ -15,7 +15,7 @@ import pytest
 
 from elastic_driver.cli.drain import drain
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.job_files import Posting, running_jobs
+from elastic_driver.rendezvous.job_files import Posting, forget, left_jobs, running_jobs
 from tests.support.fakes.rendezvous_service import serving
 
 pytestmark = pytest.mark.integration
@@ -78,6 +78,37 @@ def test_the_next_job_removes_what_dead_ones_have_left(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"dead.json", "dead.html"}
     posted = post()
     assert {path.name for path in folder.iterdir()} == {"1f.json"}
+    posted.remove()
+
+
+def test_one_that_names_a_journal_stays_until_it_is_forgotten(folder: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from elastic_driver.rendezvous.job_files import Posting\n"
+        "kept = Posting.post('dead', '/no/such', ('true',), journal=Path(sys.argv[1]))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    kept.mkdir()
+    subprocess.run([sys.executable, "-c", code, str(kept)], check=False)
+    posted = post()
+    assert [job.job_id for job in running_jobs()] == ["1f"]
+    [left] = left_jobs()
+    assert (left.job_id, left.journal, left.command) == ("dead", str(kept), ("true",))
+    again = Posting.post("dead", SOCKET, (), journal=kept)  # somebody goes on with it
+    assert again is not None
+    assert left_jobs() == []
+    forget(left)
+    assert [job.job_id for job in running_jobs()] == ["1f", "dead"], "it has a driver"
+    again.remove()
+    subprocess.run([sys.executable, "-c", code, str(kept)], check=False)
+    forget(left)
+    assert left_jobs() == []
+    subprocess.run([sys.executable, "-c", code, str(kept)], check=False)
+    kept.rmdir()
+    assert left_jobs() == []
+    assert {path.name for path in folder.iterdir()} == {"1f.json"}, "without a journal there is none to go on with"
     posted.remove()
 
 
