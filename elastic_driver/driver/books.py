@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.journal.entries import BooksKept
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Past
@@ -25,14 +26,17 @@ class Books:
     Args:
         journal: of the job.
         clock: the job's time.
-        tally, chronicle: count.
+        tally, chronicle, vitals: count.
     """
 
-    def __init__(self, journal: Journal, clock: Callable[[], float], tally: Tally, chronicle: Chronicle) -> None:
+    def __init__(
+        self, journal: Journal, clock: Callable[[], float], tally: Tally, chronicle: Chronicle, vitals: VitalsTable
+    ) -> None:
         self._journal = journal
         self._clock = clock
         self._tally = tally
         self._chronicle = chronicle
+        self._vitals = vitals
         self._kept_at = clock()
         journal.beside = self._beside
 
@@ -51,15 +55,17 @@ class Books:
 
     def _now(self) -> BooksKept:
         self._kept_at = now = self._clock()
-        return BooksKept(now, self._tally.kept(), self._chronicle.goodput.kept(), self._chronicle.kept())
+        chronicle = self._chronicle
+        return BooksKept(now, self._tally.kept(), chronicle.goodput.kept(), chronicle.kept(), self._vitals.kept())
 
 
-def go_on(before: Past, tally: Tally, chronicle: Chronicle) -> None:
+def go_on(before: Past, tally: Tally, chronicle: Chronicle, vitals: VitalsTable) -> None:
     """Goes on with the books of the driver before, as they were kept last. To be called before anything is counted."""
     kept = before.facts.books
     if kept is None:
         return
     tally.go_on(kept.tally)
     chronicle.go_on(kept.chronicle)
+    vitals.go_on(kept.vitals)
     if kept.goodput is not None:
         chronicle.goodput.go_on(kept.goodput, before.away_s + before.job_clock_s - kept.clock)

@@ -128,11 +128,7 @@ def build(
         chronicle.on_disc(report)
 
     ahead: WriteAhead | None = None
-    books: Books | None = None
     if journal is not None:
-        books = Books(journal, clock, tally, chronicle)
-        if before is not None:
-            go_on(before, tally, chronicle)
         ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning, on_held=abandon)
         fleet.keepings = (*fleet.keepings, ahead.keeping)
     stepper = Stepper(
@@ -183,6 +179,11 @@ def build(
         works_for_s=fleet.works_for_s,
         lost_s=lambda: clock.lost_s,
     )
+    books: Books | None = None
+    if journal is not None:
+        books = Books(journal, clock, tally, chronicle, health.table)
+    if before is not None:
+        go_on(before, tally, chronicle, health.table)
     end = JobEnd(stepper, chronicle=chronicle, workers=workers, leave=leave)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper)
     progress = Progress()

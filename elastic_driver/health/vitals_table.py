@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from elastic_driver.codec import Count, Seconds
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 
@@ -20,6 +21,25 @@ _WINDOW_S = 5.0
 _STANDSTILL_S = 2.0
 # Who has waited for so long in a collective does not go on.
 _WAITS_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class VitalsKept:
+    """What was counted, as the journal has it, for a driver that takes the job over. See VitalsTable.
+
+    Attributes:
+        steps: that the job had done.
+        round_id, round_steps: its round then, and how many of these were done in it.
+        operations, payload_bytes: by kind, of processes that are no more.
+        waited_s: of these.
+    """
+
+    steps: Count
+    round_id: Count
+    round_steps: Count
+    operations: dict[str, Count]
+    payload_bytes: dict[str, Count]
+    waited_s: Seconds
 
 
 @dataclass(slots=True)
@@ -61,6 +81,28 @@ class VitalsTable:
         self.steps = self._steps_before = 0
         self._round_id = 0
         self._begun_at: dict[WorkerId, int] = {}
+        self._taken_over = 0  # steps of the present round that another driver has counted
+
+    def kept(self) -> VitalsKept:
+        """For the journal."""
+        return VitalsKept(
+            self.steps,
+            self._round_id,
+            self.steps - self._steps_before,
+            dict(self._past_operations),
+            dict(self._past_bytes),
+            self._past_waited_s,
+        )
+
+    def go_on(self, kept: VitalsKept) -> None:
+        """Goes on counting from what a driver that has died had counted. To be called before all else.
+
+        Steps that members of its round have done since then count for nothing: nobody knows what they had begun it at.
+        """
+        self.steps, self._round_id, self._taken_over = kept.steps, kept.round_id, kept.round_steps
+        self._steps_before = kept.steps - kept.round_steps
+        self._past_operations, self._past_bytes = Counter(kept.operations), Counter(kept.payload_bytes)
+        self._past_waited_s = kept.waited_s
 
     def take(self, worker: WorkerId, vitals: Vitals, now: float, *, lost_s: float = 0.0) -> bool:
         """An agent has looked at a worker.
@@ -97,9 +139,11 @@ class VitalsTable:
         if vitals.round_id > self._round_id:
             self._round_id, self._steps_before = vitals.round_id, self.steps
             self._begun_at.clear()
+            self._taken_over = 0
         if vitals.round_id == self._round_id:
-            begun_at = self._begun_at.setdefault(worker, 0 if before is None else before.steps)
-            if before is None or vitals.steps < begun_at:
+            at_first = max(0, vitals.steps - self._taken_over) if self._taken_over else 0
+            begun_at = self._begun_at.setdefault(worker, at_first if before is None else before.steps)
+            if (before is None and not self._taken_over) or vitals.steps < begun_at:
                 begun_at = self._begun_at[worker] = 0  # another process
             self.steps = max(self.steps, self._steps_before + vitals.steps - begun_at)
 

@@ -38,6 +38,7 @@ from elastic_driver.core.events import (
     StopWorker,
 )
 from elastic_driver.core.state import State
+from elastic_driver.health.vitals_table import VitalsKept
 from elastic_driver.launch.fleet.kept import (
     AdmittedKept,
     AgentKept,
@@ -165,13 +166,14 @@ class BooksKept:
 
     Attributes:
         clock: the job's time then.
-        tally, goodput, chronicle: what each of them has; no goodput before the job has begun.
+        tally, goodput, chronicle, vitals: what each of them has; no goodput before the job has begun.
     """
 
     clock: float
     tally: TallyKept
     goodput: GoodputKept | None
     chronicle: ChronicleKept
+    vitals: VitalsKept
 
     @property
     def name(self) -> str:

@@ -9,11 +9,14 @@ import pytest
 
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.driver.books import ALONE_S, BESIDE_S, Books, go_on
+from elastic_driver.health.vitals_table import VitalsTable
+from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import BooksKept, Fact, Facts
 from elastic_driver.journal.past import Past
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.tally import Tally
+from elastic_driver.vitals import Vitals
 from tests.support.fakes.job_facts import job_of_one
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -35,7 +38,7 @@ class Journal:
 def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
     async def main(loop: VirtualLoop) -> None:
         journal = Journal()
-        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle())
+        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable())
         began = loop.time()
         keeping = asyncio.ensure_future(books.keep())
         await asyncio.sleep(BESIDE_S - 0.1)
@@ -64,12 +67,14 @@ def test_a_later_driver_goes_on_with_them() -> None:
     chronicle = Chronicle(tally, instant=Instant(lambda: now[0]))
     chronicle.started("url", "0123")
     chronicle.warning("one")
+    vitals, steps = VitalsTable(), VitalsTable()
+    vitals.take(WorkerId("a", 0, 0), Vitals(1.0, pid=7, round_id=1, steps=12), 0.0)
     now[0] += 40.0
-    books = BooksKept(90.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept())
+    books = BooksKept(90.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept(), vitals.kept())
     now[0] = 5.0  # another machine's boot, say
     counted, told = Tally(), Chronicle(instant=Instant(lambda: now[0]))
-    go_on(past(books), counted, told)
-    assert counted.warnings == 1
+    go_on(past(books), counted, told, steps)
+    assert (counted.warnings, steps.steps) == (1, 12)
     job = told.goodput.job()
     assert job is not None
     # 40 s of its life, 10 s until the last step, 7 s without a driver.
@@ -79,5 +84,5 @@ def test_a_later_driver_goes_on_with_them() -> None:
 
 def test_a_job_whose_driver_has_died_at_once_has_none() -> None:
     tally = Tally()
-    go_on(past(None), tally, Chronicle())
+    go_on(past(None), tally, Chronicle(), VitalsTable())
     assert tally.warnings == 0

@@ -143,3 +143,24 @@ def test_a_worker_that_is_not_heard_has_no_rate() -> None:
     assert table.rates(ONE, now[0]).steps_per_s == 10.0
     now[0] += 6
     assert table.rates(ONE, now[0]) == Rates()
+
+
+def test_a_later_driver_goes_on_counting() -> None:
+    """The first look at a member that went on meanwhile adds nothing; what it does from then on counts."""
+    first, later, two = VitalsTable(), VitalsTable(), WorkerId("b", 0, 0)
+    traffic = (Traffic("allreduce", 3, 30),)
+    first.take(two, Vitals(1.0, pid=9, round_id=1, steps=5, waited_s=2.0, traffic=traffic), 0.0)
+    first.forget(two)
+    for second, steps in ((1.0, 10), (2.0, 14), (3.0, 20)):
+        first.take(ONE, Vitals(second, pid=7, round_id=2 if second > 1 else 1, steps=steps), 0.0)
+    later.go_on(kept := first.kept())
+    assert (kept.steps, kept.round_steps) == (20, 10)
+    assert later.summary([ONE], 0.0)["collectives"] == first.summary([ONE], 0.0)["collectives"]
+    assert later.kept() == kept
+    counts = []
+    for second, steps, round_id in ((4.0, 90, 2), (5.0, 93, 2), (6.0, 95, 3), (7.0, 97, 3)):
+        later.take(ONE, Vitals(second, pid=7, round_id=round_id, steps=steps), 0.0)
+        counts.append(later.steps)
+    assert counts == [20, 23, 25, 27]
+    later.take(two, Vitals(8.0, pid=8, round_id=4, steps=4), 0.0)
+    assert later.steps == 31, "who is new has begun at nothing"
