@@ -38,6 +38,7 @@ from elastic_driver.journal.entries import (
     Stepped,
     Took,
     encode,
+    encode_first,
     told,
 )
 from elastic_driver.journal.file import RecordFile, remove_leftovers
@@ -254,7 +255,7 @@ class Journal:
         self._replay_s += sum(step.took_s for step in steps)
         self._sequence += 1
         if self._file is None or self._is_due(steps):
-            self._begin(encode((self._took, Snapshot(clock, self.job, state, self._table.all()))))
+            self._begin(encode_first(self._took, Snapshot(clock, self.job, state, ()), self._table))
             self._replay_s = 0.0
         else:
             made = [Stepped(step.clock, step.event, told(step.commands)) for step in steps]

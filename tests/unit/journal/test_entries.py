@@ -24,6 +24,7 @@ from elastic_driver.journal.entries import (
     Closed,
     Dropped,
     Entry,
+    FactTable,
     Kept,
     Snapshot,
     Stepped,
@@ -31,6 +32,7 @@ from elastic_driver.journal.entries import (
     decode,
     describe,
     encode,
+    encode_first,
     told,
 )
 from elastic_driver.journal.file import HEADER, RecordFile
@@ -217,3 +219,19 @@ def test_no_secret_is_shown() -> None:
     assert "0123" in shown
     assert SECRET not in shown
     assert SECRET in encode([*entries[:2], *map(Kept, all_kinds())][2:])[1:].decode(), "but it is kept"
+
+
+def test_a_first_record_has_the_facts_that_hold() -> None:
+    _, (took, snapshot, *_) = history()
+    assert isinstance(took, Took)
+    assert isinstance(snapshot, Snapshot)
+    table = FactTable(all_kinds())
+    for gone in (Dropped("LeaverKept", "d"), Kept(LeaverKept("e", 8.0))):
+        table.texts()
+        table.note(gone)
+        whole = dataclasses.replace(snapshot, facts=tuple(table.facts().all()))
+        (_, read) = decode(encode_first(took, snapshot, table))
+        assert isinstance(read, Snapshot)
+        assert (read.clock, read.job, read.state) == (snapshot.clock, snapshot.job, snapshot.state)
+        assert sorted(map(repr, read.facts)) == sorted(map(repr, whole.facts))
+    assert decode(encode_first(took, snapshot, FactTable())) == (took, snapshot)
