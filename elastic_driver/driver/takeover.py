@@ -144,13 +144,19 @@ class Takeover:
         self._lose(nowhere, "its agent was lost while the driver was away")
         self._look_who_is_away()
 
-    def _wait_for(self, link: AgentLink) -> None:
+    def _wait_for(self, link: AgentLink, waited_s: float = 0.0) -> None:
+        rest_s = self._limits.agent_timeout_s + MARGIN_S - waited_s
         if not may_come_back(self._agents[link.agent]):
             # What it has left is gone within that time, see docs/decisions/0009.
             self._is_broken = self._is_broken or self._has_trained(link)
             link.wait_for_return(AGAIN_S, lambda: link.lose("its agent has died while the driver was away"))
+        elif not link.facts.local:
+            link.wait_for_return(rest_s, lambda: self._is_late(link))
+        elif rest_s > 0:
+            look_s = min(AGAIN_S, rest_s)
+            link.wait_for_return(look_s, lambda: self._wait_for(link, waited_s + look_s))
         else:
-            link.wait_for_return(self._limits.agent_timeout_s + MARGIN_S, lambda: self._is_late(link))
+            self._is_late(link)
 
     # --- who comes back (Former) -----------------------------------------------------------------------------------
 

@@ -505,10 +505,12 @@ def test_a_job_of_which_nobody_comes_back_is_over(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
+@pytest.mark.parametrize("dies_after_s", [0.0, 5.0])
 def test_an_agent_of_this_machine_that_is_dead_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after_s: float
 ) -> None:
-    monkeypatch.setattr(takeover, "may_come_back", lambda kept: not kept.local)
+    dead: list[bool] = [] if dies_after_s else [True]
+    monkeypatch.setattr(takeover, "may_come_back", lambda kept: not (kept.local and dead))
 
     async def test(lives: Lives) -> None:
         loop = asyncio.get_running_loop()
@@ -521,8 +523,11 @@ def test_an_agent_of_this_machine_that_is_dead_is_not_waited_for(
         await lives.listens()
         began = loop.time()
         await lives.are_back("a")
+        await asyncio.sleep(dies_after_s)
+        assert lives.record(B0) is not None
+        dead.append(True)
         await lives.until(lambda: lives.record(B0) is None, "it is lost")
-        assert loop.time() - began < 1.5
+        assert loop.time() - began < dies_after_s + 2.5
 
     play(tmp_path, test)
 
