@@ -489,3 +489,16 @@ def test_an_agent_that_has_obeyed_this_driver_comes_back_to_it_as_to_no_other(*,
         assert again.transport.is_closed is not same
 
     on_place(main, epoch=3, driver="this one", driver_timeout_s=600.0)
+
+
+def test_an_agent_that_obeys_a_later_driver_is_told_nothing() -> None:
+    async def main(place: Place) -> None:
+        first = _hello()
+        place.dial().says(first)
+        again = place.dial(Identity(Role.AGENT, number=first.agent))
+        assert again.says(hello(agent=first.agent, resumes=True, epoch=3, driver="another")) is None
+        assert again.transport.is_closed
+        assert place.listener.superseded_by == [3]
+        assert place.fleet.known(first.agent) is not None, "it was not given up"
+
+    on_place(main, epoch=2)

@@ -15,6 +15,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Exited,
     Finished,
     Kill,
+    Levels,
     Output,
     Said,
     Spared,
@@ -28,6 +29,7 @@ from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
 
+LEVELS = Levels([], 0, 0)
 A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
 
 
@@ -472,5 +474,64 @@ def test_for_how_long_it_works_begins_with_each_connection() -> None:
         await asyncio.sleep(0.2)
         assert owner.link.works_for_s == pytest.approx(0.2)
         owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def away() -> tuple[Owner, AgentLink, list[str]]:
+    """Of an agent of another driver before this one; and when it is waited for no longer."""
+    owner, due = Owner(), list[str]()
+    link = AgentLink(facts("b"), owner, agent_timeout_s=AGENT_TIMEOUT_S, host_timeout_s=HOST_TIMEOUT_S, is_away=True)
+    link.wait_for_return(100.0, lambda: due.append("due"))
+    return owner, link, due
+
+
+def test_an_agent_that_is_away_is_told_nothing_and_not_lost_by_a_connection_that_breaks() -> None:
+    async def main(_: VirtualLoop) -> None:
+        owner, link, due = away()
+        link.send(WarmUp())
+        agent = FakeAgent(link)
+        assert not link.connected
+        agent.hang_up()
+        await asyncio.sleep(50)
+        assert owner.lost == due == []
+        link.begin_anew()
+        again = FakeAgent(link)
+        link.send(WarmUp())
+        again.say(LEVELS)
+        assert owner.said == [LEVELS]
+        link.returned(LEVELS)
+        link.send(WarmUp())
+        await asyncio.sleep(0.1)
+        assert again.heard() == [WarmUp()], "and not what was ordered before"
+        await asyncio.sleep(100)
+        assert due == []
+        with pytest.raises(RendezvousProtocolError, match="has obeyed this driver already"):
+            link.begin_anew()
+        again.hang_up()
+        await asyncio.sleep(2)
+        assert len(owner.lost) == 1, "as any other now"
+
+    run_virtually(main)
+
+
+def test_an_agent_that_is_back_and_says_nothing_is_lost() -> None:
+    async def main(_: VirtualLoop) -> None:
+        owner, link, due = away()
+        FakeAgent(link)
+        await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
+        assert owner.lost == ["its agent does not say what it knows: it was stopped, or its machine stands still"]
+        await asyncio.sleep(100)
+        assert due == []
+
+    run_virtually(main)
+
+
+def test_one_that_does_not_come_back_is_waited_for_so_long() -> None:
+    async def main(_: VirtualLoop) -> None:
+        owner, _link, due = away()
+        await asyncio.sleep(101)
+        assert due == ["due"]
+        assert owner.lost == []
 
     run_virtually(main)
