@@ -160,9 +160,9 @@ class TestTakenOver:
         assert len(taken_over.job.events("round_formed")) == 1
 
     def test_it_says_so(self, taken_over: TakenOver) -> None:
-        assert "2 workers on 1 host kept training, no step is lost" in taken_over.said
+        assert "2 workers on 2 hosts kept training, no step is lost" in taken_over.said
         (event,) = taken_over.job.events("took_over")
-        assert (event["epoch"], event["workers"], event["hosts"], event["round_id"]) == (2, 2, 1, 1)
+        assert (event["epoch"], event["workers"], event["hosts"], event["round_id"]) == (2, 2, 2, 1)
         assert 0 < event["away_s"] <= event["time"] - taken_over.before[-1]["time"] + 1
 
 
