@@ -184,7 +184,7 @@ def test_a_later_driver_is_in_the_place_of_the_first(tmp_path: Path, runtime: Pa
         first.process.wait()
         later = ("--grace-time", "3", "-x", "TOKEN=a-new-word")
         with Job(tmp_path, "localhost:2\n", *flags, *later, env={"PASSWORD": "a-new-word"}) as second:
-            second.wait_for("it has taken over", lambda: "went on meanwhile" in second.said())
+            second.wait_for("it has taken over", lambda: "took over" in second.said())
             after = second.wait_for("its journal", lambda: recorded_in(kept))
             assert (after.epoch, after.job) == (2, before.job)
             assert after.facts.ways == before.facts.ways
