@@ -9,6 +9,7 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psutil
@@ -31,6 +32,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Started,
     Stop,
     Welcome,
+    WorkerLevel,
+    WorkerPhase,
 )
 from elastic_driver.system.tasks import Tasks
 from tests.support.processes.launching import NEVER_S, PATIENCE_S, run
@@ -367,5 +370,50 @@ def test_a_process_is_not_replaced_once_the_agent_ends() -> None:
         host.workers.start_again(A, {"PLACE": "two"})
         await closing
         assert host.story() == [Started, Exited, Finished]
+
+    on_host(main)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_one_that_fails_is_told_of_before_it_is_gone(code: int) -> None:
+    """Whose round is broken knows its members only as long as they are there."""
+
+    async def main(host: Host) -> None:
+        gone: list[list[WorkerId]] = []
+        failing: set[tuple[WorkerId, str]] = set()
+
+        def fails(worker: WorkerId, how: str) -> None:
+            gone.append(host.gone[:])
+            failing.add((worker, how))
+
+        host.workers._on_failing = fails
+        host.start(command=[sys.executable, "-c", f"raise SystemExit({code})"])
+        await host.hears(Finished)
+        assert failing == ({(A, "exited with code 3")} if code else set())
+        assert all(before == [] for before in gone)
+        assert host.gone == [A]
+
+    on_host(main)
+
+
+def test_levels_from_the_order_to_the_end() -> None:
+    async def main(host: Host) -> None:
+        assert host.workers.levels() == []
+        host.gate.clear()
+        host.start()
+        await host.until(lambda: host.asked)
+        host.workers.take(Labels({A.key: "7"}))
+        (ordered,) = host.workers.levels()
+        assert ordered == WorkerLevel(A.key, WorkerPhase.ORDERED, 0, "7", 0, leaving=False, exiting=False)
+        host.gate.set()
+        process = await host.up()
+        (runs,) = host.workers.levels()
+        assert runs == replace(ordered, phase=WorkerPhase.RUNS, pid=process.pid)
+        phases: list[list[WorkerPhase]] = []
+        host.workers._on_gone = lambda worker: phases.append([each.phase for each in host.workers.levels()])
+        process.kill()
+        await host.hears(Finished)
+        assert phases == [[WorkerPhase.ENDED]]
+        assert host.workers.levels() == []
 
     on_host(main)
