@@ -37,6 +37,14 @@ def end(words: Sequence[str]) -> int:
         raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
     if arguments.driver is None and (folder := _journal_of(arguments.job)) is not None:
         return _end_without_driver(arguments.job, folder)
+    if arguments.driver is None and not any(each.job_id.startswith(arguments.job) for each in running_jobs()):
+        from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
+
+        alone = undriven_jobs(arguments.job)
+        if len(alone) == 1:
+            have_ended, what = end_undriven(alone[0])
+            print(one_line(f"job {alone[0].job_id}: {what}"))
+            return 0 if have_ended else 1
     target = target_of(arguments, arguments.job)
     reply = ask(target, lambda client: client.end())
     print(one_line(f"job {target.name}: {reply.text}"))

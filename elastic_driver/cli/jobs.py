@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, target_of_job
+from elastic_driver.cli.undriven import undriven_jobs
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, left_jobs, running_jobs
@@ -81,9 +82,10 @@ def jobs(words: Sequence[str]) -> int:
         url = _write_token(choose_job(running, arguments.job), Role.READER, arguments.write_reader_token)
         print(one_line(f"{url.partition('#')[0]}{METRICS}"))
         return 0
-    left = _without_driver(arguments.job or "")
-    if arguments.job is not None and not (left and not any(job.job_id.startswith(arguments.job) for job in running)):
-        running, left = [choose_job(running, arguments.job)], []
+    left, alone = _without_driver(arguments.job or ""), undriven_jobs(arguments.job or "")
+    is_there = bool(left or alone)
+    if arguments.job is not None and not (is_there and not any(j.job_id.startswith(arguments.job) for j in running)):
+        running, left, alone = [choose_job(running, arguments.job)], [], []
     elif arguments.job is not None:
         running = []
     _tell_of_those_out_of_reach(running)
@@ -97,12 +99,13 @@ def jobs(words: Sequence[str]) -> int:
         for found in left:
             named = {"job": found.job.job_id, "pid": None, "driver": None, "command": found.job.command}
             shown.append({**named, "no_driver_s": round(found.away_s(), 3)})
-        print(json.dumps(shown))
-    elif not running and not left:
+        print(json.dumps([*shown, *(job.document() for job in alone)]))
+    elif not running and not left and not alone:
         print("no job of yours runs on this machine")
     else:
         rows = [(job.job_id, str(job.pid), job.url, shlex.join(job.command)) for job in running]
         rows += [(found.job.job_id, "-", _none(found), shlex.join(found.job.command)) for found in left]
+        rows += [(job.job_id, "-", job.words(), "-") for job in alone]
         print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
     return 0
 

@@ -26,7 +26,9 @@ from elastic_driver.launch.agent.control import (
     Answer,
     ControlSocket,
     Done,
+    EndAlone,
     EndOrphan,
+    Follow,
     Leave,
     Obeyed,
     Obeys,
@@ -45,6 +47,7 @@ from elastic_driver.launch.agent.stacks import StackTaker
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, UNKEPT_BYTES, HostWorkers, NodeScreen
+from elastic_driver.launch.processes.death import watch_process
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
     Bootstrap,
@@ -64,7 +67,7 @@ from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
 from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
-from elastic_driver.system.process_name import ProcessName, network_id
+from elastic_driver.system.process_name import network_id
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Cloud
 
@@ -268,7 +271,9 @@ class Agent:
             self._socket_url = url_of(socket.path)
             await self._server.start_local(socket.listen(), workers=_WORKERS + 2 * cores())
             self._tasks.start(socket.keep())
-            way_out.callback(self._watch_owner())
+            if not self._bootstrap.outlives:  # else, as on any other machine, its connection tells
+                died = partial(self._end, End(How.LOST, 1, "the driver has died"))
+                way_out.callback(watch_process(self._bootstrap.owner, died))
             way_out.callback(self._end_spot_watch)
             way_out.callback(self._end_vitals_watch)
             keeping = self._tasks.start(self._keep())
@@ -573,7 +578,9 @@ class Agent:
         """Carries out an order that came over the local socket."""
         match order:
             case Who():
-                return AgentHere(self._job_id, self._host, self._link.connected, os.getpid())
+                workers = 0 if self._workers is None else len(self._workers.watched())
+                alone_s = self._link.alone_s
+                return AgentHere(self._job_id, self._host, self._link.connected, os.getpid(), workers, alone_s)
             case Leave(why, within_s):
                 if self._workers is None:
                     self._end(End(How.FAILED, 1, "it was told to leave before the driver had taken it in"))
@@ -589,36 +596,21 @@ class Agent:
                     return Done(done=False)
                 why = "another agent of its job has come, and its driver does not answer"
                 self._end(End(How.LOST, 1, why))
+            case EndAlone(job):
+                if not self._is_alone_of(job):
+                    return Done(done=False)
+                self._end(End(How.LOST, 1, "it was told to end, by elasticrun end: its job has no driver"))
+            case Follow(job, urls):
+                is_meant = self._is_alone_of(job)
+                if is_meant:
+                    self._link.follow(urls)
+                return Done(done=is_meant)
         await self._nothing_left.wait()
         return Done(done=True)
 
-    def _watch_owner(self) -> Any:
-        """Ends the agent with the driver's process, when that is of this machine. Returns what ends the watch."""
-        if self._bootstrap.outlives:
-            return lambda: None  # as on any other machine, its connection tells
-        owner = ProcessName.parse(self._bootstrap.owner)
-        if owner is None or not owner.is_of_this_place:
-            return lambda: None  # of another machine, or unknown: its connection tells
-        try:
-            descriptor = os.pidfd_open(owner.pid)
-        except ProcessLookupError:
-            self._end(End(How.LOST, 1, "the driver has died"))
-            return lambda: None
-        except (OSError, AttributeError):
-            return lambda: None
-
-        def died() -> None:
-            self._loop.remove_reader(descriptor)
-            self._end(End(How.LOST, 1, "the driver has died"))
-
-        def close() -> None:
-            self._loop.remove_reader(descriptor)
-            os.close(descriptor)
-
-        self._loop.add_reader(descriptor, died)
-        if owner.state() is None:  # its number is another's by now
-            died()
-        return close
+    def _is_alone_of(self, job: str) -> bool:
+        """Whether it is of this job, and has no driver now."""
+        return bool(job) and job == self._job_id and self._workers is not None and not self._link.connected
 
     # --- errors that nobody expected -------------------------------------------------------------------------------
 

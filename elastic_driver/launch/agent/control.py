@@ -1,4 +1,4 @@
-"""The local sockets by which this user's agents on this machine are found: to have one leave, and to end orphans.
+"""The local sockets by which this user's agents on this machine are found: to have one leave, or end without a driver.
 
 Owns the sockets, one a living agent (``agent-ID.sock`` beside the job files, which only the user can reach), and what
 is said there: an order and its answer, each a line of JSON. What an order means is the agent's.
@@ -15,11 +15,12 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_driver.codec import CodecError, Seconds, encode, from_data, from_text
+from elastic_driver.codec import CodecError, OsText, Seconds, encode, from_data, from_text
 from elastic_driver.errors import LaunchError, SettingsError, with_path
 from elastic_driver.rendezvous.job_files import private_folder
 from elastic_driver.system.local_socket import SocketFolder, connect, is_ours, peer_of
@@ -79,7 +80,31 @@ class Obeys:
     place: str
 
 
-Order = Who | Leave | EndOrphan | Obeys
+@dataclass(frozen=True, slots=True)
+class EndAlone:
+    """The agent is to end, with its workers, if it has no driver now. Answered when they have ended.
+
+    Attributes:
+        job: its job's id.
+    """
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The agent is to look for its driver at these addresses, too, and there first, if it has none now.
+
+    Attributes:
+        job: its job's id.
+        urls: of a driver of that job. It has to know the agent's key, as always.
+    """
+
+    job: str
+    urls: tuple[OsText, ...]
+
+
+Order = Who | Leave | EndOrphan | Obeys | EndAlone | Follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +116,16 @@ class AgentHere:
         host: its host's name in the job; "" for one that joins without a name, until then.
         connected: whether it has a connection to its driver now.
         pid: its process.
+        workers: how many it has.
+        alone_s: for how long it has not heard of its driver, seconds; 0 where it is connected.
     """
 
     job: str
     host: str
     connected: bool
     pid: int
+    workers: int = 0
+    alone_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +260,37 @@ def leave(
     if _ask(path, Leave(why, within_s), limit_s) != Done(done=True):
         raise LaunchError(f"host {agent.host} has not left its job within {limit_s:g} s")
     return f"host {agent.host} has left its job"
+
+
+def end_alone(agents: Mapping[Path, AgentHere], limit_s: float) -> list[AgentHere]:
+    """Has agents end that have no driver. Blocks until they have, or for that time.
+
+    Args:
+        agents: of :func:`agents_here`.
+        limit_s: how long to wait.
+
+    Returns:
+        Those that have not ended: they do not answer, or have a driver again.
+    """
+    if not agents:
+        return []
+    with ThreadPoolExecutor(len(agents)) as pool:
+        answers = pool.map(lambda path: _ask(path, EndAlone(agents[path].job), limit_s), agents)
+        return [agent for agent, answer in zip(agents.values(), answers, strict=True) if answer != Done(done=True)]
+
+
+def follow(job: str, urls: Sequence[str]) -> list[AgentHere]:
+    """Tells a job's agents here that have no driver where one is. Returns those that look for it there. Blocks.
+
+    Raises:
+        SettingsError: the folder of their sockets is not this user's alone.
+    """
+    order = Follow(job, tuple(urls))
+    return [
+        agent
+        for path, agent in agents_here().items()
+        if agent.job == job and not agent.connected and _ask(path, order, _ANSWER_S) == Done(done=True)
+    ]
 
 
 def _of(host: str | None, job: str | None) -> str:

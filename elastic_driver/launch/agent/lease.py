@@ -52,6 +52,11 @@ class Lease:
         return self.driver_timeout_s > 0
 
     @property
+    def unheard_s(self) -> float:
+        """For how long the driver has not been heard, seconds."""
+        return self._now() - self._heard_at
+
+    @property
     def left_s(self) -> float:
         """The seconds that are left of it; less than 0 when it is over."""
         until = self._heard_at + self.timeout_s

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from elastic_driver.launch.words import ExitStatus
+from elastic_driver.system.process_name import ProcessName
 
 # Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
 HAVE_PIDFD = hasattr(os, "pidfd_open")
@@ -172,6 +173,42 @@ def is_alive(process: psutil.Process) -> bool:
         return False
     except OSError:  # no descriptor is free to look: as far as we know, it does
         return True
+
+
+def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]:
+    """Calls ``on_death`` on the running loop when a process of this machine is dead that need not be a child.
+
+    Args:
+        name: as :mod:`elastic_driver.system.process_name` has it; of one of another machine nothing is known.
+        on_death: called at once, too, if it is dead already.
+
+    Returns:
+        What ends the watch.
+    """
+    process = ProcessName.parse(name)
+    if process is None or not process.is_of_this_place:
+        return lambda: None
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        on_death()
+        return lambda: None
+    except (OSError, AttributeError):
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def died() -> None:
+        loop.remove_reader(descriptor)
+        on_death()
+
+    def close() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    loop.add_reader(descriptor, died)
+    if process.state() is None:  # its number is another's by now
+        died()
+    return close
 
 
 async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[None]) -> None:

@@ -146,6 +146,30 @@ def test_with_a_journal_all_train_on_when_the_driver_dies(tmp_path: Path) -> Non
             file.unlink()  # the dead driver's
 
 
+def test_agents_without_a_driver_are_seen_and_ended_on_their_machines(tmp_path: Path) -> None:
+    flags = ("-np", "6", "--on-change", "in-place", "--journal", str(tmp_path / "kept"))
+    with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, *flags) as job:
+        job.wait_for_steps(6)
+        (job_id,) = {event["job_id"] for event in job.events("job_started")}
+        agents = [job.agent(host) for host in machines]
+        assert job.here("jobs", host=machines[1]).stdout == "no job of yours runs on this machine\n"
+        at = job.mark()
+        kill(job.process.pid)
+        job.process.wait()
+        wait_for("steps without a driver", lambda: max(line["time"] for line in job.steps()) > at + 1)
+        for host in machines[1:]:
+            assert f" s ({host.name}: 2 workers)" in job.here("jobs", host=host).stdout
+            ended = job.here("end", job_id[:6], host=host)
+            assert (ended.returncode, ended.stderr) == (0, "")
+            assert f"job {job_id}: ended on this machine ({host.name}: 2 workers), which had no driver" in ended.stdout
+            wait_for_nobody(host)
+        assert not is_dead(agents[0])
+        kill(agents[0], signal.SIGTERM)
+        wait_for_nobody(machines[0])
+        for file in (machines[0].runtime / "elasticrun").iterdir():
+            file.unlink()  # the dead driver's
+
+
 def test_networks_are_cut(tmp_path: Path) -> None:
     flags = ("-np", "6", "--min-np", "1", "--gloo-timeout-seconds", "10", *COOLDOWN)
     with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, *flags) as job:
