@@ -63,8 +63,8 @@ def _journal_of(job: str) -> Path | None:
 
 def _end_without_driver(job: str, folder: Path) -> int:
     """Takes it over to end it. Blocks until it has ended."""
-    from elastic_driver.cli.resume import resume
+    from elastic_driver.cli.resume import go_on
 
     parent.begin_with(signal.SIGTERM)
-    code = resume(folder)
+    code = go_on(folder)
     return 0 if code == 128 + signal.SIGTERM else code

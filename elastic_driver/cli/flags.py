@@ -34,6 +34,7 @@ subcommands (each has --help):
   report EVENTS         a job from its event log: a table, or a picture
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
+  resume DIR            go on with a job whose driver has died (--journal DIR)
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
   token [FILE]          make a secret for hosts that join, or for a rendezvous
@@ -101,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage="elasticrun [flags] command ...\n       elasticrun SUBCOMMAND ...",
         description=_DESCRIPTION,
         epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in\ntime, "
-        "4 reset limit, 70 internal error, 129, 130 and 143 interrupted.",
+        "4 reset limit, 70 internal error, 75 another driver has the job, 129, 130 and 143 interrupted.",
     )
     add = parser.add_argument
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")

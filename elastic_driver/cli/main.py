@@ -31,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         if words[:1] == ["resume"]:
-            from elastic_driver.cli.resume import folder_of, resume
+            from elastic_driver.cli.resume import folder_of, go_on
 
             folder = folder_of(words[1:])
             if place is not None:
                 place.leave(folder)
-            return parent.exit_code(resume(folder))
+            return parent.exit_code(go_on(folder))
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:
@@ -201,6 +201,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.rendezvous import rendezvous
 
             return rendezvous
+        case "resume":
+            from elastic_driver.cli.resume import resume
+
+            return resume
         case "stacks":
             from elastic_driver.cli.stacks import stacks
 

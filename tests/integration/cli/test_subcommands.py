@@ -46,7 +46,7 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     assert head.split() == ["JOB", "PID", "DRIVER", "COMMAND"]
     assert row.split()[:3] == [job_id, str(job.process.pid), here]
     [as_json] = json.loads(elasticrun("jobs", "--json").stdout)
-    assert as_json.keys() == {"job", "pid", "driver", "command"}, "and no secret"
+    assert as_json.keys() == {"job", "pid", "driver", "command", "no_driver_s"}, "and no secret"
 
     pids = {line["rank"]: line["pid"] for line in job.steps()}
     shown = elasticrun("status")
