@@ -28,7 +28,6 @@ from elastic_driver.launch.agent.control import (
     Done,
     EndAlone,
     EndOrphan,
-    Follow,
     Leave,
     Obeyed,
     Obeys,
@@ -600,11 +599,6 @@ class Agent:
                 if not self._is_alone_of(job):
                     return Done(done=False)
                 self._end(End(How.LOST, 1, "it was told to end, by elasticrun end: its job has no driver"))
-            case Follow(job, urls):
-                is_meant = self._is_alone_of(job)
-                if is_meant:
-                    self._link.follow(urls)
-                return Done(done=is_meant)
         await self._nothing_left.wait()
         return Done(done=True)
 

@@ -15,12 +15,12 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_driver.codec import CodecError, OsText, Seconds, encode, from_data, from_text
+from elastic_driver.codec import CodecError, Seconds, encode, from_data, from_text
 from elastic_driver.errors import LaunchError, SettingsError, with_path
 from elastic_driver.rendezvous.job_files import private_folder
 from elastic_driver.system.local_socket import SocketFolder, connect, is_ours, peer_of
@@ -91,20 +91,7 @@ class EndAlone:
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """The agent is to look for its driver at these addresses, too, and there first, if it has none now.
-
-    Attributes:
-        job: its job's id.
-        urls: of a driver of that job. It has to know the agent's key, as always.
-    """
-
-    job: str
-    urls: tuple[OsText, ...]
-
-
-Order = Who | Leave | EndOrphan | Obeys | EndAlone | Follow
+Order = Who | Leave | EndOrphan | Obeys | EndAlone
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,20 +264,6 @@ def end_alone(agents: Mapping[Path, AgentHere], limit_s: float) -> list[AgentHer
     with ThreadPoolExecutor(len(agents)) as pool:
         answers = pool.map(lambda path: _ask(path, EndAlone(agents[path].job), limit_s), agents)
         return [agent for agent, answer in zip(agents.values(), answers, strict=True) if answer != Done(done=True)]
-
-
-def follow(job: str, urls: Sequence[str]) -> list[AgentHere]:
-    """Tells a job's agents here that have no driver where one is. Returns those that look for it there. Blocks.
-
-    Raises:
-        SettingsError: the folder of their sockets is not this user's alone.
-    """
-    order = Follow(job, tuple(urls))
-    return [
-        agent
-        for path, agent in agents_here().items()
-        if agent.job == job and not agent.connected and _ask(path, order, _ANSWER_S) == Done(done=True)
-    ]
 
 
 def _of(host: str | None, job: str | None) -> str:

@@ -68,8 +68,6 @@ _BESIDE_S = 1.5
 _STUCK_S = 3.0
 # Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
 _TRY_BESIDE_S = 3.0
-# Of the driver, at which it is looked for.
-_MOST_URLS = 32
 _EARLIER = "an earlier driver of the job answers (epoch {}; this agent knows {})"
 
 
@@ -204,10 +202,6 @@ class DriverLink:
     def alone_s(self) -> float:
         """For how long the driver has not been heard, seconds; 0 while there is a connection."""
         return 0.0 if self.connected else max(0.0, self._lease.unheard_s)
-
-    def follow(self, urls: Sequence[str]) -> None:
-        """From now on the driver is looked for there, too, and there first."""
-        self._urls = list(dict.fromkeys((*urls, *self._urls)))[:_MOST_URLS]
 
     def send(self, message: Said) -> None:
         """Tells the driver something, now or when there is a connection again. Never blocks."""

@@ -20,7 +20,7 @@ import pytest
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.agent.control import AgentHere, agents_here, end_alone, follow, leave
+from elastic_driver.launch.agent.control import AgentHere, agents_here, end_alone, leave
 from elastic_driver.launch.agent.workers import UNKEPT_BYTES
 from elastic_driver.rendezvous.agent_messages import (
     NOTHING_GIVEN,
@@ -905,37 +905,6 @@ def test_an_agent_without_a_driver_ends_by_order_with_one_it_does_not(
             assert code == 1
             assert "it was told to end, by elasticrun end: its job has no driver" in text
             assert await asyncio.to_thread(end_alone, {}, PATIENCE_S) == []
-
-    act(main)
-
-
-def test_an_agent_without_a_driver_looks_for_one_where_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-    async def main() -> None:
-        folder = SocketFolder.new()
-        with contextlib.closing(folder):
-            came = asyncio.Event()
-
-            async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                came.set()
-                writer.close()
-
-            server = await asyncio.start_unix_server(welcome, sock=folder.listen("driver.sock"))
-            urls = [url_of(folder.path / "driver.sock")]
-            async with server, scene(tmp_path, agent_timeout_s=2 * PATIENCE_S) as one:
-                await one.ready()
-                job = one.driver.job_facts.job_id
-                assert await asyncio.to_thread(follow, job, urls) == [], "it has a driver"
-                await one.driver.deafen()
-                (alone,) = await there_alone()
-                assert await asyncio.to_thread(follow, "another", urls) == []
-                assert not came.is_set()
-                assert [each.pid for each in await asyncio.to_thread(follow, job, urls)] == [alone.pid]
-                async with asyncio.timeout(PATIENCE_S):
-                    await came.wait()
 
     act(main)
 
