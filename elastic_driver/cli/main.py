@@ -201,10 +201,6 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.rendezvous import rendezvous
 
             return rendezvous
-        case "resume":
-            from elastic_driver.cli.resume import resume
-
-            return resume
         case "stacks":
             from elastic_driver.cli.stacks import stacks
 

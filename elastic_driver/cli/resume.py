@@ -34,15 +34,6 @@ def folder_of(words: Sequence[str]) -> Path:
     return folder.absolute()
 
 
-def resume(words: Sequence[str]) -> int:
-    """Runs the subcommand, without a parent. Blocks until the job has ended. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage, or as :func:`go_on`.
-    """
-    return go_on(folder_of(words))
-
-
 def go_on(folder: Path) -> int:
     """Goes on with the job there. Blocks until it has ended. Returns its exit code.
 

@@ -99,7 +99,8 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
             before = _taken_over(found, tell)
         last = 0 if found is None else found.epoch
         if before is None:
-            job = job_of(settings, job_id)
+            # Without symbolic links, as for whoever takes it over: agents know a job by it.
+            job = job_of(replace(settings, journal=folder.path), job_id)
             recorded = Recording(job, Journal(folder, job, epoch=last + 1))
         else:
             job = before.job

@@ -250,8 +250,11 @@ class Agent:
                 way_out.callback(self._loop.remove_signal_handler, number)
             if self._bootstrap.job:
                 here = network_id()
-                await end_orphans(self._bootstrap.job, here, self._bootstrap.instead_of)
-                obeyed = await drivers_here(self._bootstrap.job, here)
+                # At once: an agent that is stopped answers neither, and whoever is ended says before whom it obeys.
+                obeyed, _ = await asyncio.gather(
+                    drivers_here(self._bootstrap.job, here),
+                    end_orphans(self._bootstrap.job, here, self._bootstrap.instead_of),
+                )
                 self._link.known = {job_id: Driver(*each) for job_id, each in obeyed.items()}
             way_out.push_async_callback(self._control.close)
             await self._control.open()
