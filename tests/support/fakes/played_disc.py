@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elastic_driver.core.events import Event
 from elastic_driver.core.state import State
+from elastic_driver.journal.entries import Fact
 from elastic_driver.journal.journal import Done, Step
 
 
@@ -23,6 +24,7 @@ class Disc:
         self.states: list[State] = []
         self.waiting: list[Done] = []
         self.writes = 0
+        self.facts: list[Fact] = []
         self.looks: list[Callable[[], object]] = []
         self.answers_soon = False
 
@@ -42,6 +44,9 @@ class Disc:
 
     def looked(self) -> None:
         self.looks.pop()()
+
+    def keep(self, fact: Fact) -> None:
+        self.facts.append(fact)
 
     def give_up(self) -> None:
         self.given_up = True
