@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -356,8 +357,10 @@ def which_file(path: Path) -> str:
 
 
 def _say(text: str) -> None:
+    """Says nothing where nobody reads, a full pipe or a stopped terminal: signals and the next driver cannot wait."""
     with contextlib.suppress(OSError):
-        os.write(2, f"elasticrun: warning: {text}\n".encode(errors="replace"))
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"elasticrun: warning: {text}\n".encode(errors="replace"))
 
 
 def this_command() -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -131,11 +131,13 @@ sys.exit(int(word))
 
 
 @contextmanager
-def again(folder: Path, *acts: str, group: bool = False) -> Iterator[subprocess.Popen[str]]:
+def again(
+    folder: Path, *acts: str, group: bool = False, stderr: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     """A program that does these at its starts."""
     words = [sys.executable, "-c", _AGAIN, str(folder / "journal"), str(folder / "starts"), *acts]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0 if group else None
+        words, stdout=subprocess.PIPE, stderr=stderr, text=True, process_group=0 if group else None
     ) as process:
         try:
             yield process
@@ -251,6 +253,19 @@ def test_a_signal_that_finds_nobody_any_more_is_for_the_next(tmp_path: Path, bef
             process.send_signal(signal.SIGTERM)
             parent.resume()
         assert process.wait(150) == 51
+
+
+def test_nobody_has_to_read_what_is_said(tmp_path: Path) -> None:
+    reading_end, writing_end = os.pipe()
+    os.set_blocking(writing_end, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing_end, b"x")
+    os.set_blocking(writing_end, True)
+    with again(tmp_path, "kill+write", "7", stderr=writing_end) as process:
+        assert process.wait(150) == 7
+    os.close(reading_end)
+    os.close(writing_end)
 
 
 def test_the_tenth_failure_ends_the_job(tmp_path: Path) -> None:
