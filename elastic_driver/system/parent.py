@@ -44,6 +44,8 @@ _SENT_BY_A_PROCESS = 0
 _ENV = "ELASTIC_DRIVER_PARENT"
 # What the child ends with that has failed, and has left its job to another; for its parent alone.
 _FAILED = 76
+# What the child ends with whose program could not be executed.
+_NOT_STARTED = 77
 # By which a driver's parent passes on the first of the signals above: so the driver knows which it has got twice.
 _FIRST = signal.SIGRTMIN + 8
 _BLOCKED = (*_PASSED, signal.SIGCHLD, *range(_FIRST, _FIRST + len(_PASSED)))
@@ -220,21 +222,43 @@ class _Parent:
             code = self._end_of(child)
             os.close(rope)
             if again is None or not self._goes_on(code, which_file(again.journal)):
-                os._exit(_told(code))
+                self._end(code)
             self._failures = 1 if time.monotonic() - began >= LONG_ROUND_S else self._failures + 1
+            child, rope = self._next(again, f"the driver (process {child}) {_how(code)}", code)
+
+    def _next(self, again: Again, how: str, code: int) -> tuple[int, int]:
+        """Starts the next one, as soon as that can be done. Ends this process where it is the last.
+
+        Args:
+            again: see :class:`_Parent`.
+            how: what has become of the one before, in words.
+            code: how that one has ended.
+        """
+        can_start = code != _NOT_STARTED
+        signals: list[signal.Signals] = []
+        while True:
             is_last = self._failures >= SETBACKS_LIMIT
-            wait_s = 0.0 if is_last or self._asked else pause_s(self._failures, PAUSE_RANGE_S)
-            how = f"the driver (process {child}) {_how(code)}"
+            wait_s = 0.0 if is_last or (self._asked and can_start) else pause_s(self._failures, PAUSE_RANGE_S)
             if is_last:
                 _say(f"{how}, {self._failures} times in a row: ending the job")
+                signals = [signal.SIGTERM]
             else:
                 _say(f"{how}: starting it again{f' in {wait_s:.0f} s' if wait_s else ''}")
-            signals = [signal.SIGTERM] if is_last else self._asked or _signals_within(wait_s)
-            started = self._start(again, signals, is_last=is_last)
+                if wait_s or not self._asked:
+                    signals = _signals_within(wait_s) or signals
+            try:
+                started = self._start(again, signals if is_last else self._asked or signals, is_last=is_last)
+            except OSError as error:  # no process or descriptor is free
+                how, can_start = f"the driver cannot be started ({error.strerror})", False
+                if is_last:
+                    _say(f"{how}, and nobody ends the job")
+                    self._end(code)
+                self._failures += 1
+                continue
             if is_last:
                 self._end_of(started[0])
-                os._exit(_told(code))
-            child, rope = started
+                self._end(code)
+            return started
 
     def _end_of(self, child: int) -> int:
         """How the child has ended, as Popen says it. Blocks until it has, and passes signals on to it."""
@@ -257,39 +281,54 @@ class _Parent:
         """Whether a driver that has ended so has left a job."""
         if code < 0:
             return bool(journal) and -code not in _ENDING
+        if code == _NOT_STARTED:  # its package or its interpreter is being replaced, say
+            return bool(journal)
         # One that fails before it has written anything would do so again.
         return code == _FAILED and journal not in ("", self._before)
 
     def _start(self, again: Again, signals: Sequence[signal.Signals], *, is_last: bool) -> tuple[int, int]:
-        def run(reading_end: int) -> NoReturn:
-            os.set_inheritable(reading_end, True)
+        def run(reading_end: int) -> None:
             # Blocked signals stay so through the exec, and wait until the program can take them.
             for number in signals:
                 os.kill(os.getpid(), number)
             mark = f"{os.getppid()} {reading_end} {'last' if is_last else 'next'} {self._before}"
             try:
+                os.set_inheritable(reading_end, True)
                 os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})
             except OSError as error:
                 _say(f"cannot start the driver again: {error}")
-            os._exit(ExitCode.INTERNAL_ERROR)
 
         started = _fork(run)
         assert started is not None
         return started
 
+    def _end(self, code: int) -> NoReturn:
+        """This process ends as its child has."""
+        if self._again is not None and code in (_FAILED, _NOT_STARTED):
+            code = ExitCode.INTERNAL_ERROR
+        os._exit(code if code >= 0 else 128 - code)
 
-def _fork(run: Callable[[int], NoReturn] | None = None) -> tuple[int, int] | None:
+
+def _fork(run: Callable[[int], None] | None = None) -> tuple[int, int] | None:
     """A child that the kernel kills when this process dies.
 
     Args:
-        run: what the child does, with its end of what ties it.
+        run: becomes another program, with the child's end of what ties it.
 
     Returns:
         Its number, and what holds it; None in a child that goes on.
+
+    Raises:
+        OSError: there cannot be one now.
     """
     reading_end, writing_end = os.pipe()
     parent = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:
+        os.close(reading_end)
+        os.close(writing_end)
+        raise
     if child:
         os.close(reading_end)
         return child, writing_end
@@ -298,7 +337,10 @@ def _fork(run: Callable[[int], NoReturn] | None = None) -> tuple[int, int] | Non
     if os.getppid() != parent:  # it has died before
         os._exit(ExitCode.INTERNAL_ERROR)
     if run is not None:
-        run(reading_end)
+        try:
+            run(reading_end)
+        finally:
+            os._exit(_NOT_STARTED)
     return None
 
 
@@ -332,16 +374,9 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _told(code: int) -> int:
-    """The exit code that says the same to others."""
-    if code == _FAILED:
-        return ExitCode.INTERNAL_ERROR
-    return code if code >= 0 else 128 - code
-
-
 def _how(code: int) -> str:
     if code >= 0:
-        return "has failed"
+        return "could not be started" if code == _NOT_STARTED else "has failed"
     with contextlib.suppress(ValueError):
         return f"was killed by {signal.Signals(-code).name}"
     return f"was killed by signal {-code}"

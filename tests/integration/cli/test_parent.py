@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -93,8 +95,10 @@ started = parent.started_again()
 journal, starts, *acts = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 if started is None:
     parent.PAUSE_RANGE_S = (0.01, 0.01) if acts[0] == "quick" else parent.PAUSE_RANGE_S
-    parent.go_on_in_a_child(parent.Again(parent.this_command(), dict(os.environ), journal))
-acts = acts[acts[0] == "quick":]
+    program = [str(journal.parent / "python")] if acts[0] == "absent" else [sys.executable]
+    command = [*program, *parent.this_command()[1:]]
+    parent.go_on_in_a_child(parent.Again(command, dict(os.environ), journal))
+acts = acts[acts[0] in ("quick", "absent"):]
 number = starts.stat().st_size if starts.exists() else 0
 with starts.open("a") as file:
     file.write("x")
@@ -252,6 +256,37 @@ def test_a_signal_that_finds_nobody_any_more_is_for_the_next(tmp_path: Path, bef
             os.kill(child, signal.SIGKILL)
             process.send_signal(signal.SIGTERM)
             parent.resume()
+        assert process.wait(150) == 51
+
+
+def test_who_cannot_be_executed_yet_is_started_later(tmp_path: Path) -> None:
+    (tmp_path / "journal").touch()
+    with again(tmp_path, "absent", "kill", "early") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
+        assert "cannot start the driver again" in process.stderr.readline()
+        assert process.stderr.readline().endswith("could not be started: starting it again in 2 s\n")
+        new = tmp_path / "new"
+        new.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        new.chmod(0o755)
+        new.rename(tmp_path / "python")
+        process.send_signal(signal.SIGTERM)  # ends the pause
+        assert process.wait(150) == 51
+
+
+def test_a_parent_that_can_have_no_child_tries_again(tmp_path: Path) -> None:
+    with again(tmp_path, "wait+write", "early") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        child = int(process.stdout.readline().split()[0])
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        os.kill(child, signal.SIGKILL)
+        assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
+        told = "elasticrun: warning: the driver cannot be started (Too many open files): starting it again in 2 s\n"
+        assert process.stderr.readline() == told
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+        process.send_signal(signal.SIGTERM)  # ends the pause
         assert process.wait(150) == 51
 
 
