@@ -55,15 +55,15 @@ class Job:
             file.touch()
         self.output = (folder / "output.txt").open("wb")
         self.began = time.time()
-        self.process = subprocess.Popen(
-            [*(at or []), *command],
-            env={
-                **os.environ,
-                **env,
-                "STEP_LOG": str(self.steps_file),
-                "MARK_LOG": str(self.marks_file),
-                "PYTHONPATH": str(ROOT),
-            },
+        self._command = [*(at or []), *command]
+        logs = {"STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file)}
+        self._environment = {**os.environ, **env, **logs, "PYTHONPATH": str(ROOT)}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            env=self._environment,
             stdout=self.output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -239,7 +239,7 @@ class Nodes(Job):
         all_flags, first_flags = flags
         all_flags = [*all_flags, f"--nproc-per-node={slots}", "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         all_flags += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", str(HERE / "torchrun_loop.py")]
-        self._command = [*command, *all_flags]
+        self._other = [*command, *all_flags]
         self._env = env
         self._others: list[subprocess.Popen[bytes]] = []
         super().__init__([*command, *first_flags, *all_flags], folder, env)
@@ -252,7 +252,7 @@ class Nodes(Job):
         env = {**os.environ, **self._env, "STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file)}
         self._others.append(
             subprocess.Popen(
-                self._command,
+                self._other,
                 env={**env, "PYTHONPATH": str(ROOT)},
                 stdout=self.output,
                 stderr=subprocess.STDOUT,
