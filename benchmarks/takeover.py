@@ -16,6 +16,7 @@ The ratio is that of the two gaps. Steps that were lost are counted, too: there 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import signal
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from elastic_jobs import ElasticJob
 
 from elastic_driver.journal.folder import LOCK
+from elastic_driver.system.process_name import pid_in
 
 AFTER_S = 1.0
 
@@ -53,14 +55,15 @@ class JournaledJob(ElasticJob):
     @property
     def driver(self) -> int:
         """The process that has the job, as its lock says."""
-        return int((self.journal / LOCK).read_text().split()[2])
+        return pid_in((self.journal / LOCK).read_text().splitlines()[1])
 
     def kill_driver(self) -> float:
         """Kills it, and whoever would start it again, and starts the same command anew. Returns when, unix seconds."""
-        pids = {self.process.pid, self.driver}
+        driver = self.driver
         killed = time.time()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        for pid in (self.process.pid, driver):
+            with contextlib.suppress(ProcessLookupError):  # it goes with its parent
+                os.kill(pid, signal.SIGKILL)
         again = self._start()
         self.process.wait()
         self.process = again
