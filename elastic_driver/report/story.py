@@ -172,6 +172,10 @@ class Reader:
 
     def _begin(self, event: Mapping[str, Any]) -> None:
         job_id, began, zero = str(event["job_id"]), _seconds(event["time"]), _seconds(event["at_s"])
+        if self._open and self.story is not None and self.story.job_id == job_id:
+            # Another driver has taken it over, whose clock begins anew. Only the time of day goes on.
+            self._zero = zero - max(began - self.story.began, self.story.last)
+            return
         self._open = job_id.startswith(self._wanted)
         if not self._open:
             return
@@ -300,6 +304,8 @@ class Reader:
         key = str(event["worker"])
         worker = WorkerId.parse(key)
         if kind == "worker_started":
+            if key in self._living and self._living[key].ended_at is None:
+                return  # another driver tells of it, too
             story.hosts.setdefault(worker.hostname)
             life = self._living[key] = Life(worker, [Piece(BOOTS, at)])
             story.lives.append(life)

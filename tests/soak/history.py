@@ -99,7 +99,12 @@ class History:
         self._jobs: list[_Job] = []
 
     def begin_job(self, job_id: str) -> None:
-        """A job goes on with this training. Lines of those before are an error as soon as this one trains."""
+        """A job goes on with this training. Lines of those before are an error as soon as this one trains.
+
+        Told again of the same job, another driver has taken it over.
+        """
+        if self._jobs and self._jobs[-1].job_id == job_id:
+            return
         self._jobs.append(_Job(job_id))
 
     def event(self, event: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import json
 import os
 import random
@@ -97,6 +98,7 @@ class Soak:
             [sys.executable, "-m", "elastic_driver", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
         ).stdout
         self.job: Job
+        self._again: Callable[[], Job]
         self.begin()
 
     def new_history(self) -> History:
@@ -143,7 +145,18 @@ class Soak:
         env |= {"STEP_LOG": str(self.step_log), "XDG_RUNTIME_DIR": str(self.runtime)}
         command = [sys.executable, str(HERE / "program.py")]
         more = {"elasticrun": FORKING} if self.forking else {}
-        return Job(folder, self.listing(), *flags, command=command, env=env, **more)
+        self._again = functools.partial(Job, folder, self.listing(), *flags, command=command, env=env, **more)
+        return self._again()
+
+    def take_over(self) -> None:
+        """Another driver goes on with the present job, whose driver is dead: its workers train all the while."""
+        known = len(self.seen)
+        script = (self.job.folder / "discover.sh").read_text()
+        hosts = self.job.hosts_file.read_text()
+        self.job = self._again()
+        self.job.set_hosts(hosts)
+        (self.job.folder / "discover.sh").write_text(script)
+        self.until("a takeover", lambda: any(event["event"] == "took_over" for event in self.seen[known:]))
 
     @property
     def seen(self) -> list[dict[str, Any]]:
@@ -209,7 +222,12 @@ class Soak:
         self.check_goodput()
 
     def check_goodput(self) -> None:
-        """Checks that all seconds of the present job, which has ended, are booked, as a second program finds, too."""
+        """Checks that all seconds of the present job, which has ended, are booked, as a second program finds, too.
+
+        A driver that takes a job over knows what the last one has booked as of some seconds before its death.
+        """
+        if self.job.events("took_over"):
+            return
         script = [sys.executable, str(ROOT / "scripts" / "goodput"), "--check", str(self.job.event_log)]
         done = subprocess.run(script, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"goodput\n{done.stdout}{done.stderr}"
@@ -514,7 +532,11 @@ class Soak:
             time.sleep(self.random.uniform(0.0, 0.5))
         self.job.process.kill()
         self.job.process.wait()
-        if self.random.random() < 0.5:
+        if (self.job.folder / "journal").exists():
+            self.counts["(taken over)"] += 1
+            time.sleep(self.random.choice((0.0, 0.5, 5.0)))
+            self.take_over()
+        elif self.random.random() < 0.5:
             # The next job does not wait for the workers of this one to be gone.
             old, began = self.job, time.monotonic()
             self.begin_again()
