@@ -114,8 +114,7 @@ def build(
         if journal is None or not parent.leave_to_another():
             return False
         journal.give_up()  # that this driver lets go of its agents is nothing that the next has to know
-        fleet.abandon()
-        workers.abandon()
+        driver.let_go()
         return True
 
     def forget(worker: WorkerId) -> None:

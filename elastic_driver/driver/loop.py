@@ -295,6 +295,11 @@ class ElasticDriver:
     def abandon(self, why: str) -> None:
         """Another driver has the job: this one ends at once, and leaves everything alone."""
         self.end.abandon(why)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Of all agents and workers, which are for another driver: none of them is told anything."""
+        self.agents.admission.abandon()
         self.agents.fleet.abandon()
         self.workers.abandon()
 

@@ -121,12 +121,27 @@ class Admission:
         self._job_facts = job_facts
         self._host = host
         self._arrivals: set[Arrival] = set()
+        self._is_abandoned = False  # whether the job goes on without this driver
 
     def take_over(self, identity: Identity) -> asyncio.Protocol:
         """What a connection is handed over to, once this peer has authenticated on it."""
-        arrival = Arrival(identity, self._tickets, self._job_facts, self._host, self._arrivals.discard, self._keeper)
+        arrival = Arrival(
+            identity,
+            self._tickets,
+            self._job_facts,
+            self._host,
+            self._arrivals.discard,
+            self._keeper,
+            is_abandoned=lambda: self._is_abandoned,
+        )
         self._arrivals.add(arrival)
         return arrival.connection
+
+    def abandon(self) -> None:
+        """The job goes on without this driver: whoever comes is cut off without a word, and finds the next one."""
+        self._is_abandoned = True
+        for arrival in tuple(self._arrivals):
+            arrival.connection.abort("the job goes on without this driver")
 
     def close(self) -> None:
         """Cuts those that have not said who they are."""
@@ -145,7 +160,10 @@ class Arrival:
         host: Host,
         over: Callable[[Arrival], None],
         keeper: Keeper[FleetFact],
+        *,
+        is_abandoned: Callable[[], bool],
     ) -> None:
+        self._is_abandoned = is_abandoned
         self._keeper = keeper
         self._newcomer: AgentLink | None = None  # until it is welcomed
         self._is_gone = False
@@ -161,6 +179,9 @@ class Arrival:
     def _received(self, frame: Frame) -> None:
         if self._link is not None:
             self._link.received(frame)
+            return
+        if self._is_abandoned():
+            self.connection.abort("the job goes on without this driver")
             return
         if self._newcomer is not None or len(frame.messages) != 1 or frame.first != 0:
             raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")

@@ -22,10 +22,11 @@ from elastic_driver.journal.entries import Facts
 from elastic_driver.journal.past import Past
 from elastic_driver.launch.fleet.kept import AgentKept
 from elastic_driver.rendezvous import agent_messages as words
+from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Removed, RoundAssignment
 from elastic_driver.words import ExitCode, NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeHost, Job
-from tests.support.fakes.fleet_fakes import rest
+from tests.support.fakes.fleet_fakes import Dial, hello, rest
 from tests.support.fakes.job_facts import job_of_one
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -584,7 +585,10 @@ def test_a_driver_that_has_lost_its_job_leaves_everything_alone(tmp_path: Path) 
     async def test(lives: Lives) -> None:
         await lives.job.train(2)
         await rest()
-        lives.job.world.fleet.fleet.superseded(2)
+        agents = lives.job.driver.agents
+        agents.fleet.superseded(2)
+        dial = Dial(agents.admission, Identity(Role.JOINER))
+        assert dial.says(hello(key="0" * 64, slots=1, host="c")) is None, "it is not told that the job is over"
         assert await lives.job.end() == ExitCode.OTHER_DRIVER
         for host in lives.job.world.hosts.values():
             assert host.transport.is_closed

@@ -502,3 +502,25 @@ def test_an_agent_that_obeys_a_later_driver_is_told_nothing() -> None:
         assert place.fleet.known(first.agent) is not None, "it was not given up"
 
     on_place(main, epoch=2)
+
+
+def test_nobody_is_told_anything_by_a_driver_that_has_left_its_job_to_another() -> None:
+    """It listens a little longer. Who was refused would end its workers, or not look for the next one."""
+
+    async def main(place: Place) -> None:
+        first = _hello()
+        place.dial().says(first)
+        waits = place.dial()
+        place.admission.abandon()
+        place.fleet.abandon()
+        assert waits.transport.is_closed
+        again = place.dial(Identity(Role.AGENT, number=first.agent))
+        assert again.says(hello(agent=first.agent, resumes=True, epoch=2)) is None
+        assert again.transport.is_closed
+        newcomer, other_version = place.dial(), place.dial()
+        assert newcomer.says(_hello(host="k")) is None
+        assert newcomer.transport.is_closed
+        assert other_version.says(_hello(host="k", protocol=1)) is None
+        assert other_version.transport.is_closed
+
+    on_place(main, epoch=2)
