@@ -246,6 +246,11 @@ class Channel:
         """Whether the other end has taken the message of that number."""
         return not self._unseen or self._unseen[0].number > number
 
+    @property
+    def has_unkept(self) -> bool:
+        """Whether there is something of :meth:`unkept`."""
+        return bool(self._unkept) or any(each.lasts for each in self._unseen)
+
     def unkept(self) -> list[Message]:
         """What was sent to last and the other end has not kept, in order, whether it was taken or not."""
         sent = (*self._unkept, *(each for each in self._unseen if each.lasts))

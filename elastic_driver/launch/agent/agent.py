@@ -79,6 +79,8 @@ if TYPE_CHECKING:
 _END_S = 20.0
 # How long the driver has to take the last words.
 _BYE_S = 5.0
+# How long a driver that is there has to keep the ends of workers, and how often it is looked whether it is.
+_KEPT_S, _LOOK_S = 10.0, 1.0
 # Between two times that the driver is told how long this machine has left.
 _SAY_AGAIN_S = 1.0
 # What workers there is room for, beyond two for each processor.
@@ -434,9 +436,8 @@ class Agent:
                 async with asyncio.timeout(_BYE_S):
                     self._taken.clear()
                     await self._taken.wait()
-        while order.exit_code < 0 and self._link.channel.unkept_bytes:
-            self._taken.clear()
-            await self._taken.wait()
+        if order.exit_code < 0:
+            await self._until_kept()
         self._send(Bye())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BYE_S):
@@ -451,6 +452,18 @@ class Agent:
         if self._home is not None and self._signal:
             code = 128 + self._signal
         self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))
+
+    async def _until_kept(self) -> None:
+        """Until the driver keeps all that a later one has to know. One that is there and does not is not waited for."""
+        left_s = _KEPT_S
+        while self._link.channel.has_unkept and left_s > 0:
+            self._taken.clear()
+            began = self._loop.time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_LOOK_S, left_s)):
+                    await self._taken.wait()
+            if self._link.connected:
+                left_s -= self._loop.time() - began
 
     # --- for the server and its handler ----------------------------------------------------------------------------
 
