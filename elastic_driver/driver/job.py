@@ -244,6 +244,7 @@ def _run_recorded(
         if journal is not None and not driver.end.is_abandoned:
             close(journal, code, console, is_in_vain=driver.is_in_vain)
         if driver.is_in_vain:
+            console.line(f"nothing is left of job {job_id}: this is a new job")
             return None
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.

@@ -90,7 +90,7 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
         return
     with JournalFolder.take(settings.journal, job_id, on_wait=tell.line) as folder:
         found = read_job(folder.path)
-        if isinstance(found, Closed) and _was_ours(folder.path):
+        if isinstance(found, Closed) and _was_ours(found, folder.path):
             yield Recording(job_of(settings, found.job_id), over=found.exit_code)
             return
         before = None
@@ -217,8 +217,10 @@ def _taken_over(found: Recorded, tell: Teller) -> Past | None:
     return None
 
 
-def _was_ours(path: Path) -> bool:
+def _was_ours(found: Closed, path: Path) -> bool:
     """Whether the job that is over there was that of this command, whose last driver was killed on its way out."""
+    if found.exit_code == ExitCode.INTERNAL_ERROR:  # nothing was left to take over, see close(): another job begins
+        return False
     started = parent.started()
     return started is not None and started.before != parent.which_file(path / JOURNAL)
 

@@ -14,13 +14,14 @@ from elastic_driver.core.events import EndJob
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.core.state import State
 from elastic_driver.driver import recording as module
-from elastic_driver.driver.recording import enter, has_journal, recording
+from elastic_driver.driver.recording import close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import Closed, Fact, JobFacts, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system import parent
 from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_processes
 from tests.support.fakes.job_facts import SECRET, an_agent, greeting, job_of_one
@@ -122,6 +123,26 @@ def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> No
     closed = read_job(kept)
     assert isinstance(closed, Closed)
     assert (closed.exit_code, closed.epoch) == (3, 5)
+
+
+@pytest.mark.parametrize(("code", "is_over"), [(0, True), (3, True), (70, False)])
+def test_a_driver_that_was_started_again_begins_a_job_where_none_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_over: bool
+) -> None:
+    """It has closed the journal itself when no agent had come back, or the one before it has, and was killed then."""
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+    with recording(settings_in(kept), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        close(recorded.journal, code, told := Told(), is_in_vain=code == 70)
+        assert told.warnings == []
+    with recording(settings_in(kept), "0456", Told()) as recorded:
+        assert recorded.over == (code if is_over else None)
+        assert recorded.job.job_id == ("0123" if is_over else "0456")
+        if not is_over:
+            assert recorded.journal is not None
+            assert recorded.journal.epoch == 2
+            recorded.journal.close(0)
 
 
 @pytest.fixture
