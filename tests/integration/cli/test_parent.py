@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elastic_driver.launch.agent.control import agents_here
 from tests.support.processes.jobs import AFRESH, Job
 
 pytestmark = pytest.mark.integration
@@ -363,5 +364,24 @@ def test_a_driver_that_fails_leaves_its_workers_to_the_next(tmp_path: Path, runt
         assert said.count("has failed: starting it again\n") == 1
         assert len({line["pid"] for line in job.steps()}) == 2, "nobody was started again"
         assert [each["event"] for each in job.events()].count("job_ended") == 0
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+
+
+def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: Path) -> None:
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=AFRESH) as job:
+        before = {line["pid"] for line in job.wait_for_steps(2)}
+        [number] = agents_here()
+        agent = psutil.Process(agents_here()[number].pid)
+        agent.suspend()  # it does not come back before it is killed
+        try:
+            os.kill(job.driver_pid(), signal.SIGKILL)
+            job.wait_for("the next driver", lambda: len(job.events("job_started")) == 2)
+        finally:
+            agent.kill()
+        job.wait_for("another job", lambda: "this is a new job\n" in job.said())
+        lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
+        assert not before & {line["pid"] for line in lines}
+        assert "none of its agents has come back" in job.said()
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
