@@ -262,11 +262,12 @@ def build(
     fleet.serve(host_events, workers, requests, meetings, warming, stacks)
     takeover: Takeover | None = None
     if before is not None:
+        assert journal is not None, "what there was before is read from it"
         takeover = Takeover(
             Parts(stepper, fleet, agents.addresses, workers, worker_events, rounds, requests, chronicle),
             [kept for kept in before.facts.agents.values() if not kept.given_up],
             Limits(settings.agent_timeout_s, settings.driver_timeout_s),
-            epoch=before.epoch + 1 if journal is None else journal.epoch,
+            epoch=journal.epoch,
             away_s=before.away_s,
             carry_out=carry_out,
             clock=clock,

@@ -27,6 +27,8 @@ class Disc:
         self.facts: list[Fact] = []
         self.looks: list[Callable[[], object]] = []
         self.answers_soon = False
+        self.epoch = 2
+        self.beside: Callable[[], object] = lambda: None
 
     def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
         assert not self.waiting, "one write is under way"
