@@ -246,6 +246,8 @@ class _Parent:
                 _say(f"{how}: starting it again{f' in {wait_s:.0f} s' if wait_s else ''}")
                 if wait_s or not self._asked:
                     signals = _signals_within(wait_s) or signals
+                    for number in signals:
+                        self._remember(number)
             try:
                 started = self._start(again, signals if is_last else self._asked or signals, is_last=is_last)
             except OSError as error:  # no process or descriptor is free
@@ -269,13 +271,15 @@ class _Parent:
                 code = _reap(child)
                 if code is not None:
                     return -_PASSED[-code - _FIRST] if -code in _BLOCKED[-len(_PASSED) :] else code
-            elif signal.getsignal(number) is not signal.SIG_IGN and (
-                received.si_code <= _SENT_BY_A_PROCESS or _is_for_the_leader(number)
-            ):
-                if number in _LASTING and not self._asked:
-                    self._asked = [number]
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, number if self._again is None else _as_passed_on(number))
+            elif signal.getsignal(number) is not signal.SIG_IGN:
+                self._remember(number)  # also what the child has itself: it may die before it takes it
+                if received.si_code <= _SENT_BY_A_PROCESS or _is_for_the_leader(number):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, number if self._again is None else _as_passed_on(number))
+
+    def _remember(self, number: signal.Signals) -> None:
+        if number in _LASTING and not self._asked:
+            self._asked = [number]
 
     def _goes_on(self, code: int, journal: str) -> bool:
         """Whether a driver that has ended so has left a job."""
@@ -358,7 +362,7 @@ def _signals_within(wait_s: float) -> list[signal.Signals]:
             return []
         if received.si_signo == signal.SIGCHLD:
             _reap(0)
-        elif received.si_signo in _ENDING:
+        elif received.si_signo in _ENDING and signal.getsignal(received.si_signo) is not signal.SIG_IGN:
             return [signal.Signals(received.si_signo)]
 
 

@@ -128,7 +128,8 @@ if word == "fail":
 if word == "term":
     os.kill(os.getpid(), signal.SIGTERM)
 if word == "early":
-    sys.exit(50 + list(parent.early_signals()).count(signal.SIGTERM))
+    early = list(parent.early_signals())
+    sys.exit(50 + early.count(signal.SIGTERM) + 10 * early.count(signal.SIGINT))
 while word in ("wait", "deaf"):
     signal.pause()
 sys.exit(int(word))
@@ -137,12 +138,19 @@ sys.exit(int(word))
 
 @contextmanager
 def again(
-    folder: Path, *acts: str, group: bool = False, stderr: int = subprocess.PIPE
+    folder: Path, *acts: str, group: bool = False, stderr: int = subprocess.PIPE, terminal: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program that does these at its starts."""
+    """A program that does these at its starts, in the session of a terminal where there is one."""
     words = [sys.executable, "-c", _AGAIN, str(folder / "journal"), str(folder / "starts"), *acts]
+    if terminal is not None:
+        words = ["setsid", "--ctty", *words]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=stderr, text=True, process_group=0 if group else None
+        words,
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        process_group=0 if group else None,
     ) as process:
         try:
             yield process
@@ -239,6 +247,48 @@ def test_a_signal_in_a_pause_ends_it_and_is_for_the_next(tmp_path: Path) -> None
         assert process.stderr.readline().endswith("starting it again in 2 s\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(150) == 51
+
+
+def test_it_is_for_each_that_comes_after(tmp_path: Path) -> None:
+    with again(tmp_path, "kill+write", "kill", "kill", "early") as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        assert process.stderr.readline().endswith("starting it again in 2 s\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(150) == 51
+
+
+def test_what_is_ignored_ends_no_pause(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with again(tmp_path, "kill+write", "kill", "kill", "early") as process:
+            assert process.stderr is not None
+            process.stderr.readline()
+            assert process.stderr.readline().endswith("starting it again in 2 s\n")
+            process.send_signal(signal.SIGHUP)
+            assert process.stderr.readline().endswith("starting it again in 4 s\n"), "nobody has asked for the end"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(150) == 51
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminals_signal_whose_receiver_dies_is_for_the_next(tmp_path: Path) -> None:
+    """The terminal sends it to both; the parent does not pass it on."""
+    controlling, terminal = os.openpty()
+    with again(tmp_path, "wait+write", "early", terminal=terminal) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline().split()[0]))
+        parent = psutil.Process(process.pid)
+        parent.suspend()
+        child.suspend()
+        os.write(controlling, b"\x03")
+        assert os.read(controlling, 2) == b"^C", "both have it"
+        child.kill()
+        parent.resume()
+        assert process.wait(150) == 60
+    os.close(controlling)
+    os.close(terminal)
 
 
 @pytest.mark.parametrize("before", [True, False])
