@@ -73,7 +73,7 @@ class Started:
     Attributes:
         is_last: whether it is to end the job, and nobody is started after it.
         before: which file there was at :attr:`Again.journal` before all (:func:`which_file`).
-        signals: those of the user's that have come since, which :func:`early_signals` takes.
+        signals: those of the user's that have come, to its parent too, which :func:`early_signals` takes.
     """
 
     is_last: bool
@@ -124,9 +124,10 @@ def started_again() -> Started | None:
     parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
     if parent != str(os.getppid()):  # it is another's, which has left its environment to its children
         return _started
-    reading_end, is_last, before = rest.split(" ", 2)
+    reading_end, is_last, numbers, before = rest.split(" ", 3)
     os.set_inheritable(int(reading_end), False)
-    _has_counting_parent, _started = True, Started(is_last == "last", before, [])
+    signals = [signal.Signals(int(number)) for number in numbers.split(",") if number]
+    _has_counting_parent, _started = True, Started(is_last == "last", before, signals)
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             for each in numbers_of(number):
@@ -292,10 +293,9 @@ class _Parent:
 
     def _start(self, again: Again, signals: Sequence[signal.Signals], *, is_last: bool) -> tuple[int, int]:
         def run(reading_end: int) -> None:
-            # Blocked signals stay so through the exec, and wait until the program can take them.
-            for number in signals:
-                os.kill(os.getpid(), number)
-            mark = f"{os.getppid()} {reading_end} {'last' if is_last else 'next'} {self._before}"
+            # Not sent: what is sent counts as one with what the user sends next (see news).
+            numbers = ",".join(str(int(number)) for number in signals)
+            mark = f"{os.getppid()} {reading_end} {'last' if is_last else 'next'} {numbers} {self._before}"
             try:
                 os.set_inheritable(reading_end, True)
                 os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})

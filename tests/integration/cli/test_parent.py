@@ -116,6 +116,10 @@ if word == "wait":
         signal.signal(number, count)
     for number in parent.numbers_of(signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(40 + len(got)))
+if word == "second":
+    assert list(parent.early_signals()) == [signal.SIGTERM]
+    for number in parent.numbers_of(signal.SIGTERM):
+        signal.signal(number, lambda number, _: parent.news(number) and sys.exit(60))
 if word == "deaf":
     for number in parent.numbers_of(signal.SIGTERM):
         signal.signal(number, lambda *_: print("deaf", flush=True))
@@ -130,7 +134,7 @@ if word == "term":
 if word == "early":
     early = list(parent.early_signals())
     sys.exit(50 + early.count(signal.SIGTERM) + 10 * early.count(signal.SIGINT))
-while word in ("wait", "deaf"):
+while word in ("wait", "deaf", "second"):
     signal.pause()
 sys.exit(int(word))
 """
@@ -247,6 +251,19 @@ def test_a_signal_in_a_pause_ends_it_and_is_for_the_next(tmp_path: Path) -> None
         assert process.stderr.readline().endswith("starting it again in 2 s\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(150) == 51
+
+
+def test_a_second_one_counts(tmp_path: Path) -> None:
+    with again(tmp_path, "kill+write", "kill", "second") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stderr.readline()
+        assert process.stderr.readline().endswith("starting it again in 2 s\n")
+        process.send_signal(signal.SIGTERM)
+        for _ in range(3):
+            process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(150) == 60
 
 
 def test_it_is_for_each_that_comes_after(tmp_path: Path) -> None:
