@@ -88,7 +88,8 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
     if settings.journal is None:
         yield Recording(job_of(settings, job_id))
         return
-    with JournalFolder.take(settings.journal, job_id, on_wait=tell.line) as folder:
+    look = parent.interruption()
+    with JournalFolder.take(settings.journal, job_id, on_wait=tell.line, look=look) as folder:
         found = read_job(folder.path)
         if isinstance(found, Closed) and _was_ours(found, folder.path):
             yield Recording(job_of(settings, found.job_id), over=found.exit_code)

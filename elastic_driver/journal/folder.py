@@ -73,7 +73,14 @@ class JournalFolder:
         self._descriptor = descriptor
 
     @classmethod
-    def take(cls, path: Path, job_id: str, *, on_wait: Callable[[str], None] = lambda text: None) -> Self:
+    def take(
+        cls,
+        path: Path,
+        job_id: str,
+        *,
+        on_wait: Callable[[str], None] = lambda text: None,
+        look: Callable[[], None] = lambda: None,
+    ) -> Self:
         """Makes the folder where it is not there, checks it, and locks it.
 
         Blocks for as long as a process that is dead still holds the lock.
@@ -82,13 +89,14 @@ class JournalFolder:
             path: the folder.
             job_id: what is written into the lock, for messages.
             on_wait: told once, in words, when it has to wait.
+            look: called again and again while it waits; what it raises ends that.
 
         Raises:
             JournalHeldError: a living process has it.
             JournalError: it cannot be made, is not this user's alone, or its file system has no locks.
         """
         path = _checked(path)
-        return cls(path, job_id, _lock(path, job_id, on_wait))
+        return cls(path, job_id, _lock(path, job_id, on_wait, look))
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +203,9 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int:
+def _lock(
+    path: Path, job_id: str, on_wait: Callable[[str], None] | None, look: Callable[[], None] = lambda: None
+) -> int:
     """The descriptor that holds the lock. ``on_wait``: None for who does not wait for the dead."""
     waited = False
     while True:
@@ -223,6 +233,7 @@ def _lock(path: Path, job_id: str, on_wait: Callable[[str], None] | None) -> int
             os.close(descriptor)
             raise _unfit(path, f"{LOCK}: {in_words(error)}; a journal needs a file system with locks") from error
         os.close(descriptor)
+        look()
         time.sleep(_LOOK_S)
 
 

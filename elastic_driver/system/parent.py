@@ -153,6 +153,23 @@ def early_signals() -> Iterator[signal.Signals]:
         yield _started.signals.pop(0)
 
 
+def interruption() -> Callable[[], None]:
+    """What a driver that waits calls again and again. It ends this process once a signal has come since.
+
+    What has come before is for the job that the driver waits for.
+
+    Returns:
+        Raises SystemExit with the exit code of one that a signal has ended.
+    """
+    before = 0 if _started is None else len(_started.signals)
+
+    def look() -> None:
+        if _started is not None and len(_started.signals) > before:
+            sys.exit(128 + _started.signals[before])
+
+    return look
+
+
 def leave_to_another() -> bool:
     """A driver has failed, and ends without its job. Returns whether its parent starts another for it.
 

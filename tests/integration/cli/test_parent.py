@@ -452,3 +452,40 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
         assert "none of its agents has come back" in job.said()
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
+
+
+# Whose first driver locks the folder, leaves that to a child that outlives it, and is killed.
+_HELD = """
+import os, signal, sys
+from pathlib import Path
+from elastic_driver.cli.main import main
+from elastic_driver.driver import recording
+from elastic_driver.system import parent
+enter = recording.read_job
+def read_job(path):
+    if parent.started() is None:
+        (path / "journal").touch(mode=0o600)
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.close(1)
+        os.close(2)
+        signal.sigwait([signal.SIGUSR2])
+        os._exit(0)
+    return enter(path)
+recording.read_job = read_job
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_driver_that_waits_for_a_dead_ones_lock_can_be_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    words = [sys.executable, "-c", _HELD, *RUN, "--journal", str(tmp_path / "kept"), "true"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, process_group=0, cwd=tmp_path) as process:
+        try:
+            assert process.stderr is not None
+            assert "was killed by SIGKILL: starting it again" in process.stderr.readline()
+            assert "which is dead: waiting until the kernel has let go of it" in process.stderr.readline()
+            process.send_signal(number)
+            assert process.wait(150) == 128 + number
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # the child, too

@@ -272,14 +272,19 @@ def test_a_killed_process_holds_it_no_more(tmp_path: Path) -> None:
         pass
 
 
-def test_whoever_finds_it_held_for_a_dead_process_waits_and_says_so_once(tmp_path: Path) -> None:
-    """As by a child of its that has not come to its exec."""
-    taken = take(tmp_path / "journal")
-    process = holder(tmp_path / "nothing")
+def held_for_the_dead(path: Path) -> tuple[JournalFolder, int]:
+    """A folder that is locked for a process that is dead, as by a child of its that has not come to its exec."""
+    taken = take(path)
+    process = holder(path)
     name = replace(ProcessName.of(process.pid), started=1)
     process.kill()
     process.communicate()
     (taken.path / LOCK).write_text(f"here\n{name}\njob\n")
+    return taken, process.pid
+
+
+def test_whoever_finds_it_held_for_a_dead_process_waits_and_says_so_once(tmp_path: Path) -> None:
+    taken, dead = held_for_the_dead(tmp_path / "journal")
     told: list[str] = []
 
     def wait(text: str) -> None:
@@ -289,7 +294,21 @@ def test_whoever_finds_it_held_for_a_dead_process_waits_and_says_so_once(tmp_pat
     with JournalFolder.take(tmp_path / "journal", "next", on_wait=wait) as mine:
         assert mine.is_ours
     assert len(told) == 1
-    assert f"process {process.pid}, which is dead" in told[0]
+    assert f"process {dead}, which is dead" in told[0]
+
+
+def test_whoever_waits_can_be_interrupted(tmp_path: Path) -> None:
+    taken, _ = held_for_the_dead(tmp_path / "journal")
+    looks = iter([None, None, SystemExit(143)])
+
+    def look() -> None:
+        if error := next(looks):
+            raise error
+
+    before = os.listdir("/proc/self/fd")
+    with taken, pytest.raises(SystemExit, match="143"):
+        JournalFolder.take(tmp_path / "journal", "next", look=look)
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 1, "that of the lock"
 
 
 RACER = textwrap.dedent(
