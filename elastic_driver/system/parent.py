@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from elastic_driver.errors import in_words
 from elastic_driver.system.tether import tie
 from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, ExitCode, pause_s
 
@@ -269,7 +270,7 @@ class _Parent:
             try:
                 started = self._start(again, signals if is_last else self._asked or signals, is_last=is_last)
             except OSError as error:  # no process or descriptor is free
-                how, can_start = f"the driver cannot be started ({error.strerror})", False
+                how, can_start = f"the driver cannot be started ({in_words(error)})", False
                 if is_last:
                     _say(f"{how}, and nobody ends the job")
                     self._end(code)
