@@ -107,15 +107,10 @@ word, _, rest = acts[number].partition("+")
 if rest == "write":
     journal.unlink(missing_ok=True)
     journal.touch()
-got = []
-def count(number, frame):
-    if parent.news(number):
-        got.append(number)
-if word == "wait":
-    for number in parent.numbers_of(signal.SIGUSR1):
-        signal.signal(number, count)
-    for number in parent.numbers_of(signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(40 + len(got)))
+got = 0
+warnings, ends = parent.numbers_of(signal.SIGUSR1), parent.numbers_of(signal.SIGTERM)
+if word == "wait":  # one after the other: a handler may be interrupted by the next
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*warnings, *ends))
 if word == "second":
     assert list(parent.early_signals()) == [signal.SIGTERM]
     for number in parent.numbers_of(signal.SIGTERM):
@@ -134,7 +129,12 @@ if word == "term":
 if word == "early":
     early = list(parent.early_signals())
     sys.exit(50 + early.count(signal.SIGTERM) + 10 * early.count(signal.SIGINT))
-while word in ("wait", "deaf", "second"):
+while word == "wait":
+    number = signal.sigwait((*warnings, *ends))
+    if number in ends:
+        sys.exit(40 + got)
+    got += parent.news(number) is not None
+while word in ("deaf", "second"):
     signal.pause()
 sys.exit(int(word))
 """
