@@ -461,6 +461,8 @@ def train(state):
     while not hvd.allreduce(numpy.array([float(os.path.exists(sys.argv[1]))]), op=hvd.Max)[0]:
         state.step += 1
         state.commit()
+        if state.step == 1:
+            print("has a state", flush=True)
         time.sleep(0.02)
     print("ends after", state.step, flush=True)
 
@@ -481,7 +483,7 @@ def test_members_wait_for_their_next_round_until_another_driver_has_it(tmp_path:
             hub.launch(TRAINS, str(over))
             stays, dies, other = WORKERS
             for worker in WORKERS:
-                await hub.writes("of 3", worker)
+                await hub.writes("has a state", worker)
             await hub.until(lambda: len(hub.of(Running)) >= 3, "that they train")
             pid = hub.of(Started, dies)[0].pid
             await hub.deafen()
