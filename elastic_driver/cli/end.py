@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.target import add_driver_flags, ask, target_of
+from elastic_driver.cli.target import add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
+from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.report.printable import one_line
 from elastic_driver.system import parent
+
+if TYPE_CHECKING:
+    from elastic_driver.journal.past import Recorded
 
 
 def parser_of_end() -> Parser:
@@ -35,9 +38,10 @@ def end(words: Sequence[str]) -> int:
     arguments = parser_of_end().parse_args(words)
     if arguments.job is None and arguments.driver is None:
         raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
-    if arguments.driver is None and (folder := _journal_of(arguments.job)) is not None:
-        return _end_without_driver(arguments.job, folder)
-    if arguments.driver is None and not any(each.job_id.startswith(arguments.job) for each in running_jobs()):
+    if arguments.driver is None and not any(job.job_id.startswith(arguments.job) for job in running_jobs()):
+        left = left_behind(arguments.job)
+        if len(left) == 1:
+            return _end_without_driver(left[0])
         from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
 
         alone = undriven_jobs(arguments.job)
@@ -51,20 +55,12 @@ def end(words: Sequence[str]) -> int:
     return 0
 
 
-def _journal_of(job: str) -> Path | None:
-    """That of the job that is meant, where it has no driver."""
-    if not left_jobs() or any(each.job_id.startswith(job) for each in running_jobs()):
-        return None
-    from elastic_driver.cli.recorded import without_driver  # late: it reads the core
-
-    found = [each for each in without_driver() if each.job.job_id.startswith(job)]
-    return found[0].job.settings.journal if len(found) == 1 else None
-
-
-def _end_without_driver(job: str, folder: Path) -> int:
+def _end_without_driver(found: Recorded) -> int:
     """Takes it over to end it. Blocks until it has ended."""
     from elastic_driver.cli.resume import go_on
 
+    folder = found.job.settings.journal
+    assert folder is not None, "it has a journal"
     parent.begin_with(signal.SIGTERM)
     code = go_on(folder)
     return 0 if code == 128 + signal.SIGTERM else code

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
-from elastic_driver.cli.target import ask, choose_job, target_of_job
-from elastic_driver.cli.undriven import undriven_jobs
+from elastic_driver.cli.target import ask, choose_job, left_behind, target_of_job
+from elastic_driver.cli.undriven import Undriven, undriven_jobs
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.credentials import Role, reader_key
-from elastic_driver.rendezvous.job_files import JobFile, left_jobs, running_jobs
+from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import write_secret
 from elastic_driver.report.metrics import PATH as METRICS
@@ -82,7 +82,10 @@ def jobs(words: Sequence[str]) -> int:
         url = _write_token(choose_job(running, arguments.job), Role.READER, arguments.write_reader_token)
         print(one_line(f"{url.partition('#')[0]}{METRICS}"))
         return 0
-    left, alone = _without_driver(arguments.job or ""), undriven_jobs(arguments.job or "")
+    left: list[Recorded] = []
+    alone: list[Undriven] = []
+    if arguments.job is not None or not arguments.ids:  # a shell that completes a line does not wait for agents
+        left, alone = left_behind(arguments.job or ""), undriven_jobs(arguments.job or "")
     is_there = bool(left or alone)
     if arguments.job is not None and not (is_there and not any(j.job_id.startswith(arguments.job) for j in running)):
         running, left, alone = [choose_job(running, arguments.job)], [], []
@@ -108,15 +111,6 @@ def jobs(words: Sequence[str]) -> int:
         rows += [(job.job_id, "-", job.words(), "-") for job in alone]
         print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
     return 0
-
-
-def _without_driver(of: str) -> list[Recorded]:
-    """Jobs that have a journal and no driver, whose ids begin so."""
-    if not left_jobs():
-        return []
-    from elastic_driver.cli.recorded import without_driver  # late: it reads the core, which others here need not
-
-    return [found for found in without_driver() if found.job.job_id.startswith(of)]
 
 
 def _none(found: Recorded) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
-from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
+from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
+from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.status_line import figures
@@ -110,12 +110,8 @@ def _is_left(arguments: argparse.Namespace) -> bool:
     Raises:
         SettingsError: the jobs cannot be looked for.
     """
-    if not left_jobs():
-        return False
-    from elastic_driver.cli import recorded  # late, see above
-
     given: str = arguments.job or ""
-    meant = [found for found in recorded.without_driver() if found.job.job_id.startswith(given)]
+    meant = left_behind(given)
     if len(meant) != 1 or any(job.job_id.startswith(given) for job in running_jobs()):
         return False
     _print_recorded(meant[0], arguments)

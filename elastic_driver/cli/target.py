@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from elastic_driver.errors import (
     NoTlsError,
@@ -27,8 +27,11 @@ from elastic_driver.errors import (
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
-from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.rendezvous.job_files import JobFile, left_jobs, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
+
+if TYPE_CHECKING:
+    from elastic_driver.journal.past import Recorded
 
 # Its driver lives, and answers unless it is stopped or somebody else has its port.
 _PATIENCE_S = 10.0
@@ -53,6 +56,19 @@ class Target:
     url: str
     credential: Credential
     job: JobFile | None = None
+
+
+def left_behind(job_id: str) -> list[Recorded]:
+    """This user's jobs on this machine that have a journal and no driver, and whose ids begin so.
+
+    Raises:
+        SettingsError: the jobs cannot be looked for.
+    """
+    if not left_jobs():
+        return []
+    from elastic_driver.cli.recorded import without_driver  # late: it reads the core, which few commands need
+
+    return [found for found in without_driver() if found.job.job_id.startswith(job_id)]
 
 
 def add_driver_flags(parser: argparse.ArgumentParser) -> None:
