@@ -32,7 +32,7 @@ from elastic_driver.journal.entries import (
 )
 from elastic_driver.journal.file import read
 from elastic_driver.journal.folder import JOURNAL, JournalError
-from elastic_driver.system.process_name import boot_id
+from elastic_driver.system.process_name import is_of_this_boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,10 @@ class Recorded:
 
     def away_s(self) -> float:
         """For how long the job has had no driver, as far as its journal tells."""
-        boot = boot_id()
-        is_same = boot and self.took.process.startswith(f"{boot} ")
-        since = (
-            time.clock_gettime(time.CLOCK_BOOTTIME) - self.took.boot_s if is_same else time.time() - self.took.unix_s
-        )
-        return max(0.0, since - (self.clock - self.took.clock))
+        took = self.took
+        is_same = is_of_this_boot(took.process)
+        since = time.clock_gettime(time.CLOCK_BOOTTIME) - took.boot_s if is_same else time.time() - took.unix_s
+        return max(0.0, since - (self.clock - took.clock))
 
 
 @dataclass(frozen=True, slots=True)

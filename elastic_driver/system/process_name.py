@@ -86,6 +86,14 @@ def lives(name: str) -> bool:
     return process is not None and (not process.is_of_this_place or process.state() is not None)
 
 
+def is_of_this_boot(name: str) -> bool:
+    """Whether the process of that name ran since this machine was started, in whichever container; no where the system
+    does not say.
+    """
+    boot = boot_id()
+    return bool(boot) and name.startswith(f"{boot} ")
+
+
 def pid_in(name: str) -> int | None:
     """The id in a process's name; None where it is none."""
     process = ProcessName.parse(name)

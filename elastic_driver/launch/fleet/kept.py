@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.rendezvous.agent_messages import Hello
-from elastic_driver.system.process_name import boot_id, lives
+from elastic_driver.system.process_name import is_of_this_boot, lives
 
 F = TypeVar("F", contravariant=True)
 
@@ -192,7 +192,7 @@ def may_come_back(agent: AgentKept) -> bool:
     if not agent.local:
         return True
     process = agent.hello.owner
-    return not process or (process.startswith(f"{boot_id()} ") and lives(process))
+    return not process or (is_of_this_boot(process) and lives(process))
 
 
 NOTHING = KeepsNothing()
