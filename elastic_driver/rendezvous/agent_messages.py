@@ -619,7 +619,7 @@ class Levels(Said, name="levels"):
         round_id: the last round that it was told of; 0 for none.
         notice_version: of the last notice that a driver has told it of; 0 for none. That the job is over does not
             count: a driver may die while it ends the job, and its journal says nothing of that.
-        alone_s: for how long it has had no connection to a driver, seconds.
+        alone_s: for how long it had not heard of a driver, seconds.
     """
 
     workers: list[WorkerLevel]

@@ -228,7 +228,6 @@ class Agent:
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
         self._leaving = ""  # why it is to leave; "" where it is not
-        self._alone_since = self._loop.time()  # as far as it is
         self._gone_at = math.inf  # when this machine is gone, as far as anybody has said; the loop's clock
         self._signal = 0  # that has asked it to leave
         self._ended: asyncio.Future[End] = self._loop.create_future()
@@ -370,16 +369,14 @@ class Agent:
 
     def alone(self) -> None:
         """See LinkOwner."""
-        self._alone_since = self._loop.time()
         self._rounds.alone()
 
-    def taken_over(self, untold: Sequence[Said]) -> None:
+    def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
         """See LinkOwner."""
         if self._workers is None:
             return  # it ends, since it could not begin
         within_s = None if math.isinf(self._gone_at) else max(0.0, self._gone_at - self._loop.time())
         leaves = Leaves(self._leaving, within_s) if self._leaving else None
-        alone_s = max(0.0, self._loop.time() - self._alone_since)
         for message in all_again(self._workers, self._rounds, self._ports, leaves, untold, alone_s):
             self._link.send(message)
         self._probes.close()  # whoever has asked for a check is gone

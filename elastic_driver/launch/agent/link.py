@@ -110,11 +110,12 @@ class LinkOwner(Protocol):
     def alone(self) -> None:
         """There is no connection to the driver, and another may come in its place."""
 
-    def taken_over(self, untold: Sequence[Said]) -> None:
+    def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
         """Another driver has the job, and has taken this agent in. Before its first message.
 
         Args:
             untold: what was said to the one before and it has not kept, in order.
+            alone_s: for how long that one had not been heard, seconds.
         """
 
 
@@ -435,6 +436,7 @@ class DriverLink:
         self._fingerprint = self._fingerprint or met.fingerprint
         self._is_welcomed, self.driver = True, driver
         self._door = line.url, met.connection.ends[0]
+        alone_s = self.alone_s
         # What listens on this machine for a driver on another is a tunnel, whose end says nothing of the driver.
         is_ours = path_of(line.url) is None and ip_address(self._door[1].partition("%")[0]).is_loopback
         self._door_tells = not is_ours or welcome.place == place_of_sockets()
@@ -444,18 +446,18 @@ class DriverLink:
         if is_first:
             self._owner.welcomed(welcome)
         elif is_another:
-            self._begin_anew()
+            self._begin_anew(alone_s)
         seen, kept = (0, 0) if is_another else (welcome.seen, welcome.kept)
         self.channel.attach(met.connection, seen, kept)
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, alone_s: float) -> None:
         """Another driver has the job."""
         if self._older is not None:
             # Before anything of the new one is taken: its driver may live, and must not be heard any more.
             self._older.met.connection.abort("another driver has the job")
         untold = [said(message) for message in self.channel.unkept()]
         self.channel = Channel(self._take, on_seen=self._owner.seen)
-        self._owner.taken_over(untold)
+        self._owner.taken_over(untold, alone_s)
 
     def _take(self, message: Message) -> None:
         self._owner.take(said(message))
