@@ -173,7 +173,7 @@ class Fleet:
             listener=self,
             keeper=keeper,
         )
-        self.returning = Returning(self._roster, tickets, self._names, self.changes, partial(self._link, is_away=True))
+        self.returning = Returning(self._roster, self._names, self.changes, partial(self._link, is_away=True))
         if check is not None:
             check.serve(HostsToCheck(self, self._roster, self._names_of, lambda: self._wanted, lambda: self._listener))
         self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)

@@ -15,7 +15,6 @@ from elastic_driver.launch.fleet.kept import AgentKept
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.names import HostNames
 from elastic_driver.launch.fleet.roster import Roster
-from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.agent_messages import Levels, Said
 
 
@@ -38,7 +37,6 @@ class Returning:
 
     Args:
         roster: of the agents.
-        tickets: are told their keys.
         names: of hosts.
         changes: are waited for.
         make_link: makes the link of an agent that is away.
@@ -47,13 +45,11 @@ class Returning:
     def __init__(
         self,
         roster: Roster,
-        tickets: Tickets,
         names: HostNames,
         changes: Changes,
         make_link: Callable[[AgentFacts], AgentLink],
     ) -> None:
         self._roster = roster
-        self._tickets = tickets
         self._names = names
         self._changes = changes
         self._make_link = make_link
@@ -64,7 +60,7 @@ class Returning:
 
         Args:
             former: whose they are until they are back.
-            agents: that were welcomed, and not given up.
+            agents: that were welcomed, and not given up. Their keys are known already (Tickets.take_over).
             names: under which hosts are known, beside theirs.
         """
         self._former = former
@@ -72,7 +68,6 @@ class Returning:
         for kept in agents:
             link = self._make_link(kept.facts)
             self._roster.add(link)
-            self._tickets.admit(link.agent, bytes.fromhex(kept.key))
             self._roster.settle(link)
             if kept.ending:
                 self._roster.ends(link)
