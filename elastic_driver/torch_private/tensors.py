@@ -37,13 +37,13 @@ GRADIENTS_IN_PLACE = Feature(
 )
 
 
-def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies tensors into tensors."""
+def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, wait: bool = True) -> None:
+    """Copies tensors into tensors. Without ``wait``, copies between a device and the host may still be under way."""
     if FAST_COPIES.has_parts():
-        torch._foreach_copy_(list(targets), list(sources))
+        torch._foreach_copy_(list(targets), list(sources), non_blocking=not wait)
     else:
         for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
+            target.copy_(source, non_blocking=not wait)
 
 
 def zero_each(tensors: Sequence[torch.Tensor]) -> None:

@@ -38,6 +38,7 @@ from elastic_driver.torch.distributed.shards import (
     sharded_in,
     taken_out,
 )
+from elastic_driver.torch.host_memory import copy_to_host
 from elastic_driver.torch.snapshot import (
     HostCopies,
     HostCopy,
@@ -182,8 +183,7 @@ class ShardedState(ObjectState):
         tree, tensors = taken_out(self._tree())
         payload = Payload.of([leaf_of(tensor) for tensor in tensors], self._spare, pinned=self._pinned)
         self._spare = None
-        for index, tensor in enumerate(tensors):
-            payload.piece(index).copy_(tensor.to_local())
+        copy_to_host([payload.piece(index) for index in range(len(tensors))], [each.to_local() for each in tensors])
         whole = self._host_copies.take(tree)
         values = copy.deepcopy(self._values())
         if commits is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from elastic_driver.errors import UnsupportedOperationError
+from elastic_driver.torch.host_memory import empty_bytes
 from elastic_driver.torch.snapshot import with_metadata
 from elastic_driver.torch_private.groups import STRIDED, is_strided
 from elastic_driver.torch_private.tensors import metadata_of
@@ -256,7 +257,7 @@ class Payload:
         head = json.dumps([[leaf.shape, leaf.dtype, leaf.box.offset, leaf.box.size] for leaf in leaves]).encode()
         starts, total = _starts(leaves, _HEAD.size + len(head))
         if spare is None or spare.numel() != total:
-            spare = torch.empty(total, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+            spare = empty_bytes(total, pinned=pinned)
         packed = bytearray(_HEAD.pack(len(head)) + head)
         spare[: len(packed)].copy_(torch.frombuffer(packed, dtype=torch.uint8))
         return cls(leaves, spare, starts)

@@ -1,0 +1,76 @@
+"""Host memory for copies of a state: page-locked for what lies on a GPU, which then copies at the speed of its bus.
+
+torch's allocator of page-locked memory rounds up to a power of two and keeps what it once had. So tensors share slabs
+whose sizes are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from elastic_driver.torch.device.groups import say_once
+from elastic_driver.torch_private.tensors import copy_each
+
+SLAB_BYTES = 64 << 20
+_ALIGNED_BYTES = 64
+
+
+def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
+    """New memory, (count,) uint8; page-locked if asked for and the system gives that much, else ordinary memory."""
+    if pinned:
+        try:
+            return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            say_once(f"cannot lock {count / 1e6:.0f} MB of host memory ({reason}); copies of GPU tensors take longer")
+    return torch.empty(count, dtype=torch.uint8, device="cpu")
+
+
+def empty_like_each(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """New memory on the host for a copy of each of these tensors; page-locked for those on a GPU."""
+    made = [torch.empty(() if tensor.is_cuda else tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors]
+    on_gpu = [index for index, tensor in enumerate(tensors) if tensor.is_cuda]
+    slabs, places = layout([tensors[index].numel() * tensors[index].element_size() for index in on_gpu])
+    memory = [empty_bytes(size, pinned=True) for size in slabs]
+    for index, (slab, start) in zip(on_gpu, places, strict=True):
+        tensor = tensors[index]
+        nbytes = tensor.numel() * tensor.element_size()
+        made[index] = memory[slab][start : start + nbytes].view(tensor.dtype).view(tensor.shape)
+    return made
+
+
+def copy_to_host(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies tensors of any devices into host memory, after what their devices' current streams do."""
+    if not targets:
+        return
+    copy_each(targets, sources, wait=False)
+    for device in {source.device for source in sources if source.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """How pieces of these sizes, in bytes, share slabs: the slabs' sizes, and each piece's slab and start in it."""
+    left = sum(map(_aligned, sizes))
+    slabs: list[int] = []
+    ends: list[int] = []
+    places = [(0, 0)] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        need = _aligned(sizes[index])
+        slab = next((slab for slab, end in enumerate(ends) if end + need <= slabs[slab]), len(slabs))
+        if slab == len(slabs):
+            slabs.append(_power_of_two(max(need, min(left, SLAB_BYTES))))
+            ends.append(0)
+        places[index] = slab, ends[slab]
+        ends[slab] += need
+        left -= need
+    return slabs, places
+
+
+def _aligned(size: int) -> int:
+    return max(1, -(-size // _ALIGNED_BYTES)) * _ALIGNED_BYTES
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
