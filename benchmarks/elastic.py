@@ -1,7 +1,7 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
     python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun]
-        [--hosts netns] [--worker ddp|fsdp|hsdp|torchrun|horovod]
+        [--hosts netns] [--worker ddp|fsdp|hsdp|torchrun|horovod] [--device cuda]
 
 Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
 three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
@@ -273,7 +273,11 @@ def main() -> None:
         default="ours",
         help="which loop (default ours)",
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what trains (default cpu)")
     options = parser.parse_args()
+    os.environ["BENCH_DEVICE"] = options.device
+    if options.device == "cuda":  # ranks that share a GPU
+        os.environ |= {"SHARE_GPU": "1", "ELASTIC_DRIVER_DEVICE_LANE": "cuda"}
     if options.worker in ("torchrun", "horovod") and options.hosts == "netns":
         parser.error(f"--worker {options.worker}: on one machine only")
     os.environ["BENCH_WORKER"] = options.worker  # elastic_loop.py's

@@ -2,7 +2,8 @@
 
 BENCH_WORKER says what carries the gradients: "ours" (the default), DistributedOptimizer; or "ddp", torch's
 DistributedDataParallel in place, over the round's process group; or "fsdp" and "hsdp", where the model is sharded over
-all ranks, or over pairs of them.
+all ranks, or over pairs of them. With BENCH_DEVICE=cuda it trains on GPUs (but for "fsdp" and "hsdp"), over NCCL where
+that is possible.
 
 Appends a JSON line for each step to STEP_LOG: time (unix s), pid, rank, size, step; and one for each stage of a change
 to MARK_LOG, if that is given: time, pid, mark. The marks, in the order of a change:
@@ -33,6 +34,7 @@ from elastic_driver.worker.rounds.runtime import Runtime
 STEPS = int(os.environ.get("BENCH_STEPS", "100000"))
 COMPUTE_S = 0.05
 NUMEL = 1 << 20  # float32: 4 MB
+DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
 
 
 def marking() -> Callable[[str], None]:
@@ -86,7 +88,15 @@ def sharded(mesh: Any) -> Any:
 
 def main() -> None:
     mark = marking()
+    if DEVICE == "cuda":
+        from tests.support.programs import shared_gpu
+
+        shared_gpu.allow()
     hvd.init()
+    device = torch.device("cpu")
+    if DEVICE == "cuda":
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     kind = os.environ.get("BENCH_WORKER")
     is_ddp, is_sharded = kind == "ddp", kind in ("fsdp", "hsdp")
@@ -96,7 +106,7 @@ def main() -> None:
     if is_sharded:
         state = hvd.elastic.FSDPState(sharded, step=0)
     else:
-        model = torch.nn.Linear(1024, NUMEL // 1024, bias=False)
+        model = torch.nn.Linear(1024, NUMEL // 1024, bias=False, device=device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     if is_ddp:
         state = hvd.elastic.DDPState(model=model, optimizer=optimizer, step=0)
@@ -104,7 +114,7 @@ def main() -> None:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
     log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
-    data = torch.randn(4, 1024)
+    data = torch.randn(4, 1024, device=device)
     state.register_reset_callbacks([lambda: mark("connected")])
 
     @hvd.elastic.run

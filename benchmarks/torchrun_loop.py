@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 NUMEL = 1 << 20
+DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
 
 
 def mark(name: str) -> None:
@@ -26,16 +27,24 @@ def mark(name: str) -> None:
 
 def main() -> None:
     mark("imported")
-    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    if DEVICE == "cuda":
+        from tests.support.programs import shared_gpu
+
+        shared_gpu.look_like_a_machine()
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     mark("met")
     torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, NUMEL // 1024, bias=False))
+    net = torch.nn.Linear(1024, NUMEL // 1024, bias=False, device=device)
+    model = torch.nn.parallel.DistributedDataParallel(net)
     mark("wrapped")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     checkpoint = Path(os.environ["STEP_LOG"] + ".step")
     step = int(checkpoint.read_text()) if checkpoint.exists() else 0
     log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
-    data = torch.randn(4, 1024)
+    data = torch.randn(4, 1024, device=device)
     while True:
         time.sleep(0.05)
         optimizer.zero_grad()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from datetime import timedelta
 from typing import Any
 
+import shared_gpu
 import torch
-from worker_program import say
+from worker_program import hold, say
 
 import elastic_driver.torch as hvd
 from elastic_driver.errors import DeviceLaneError
@@ -19,6 +22,8 @@ from elastic_driver.torch.device.groups import Store
 from elastic_driver.worker.engine.collectives import Group
 from elastic_driver.worker.engine.torch_collectives import TorchCollectives
 from elastic_driver.worker.rounds.process_sets import members_of
+
+shared_gpu.allow()
 
 
 def collectives(kind: str) -> None:
@@ -196,3 +201,83 @@ def ways() -> None:
     except DeviceLaneError as raised:
         error = str(raised)
     say(ok=True, on_device=on_device, error=error, gpus=torch.cuda.device_count())
+
+
+def _inject(fault: str, at: int) -> None:
+    """A fault of this process at its call number ``at`` of the group's allreduce: all have agreed on it by then."""
+    calls = 0
+    reduce = device_groups.Peers.allreduce
+
+    def allreduce(self: device_groups.Peers, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            if fault in ("kill", "stop"):
+                say(fault=fault)
+                os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            if fault == "never joins":
+                say(fault=fault)
+                threading.Event().wait()
+            if fault == "raises":
+                raise RuntimeError("on purpose")
+            if fault == "long kernel":
+                say(fault=fault)
+                torch.cuda._sleep(int(1e12))  # about ten minutes
+        reduce(self, *args)
+
+    device_groups.Peers.allreduce = allreduce  # type: ignore[method-assign]
+
+
+def inputs_of(step: int) -> torch.Tensor:
+    return torch.randn(8, 30, generator=torch.Generator().manual_seed(step))
+
+
+def expected_losses(steps: int) -> list[float]:
+    """Of one process alone on a CPU, by step: all ranks of ``train`` train on the same data."""
+    model, optimizer = _model("cpu")
+    return [_turn(model, optimizer, step) for step in range(steps)]
+
+
+def _model(device: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3)).to(device)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def _turn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+    data = inputs_of(step).to(next(model.parameters()).device)
+    optimizer.zero_grad()
+    loss = (model(data) - data[:, :3]).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def train(kind: str, steps: str, fault: str = "", at: str = "0") -> None:
+    """An elastic training on tensors of a kind, with a fault of this process in the midst of an operation on them."""
+    if fault:
+        _inject(fault, int(at))
+    hvd.init()
+    device = kind
+    if kind == "cuda":
+        device = f"cuda:{hvd.local_rank() % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    model, base = _model(device)
+    optimizer = hvd.DistributedOptimizer(base, named_parameters=model.named_parameters())
+    state = hvd.elastic.TorchState(model, optimizer, step=0)
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        on_device = hvd.size() > 1 and lane.torch_lane.takes(
+            members_of(hvd.global_process_set), [next(model.parameters())]
+        )
+        while state.step < int(steps):
+            hold(state.step)
+            loss = _turn(model, optimizer, state.step)
+            say(step=state.step, loss=loss, size=hvd.size(), pid=os.getpid(), on_device=on_device, at=time.time())
+            state.step += 1
+            state.commit()
+
+    loop(state)
+    assert all(param.device == torch.device(device) for param in model.parameters())
+    say(done=True, threads=sorted(thread.name for thread in threading.enumerate()))

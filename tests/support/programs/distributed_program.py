@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import shared_gpu
 import torch
 import torch.distributed as dist
 
@@ -87,15 +88,19 @@ def held(step: int) -> None:
         time.sleep(0.01)
 
 
+def own_gpu(hvd: Any) -> str:
+    device = f"cuda:{hvd.local_rank() % torch.cuda.device_count()}"
+    torch.cuda.set_device(device)
+    return device
+
+
 def ddp_state(hvd: Any, device: str = "cpu") -> Any:
     model = build().to(device)
     return hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
 
 
 def train_ddp(hvd: Any, log: Log, kind: str) -> None:
-    state = ddp_state(hvd, f"cuda:{hvd.local_rank()}" if kind == "cuda" else "cpu")
-    if kind == "cuda":
-        torch.cuda.set_device(hvd.local_rank())
+    state = ddp_state(hvd, own_gpu(hvd) if kind == "cuda" else "cpu")
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -198,14 +203,14 @@ def begin_anew(state: Any) -> None:
     state.step = 0
 
 
-def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None, pairs: bool = False) -> Any:
+def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None, pairs: bool = False, device: str = "cpu") -> Any:
     """With ``pairs``, two neighbouring ranks divide each layer by tensor parallelism."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     def make(mesh: Any) -> tuple[Any, Any]:
-        model = build()
+        model = build().to(device)
         if pairs:
             both = init_device_mesh(mesh.device_type, (mesh.size() // 2, 2), mesh_dim_names=("data", "tensor"))
             parallelize_module(model, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -220,7 +225,11 @@ def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None, pairs: bool =
 
 def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
     state = fsdp_state(
-        hvd, copies=kind in ("", "pairs"), pairs=kind == "pairs", load=begin_anew if kind == "load" else None
+        hvd,
+        copies=kind in ("", "pairs", "cuda"),
+        pairs=kind == "pairs",
+        load=begin_anew if kind == "load" else None,
+        device=own_gpu(hvd) if kind == "cuda" else "cpu",
     )
 
     @hvd.elastic.run
@@ -239,10 +248,10 @@ def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
-def zero_state(hvd: Any, *, copies: bool = True) -> Any:
+def zero_state(hvd: Any, *, copies: bool = True, device: str = "cpu") -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = build()
+    model = build().to(device)
 
     def make(group: Any) -> Any:
         options = {"process_group": group, "parameters_as_bucket_view": not copies, "lr": 1e-2}
@@ -253,7 +262,7 @@ def zero_state(hvd: Any, *, copies: bool = True) -> Any:
 
 
 def train_zero(hvd: Any, log: Log, kind: str) -> None:
-    state = zero_state(hvd, copies=kind != "bare")
+    state = zero_state(hvd, copies=kind != "bare", device=own_gpu(hvd) if kind == "cuda" else "cpu")
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -292,6 +301,9 @@ def reset_often(hvd: Any, log: Log, state: Any) -> None:
         state.step += 1
         state.commit()
         figures = {"fds": process.num_fds(), "threads": process.num_threads(), "rss": process.memory_info().rss}
+        if torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info()
+            figures["gpu"] = total - free
         log.step(state.step, **figures)
         if state.step < RESETS:
             raise hvd.HorovodInternalError("once more")
@@ -300,6 +312,21 @@ def reset_often(hvd: Any, log: Log, state: Any) -> None:
         log.step(state.step, left=len(made), groups=len(dist.distributed_c10d._world.pg_map), hook=hook_depth())
 
     train(state)
+
+
+def check_nothing_is_left(lines: list[dict[str, Any]]) -> None:
+    """Of the rounds of ``reset_often``, by what one rank has said."""
+    rounds = [line for line in lines if "fds" in line]
+    # A rank may learn of the other's error before it comes to its own: which of them does so more often is chance.
+    assert len(rounds) > 12
+    early, late = rounds[10], rounds[-1]
+    assert late["fds"] <= early["fds"] + 10  # what is being freed in the background, at most
+    assert late["threads"] <= early["threads"] + 10
+    assert late["rss"] <= early["rss"] + (40 << 20)
+    assert late.get("gpu", 0) <= early.get("gpu", 0) + (300 << 20), "of a whole GPU: another communicator or two"
+    assert lines[-1]["groups"] == 1
+    assert lines[-1]["left"] <= 4, "of two objects a round, those of the last two rounds"
+    assert lines[-1]["hook"] <= 2
 
 
 def hook_depth() -> int:
@@ -316,10 +343,14 @@ def main() -> None:
     import elastic_driver.torch as hvd
 
     way, _, kind = sys.argv[1].partition("-")
+    shared_gpu.allow()
     hvd.init()
     log = Log()
-    if kind == "resets":
-        reset_often(hvd, log, {"ddp": ddp_state, "fsdp": fsdp_state, "zero": zero_state}[way](hvd))
+    make = {"ddp": ddp_state, "fsdp": fsdp_state, "zero": zero_state}.get(way)
+    if kind == "resets" and make is not None:
+        reset_often(hvd, log, make(hvd))
+    elif kind == "cuda-resets" and make is not None:
+        reset_often(hvd, log, make(hvd, device=own_gpu(hvd)))
     elif way == "ddp":
         train_ddp(hvd, log, kind)
     elif way == "compiled":
