@@ -201,6 +201,8 @@ def test_another_signal_ends_the_job(tmp_path: Path) -> None:
 EXIT = """\
 import os, pathlib, signal, sys, time
 import elastic_driver  # what the warm process is for
+def say(*words):  # in one piece, also where Python's output has no buffer: torchrun's workers share a pipe
+    os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 rank, generation = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if generation == 0:
     if rank == 1:
@@ -209,7 +211,7 @@ if generation == 0:
     sys.exit(rank)
 taken = []
 for name in ("SIGUSR1", "SIGALRM"):
-    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, rank, flush=True))
+    signal.signal(getattr(signal, name), lambda number, frame: say(signal.Signals(number).name, rank))
 there, says_so = os.pipe()
 child = os.fork()
 if child == 0:
@@ -218,12 +220,12 @@ if child == 0:
 try:
     if child:
         os.read(there, 1)
-        print("waits", os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], flush=True)
+        say("waits", os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"])
     while True:
         time.sleep(0.1)
 except KeyboardInterrupt:
     if child:
-        print("saved", rank, flush=True)
+        say("saved", rank)
 """
 
 
