@@ -1,0 +1,220 @@
+"""A job whose drivers die again and again, each at another place of what it does, and what has to come of its steps."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.past import read_job
+from elastic_driver.launch.agent.control import AgentHere, agents_here
+from tests.support.paths import PROGRAMS
+from tests.support.processes.jobs import PATIENCE_S, PROGRAM, Job
+
+DYING = (str(PROGRAMS / "dying_elasticrun.py"),)
+ALL = "."
+
+
+def agents_of(runtime: Path) -> dict[Path, AgentHere]:
+    """The agents of jobs with this runtime folder that are there."""
+    with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(runtime)}):
+        return agents_here()
+
+
+class DyingDrivers:
+    """A job in a folder. Use as a context manager: in the end nothing of it may be left.
+
+    Args:
+        folder: of the job.
+        hosts: at first.
+        flags: of each of its drivers.
+        env: of the job.
+
+    Attributes:
+        job: with its present driver, which may be dead.
+        drivers: how many there have been.
+    """
+
+    def __init__(self, folder: Path, hosts: str, *flags: str, **env: str) -> None:
+        self.folder = folder
+        self.kept, self.runtime = folder / "kept", folder / "runtime"
+        self._dies = folder / "dies"
+        self._flags = (*flags, "--journal", str(self.kept))
+        self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(self.runtime), "DIES": str(self._dies)} | env
+        self._hosts = hosts
+        self.drivers = 0
+        for path in (self.runtime, self._dies):
+            path.mkdir(mode=0o700)
+        self.job: Job
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.disarm()
+        if kind is not None:
+            self._give_up()
+        end = time.monotonic() + PATIENCE_S
+        while left := [*self.job.leftovers(), *map(str, agents_of(self.runtime).values())]:  # no children of a driver's
+            assert time.monotonic() < end, f"left running: {left}"
+            time.sleep(0.05)
+
+    def _give_up(self) -> None:
+        """The test has failed."""
+        self.job.process.kill()
+        self.job.process.wait()
+        for agent in agents_of(self.runtime).values():
+            os.kill(agent.pid, signal.SIGTERM)
+
+    # --- drivers ---------------------------------------------------------------------------------------------------
+
+    def arm(self, phase: str, places: str = ALL, *, once: bool = False) -> None:
+        """From now on drivers die.
+
+        Args:
+            phase: what the job does. In each phase they die at each place anew.
+            places: a pattern: only at those whose names it is found in.
+            once: only the first of them does.
+        """
+        new = self._dies / "armed.new"
+        new.write_text(f"{phase}\n{places}\n{'once' if once else 'always'}")
+        new.replace(self._dies / "armed")
+
+    def disarm(self) -> None:
+        """From now on none does."""
+        (self._dies / "armed").unlink(missing_ok=True)
+
+    def start(self) -> None:
+        """Starts a driver, like the one before."""
+        said = self.said() if self.drivers else ""
+        self.job = Job(
+            self.folder,
+            self._hosts,
+            *self._flags,
+            command=[sys.executable, str(PROGRAM)],
+            env=self._env,
+            elasticrun=DYING,
+        )
+        self.drivers += 1
+        with (self.folder / "said").open("a") as file:
+            file.write(said)
+
+    def said(self) -> str:
+        """By the present driver."""
+        return self.job.said()
+
+    @property
+    def died_at(self) -> list[str]:
+        """The places, in their order."""
+        try:
+            return (self._dies / "died").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def has_died_at(self, places: Sequence[str]) -> None:
+        """Drivers of other jobs have died at these."""
+        (self._dies / "died").write_text("".join(f"{name}\n" for name in places))
+
+    def until(self, what: str, found: Callable[[], Any]) -> Any:
+        """Blocks until something is found, and starts another driver whenever one has died where it was to."""
+        end = time.monotonic() + PATIENCE_S
+        while not (answer := found()):
+            assert time.monotonic() < end, f"{what}: not seen; {self._where()}"
+            if (code := self.job.process.poll()) is not None:
+                assert code == -signal.SIGKILL, f"{what}: the driver has ended with {code}; {self._where()}"
+                end += PATIENCE_S / 10
+                self.start()
+            time.sleep(0.01)
+        return answer
+
+    def _where(self) -> str:
+        said = (self.folder / "said").read_text() + self.said()
+        agents = self._dies / "agents"
+        of_agents = agents.read_text() if agents.exists() else ""
+        return f"drivers have died at {self.died_at}\n{said[-6000:]}\nagents: {of_agents[-4000:]}"
+
+    def set_hosts(self, text: str) -> None:
+        self._hosts = text
+        self.job.set_hosts(text)
+
+    # --- the job ---------------------------------------------------------------------------------------------------
+
+    def trains(self, size: int, count: int = 3, *, without: int = 0) -> list[dict[str, Any]]:
+        """Blocks until all of a round of this size have done so many steps from now on. Returns these.
+
+        Args:
+            size: of the round.
+            count: of steps.
+            without: a process that is not in it.
+        """
+        since = time.time()
+
+        def found() -> list[dict[str, Any]]:
+            lines = [line for line in self.job.steps() if line["size"] == size and line["time"] > since]
+            done = collections.Counter(line["rank"] for line in lines if line["pid"] != without)
+            return lines if len(done) == size and min(done.values()) >= count else []
+
+        answer: list[dict[str, Any]] = self.until(f"steps of {size}", found)
+        return answer
+
+    def worker(self, name: str) -> int:
+        """The process that has this place."""
+        return next(int(line["pid"]) for line in reversed(self.job.steps()) if line["worker"].startswith(f"{name}#"))
+
+    def last_step(self) -> int:
+        return max(int(line["step"]) for line in self.job.steps())
+
+    def end_at(self, step: int) -> None:
+        """The training ends with this step."""
+        new = self.folder / "last.new"
+        new.write_text(str(step))
+        new.replace(self.folder / "last")
+
+    def ended(self) -> int:
+        """Blocks until the job has ended, by whichever of its drivers. Returns the exit code that it has ended with."""
+
+        def is_closed() -> bool:
+            return isinstance(read_job(self.kept), Closed) and self.job.process.poll() is not None
+
+        end = time.monotonic() + PATIENCE_S
+        while not is_closed():
+            assert time.monotonic() < end, f"no end; {self._where()}"
+            if self.job.process.poll() == -signal.SIGKILL and not is_closed():
+                self.start()
+            time.sleep(0.01)
+        closed = read_job(self.kept)
+        assert isinstance(closed, Closed)
+        assert self.job.process.poll() in (closed.exit_code, -signal.SIGKILL), self._where()
+        return closed.exit_code
+
+    def check_steps(self, losses: int = 0) -> None:
+        """See check_steps."""
+        try:
+            check_steps(self.job.steps(), losses)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self._where()}") from None
+
+
+def check_steps(lines: Iterable[dict[str, Any]], losses: int = 0) -> None:
+    """No step was lost, or done by two rounds: for a job that commits at each step.
+
+    What is trained is the same whatever the size, so all have the same weights after the same step, bit for bit. Each
+    step was done by all of one round, once; but for one of each round that a loss has broken.
+    """
+    by_step: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+    for line in lines:
+        by_step[line["step"]].append(line)
+    assert sorted(by_step) == list(range(1, max(by_step) + 1)), "a step was left out"
+    broken = []
+    for step, done in sorted(by_step.items()):
+        assert len({line["weights"] for line in done}) == 1, f"not the same after step {step}: {done}"
+        if sorted(line["rank"] for line in done) != list(range(done[0]["size"])):
+            broken.append((step, [(line["rank"], line["size"], line["pid"]) for line in done]))
+    assert len(broken) <= losses, f"steps not done once by all: {broken}"
