@@ -86,7 +86,7 @@ class Page:
             Actions(
                 lambda host: self._drain(host, undo=False),
                 lambda host: self._drain(host, undo=True),
-                lambda: rounds.end_soon().text,
+                self._end,
                 stacks,
             ),
             output=output,
@@ -158,9 +158,11 @@ class Page:
         except SettingsError as error:
             raise RendezvousProtocolError(str(error)) from error
 
-    def _drain(self, host: str, *, undo: bool) -> tuple[bool, str]:
-        reply = self._rounds.drain_soon(DrainHostRequest(host, undo))
-        return reply.done, reply.text
+    async def _drain(self, host: str, *, undo: bool) -> str:
+        return (await self._rounds.drain(DrainHostRequest(host, undo))).text
+
+    async def _end(self) -> str:
+        return (await self._rounds.end()).text
 
     # --- what is shown ---------------------------------------------------------------------------------------------
 

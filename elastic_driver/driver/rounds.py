@@ -203,32 +203,23 @@ class Rounds:
     async def drain(self, request: DrainHostRequest) -> DrainReply:
         """A host's workers are to leave at their next commit, or the host may be used again, when this returns."""
         await self._stepper.settled()
-        reply = self.drain_soon(request)
-        await self._stepper.settled()
-        return reply
-
-    def drain_soon(self, request: DrainHostRequest) -> DrainReply:
-        """Likewise, and returns before that is on disc, where there is a journal."""
         name, undo = request.hostname, request.undo
-        self._stepper.catch_up()
         before = self._stepper.coming
         refusal = why_refused(before, name)
         if refusal:
             return DrainReply(done=False, text=refusal)
         why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
         self._stepper.post(DrainRequested(name, None, why, undo, request.within_s))
-        return DrainReply(done=True, text=what_was_done(before, self._stepper.coming, name, undo=undo))
+        done = what_was_done(before, self._stepper.coming, name, undo=undo)
+        await self._stepper.settled()
+        return DrainReply(done=True, text=done)
 
     async def end(self) -> EndReply:
-        """The job is about to end when this returns."""
-        reply = self.end_soon()
+        """The job is about to end when this returns, whoever drives it then."""
         await self._stepper.settled()
-        return reply
-
-    def end_soon(self) -> EndReply:
-        """Likewise; see :meth:`drain_soon`."""
-        self._stepper.catch_up()
-        return EndReply(self._end())
+        text = self._end()
+        await self._stepper.settled()
+        return EndReply(text)
 
     # --- what they are answered ------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ WebHandler = Callable[[WebRequest], WebAnswer | WebStreaming]
 
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 _MOST_STREAMS, _MOST_STREAMS_EACH = 32, 6
-_STACKS_S = 60.0
+_ACTION_S = 60.0
 _HEADERS = (
     ("Cache-Control", "no-store"),
     ("Referrer-Policy", "no-referrer"),
@@ -51,18 +52,18 @@ _LED_ON = """<!doctype html><html lang="en"><meta charset="utf-8"><title>elastic
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What an operator may have done. Each answers in words.
+    """What an operator may have done. Each answers in words, when it is done.
 
     Attributes:
         drain: a host's workers leave at their next commit.
         undo: a host may have workers again.
         end: ends the job.
-        stacks: the workers' stacks as text, a while later; None where there are none.
+        stacks: the workers' stacks as text; None where there are none.
     """
 
-    drain: Callable[[str], tuple[bool, str]]
-    undo: Callable[[str], tuple[bool, str]]
-    end: Callable[[], str]
+    drain: Callable[[str], Awaitable[str]]
+    undo: Callable[[str], Awaitable[str]]
+    end: Callable[[], Awaitable[str]]
     stacks: Callable[[], Awaitable[str]] | None = None
 
 
@@ -252,31 +253,28 @@ class Site:
                 raise TypeError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return _error(400, "cannot read what is to be done")
-        match kind:
-            case "drain" | "undo":
-                done, text = (self._actions.drain if kind == "drain" else self._actions.undo)(host)
-                return _answer(200 if done else 409, json.dumps({"done": done, "text": text}).encode(), _JSON)
-            case "end":
-                return _answer(200, json.dumps({"done": True, "text": self._actions.end()}).encode(), _JSON)
-            case "stacks" if self._actions.stacks is not None:
-                ask = self._actions.stacks
-                return WebStreaming(
-                    lambda stream: self._ask(stream, ask), self._drop, "text/plain; charset=utf-8", _HEADERS
-                )
-        return _error(400, "there is no such action")
+        acts: dict[str, Callable[[], Awaitable[str]] | None] = {
+            "drain": partial(self._actions.drain, host),
+            "undo": partial(self._actions.undo, host),
+            "end": self._actions.end,
+            "stacks": self._actions.stacks,
+        }
+        act = acts.get(kind)
+        if act is None:
+            return _error(400, "there is no such action")
+        return WebStreaming(partial(self._ask, act), self._drop, "text/plain; charset=utf-8", _HEADERS)
 
-    def _ask(self, stream: WebStream, ask: Callable[[], Awaitable[str]]) -> None:
+    def _ask(self, act: Callable[[], Awaitable[str]], stream: WebStream) -> None:
         async def told() -> None:
             try:
-                async with asyncio.timeout(_STACKS_S):
-                    text = await ask()
+                async with asyncio.timeout(_ACTION_S):
+                    text = await act()
             except TimeoutError:
-                text = f"no answer in {_STACKS_S:.0f} s"
+                text = f"no answer in {_ACTION_S:.0f} s"
             except Exception as error:
-                text = f"cannot ask for stacks: {error}"
+                text = f"cannot do that: {error}"
             self._asking.pop(stream, None)
-            stream.write(text.encode("utf-8", "replace"))
-            stream.close()
+            _finish(stream, text)
 
         self._asking[stream] = asyncio.get_running_loop().create_task(told())
 
@@ -287,9 +285,15 @@ class Site:
 
     def close(self) -> None:
         """The driver ends."""
-        for task in self._asking.values():
+        while self._asking:
+            stream, task = self._asking.popitem()
             task.cancel()
-        self._asking.clear()
+            _finish(stream, "the job has ended")
+
+
+def _finish(stream: WebStream, text: str) -> None:
+    stream.write(text.encode("utf-8", "replace"))
+    stream.close()
 
 
 def _name_of(host: str) -> str:

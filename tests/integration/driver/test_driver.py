@@ -492,12 +492,12 @@ def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path
     async def main(job: Job, loop: VirtualLoop) -> None:
         workers = await job.train(2)
         for host in (A, B):
-            job.drain(host)
+            await job.drain(host)
         answers = [job.ready(worker, after=1, commits=1, cause=ReadyCause.HOSTS_UPDATED) for worker in workers]
         await asyncio.sleep(300)
         assert job.living(), "it waits for slots, longer than the drain's limit"
         assert "--drain-timeout" not in job.text()
-        job.drain(B, undo=True)
+        await job.drain(B, undo=True)
         await job.until(lambda: any(answer.done() for answer in answers), "the round after the undo")
         job.interrupt(signal.SIGTERM)
         assert await job.end() == 143
@@ -539,7 +539,7 @@ def test_a_job_that_ends_just_after_a_standstill_has_it_booked(tmp_path: Path) -
     [
         (lambda job: job.interrupt(signal.SIGTERM), 143, True),
         (lambda job: job.interrupt(signal.SIGINT), 130, False),
-        (lambda job: job.driver.rounds.end_soon(), 143, False),
+        (lambda job: job.driver.interrupts.end(), 143, False),
     ],
     ids=["SIGTERM", "SIGINT", "operator"],
 )

@@ -82,7 +82,7 @@ async def lead_a_life(job: Job) -> int:
 
         await until("the pod", lambda started=started, is_out=is_out: started() or is_out())  # type: ignore[misc]
         for undo in (False, True, False, bool(number % 2)) if number % 3 else ():
-            job.drain(pod, undo=undo)
+            await job.drain(pod, undo=undo)
         for worker in started():
             job.ready(worker)
             job.exits(worker, (1, -9)[number % 2])

@@ -461,9 +461,9 @@ class Job:
         """The driver is sent a signal."""
         self.driver.interrupts.interrupt(number)
 
-    def drain(self, host: Host | str, *, undo: bool = False) -> None:
+    async def drain(self, host: Host | str, *, undo: bool = False) -> None:
         """An operator drains a host."""
-        self.driver.rounds.drain_soon(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
+        await self.driver.rounds.drain(DrainHostRequest(host if isinstance(host, str) else host.name, undo=undo))
 
     def status(self) -> dict[str, Any]:
         return self.driver.status.document()

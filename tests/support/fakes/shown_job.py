@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ class ShownJob:
         self.each = each
         self.looks = 0
         self.done: list[tuple[str, str]] = []
+        self.is_on_disc = asyncio.Event()
+        self.is_on_disc.set()
         self.output: dict[str, Sequence[str]] = {}
         self.drained: set[str] = set()
         self.drained_slots: dict[str, list[int]] = {}
@@ -82,15 +85,16 @@ class ShownJob:
         )
         self.site = Site(JOB, self.feed, self.sessions, actions, output=self.output.get, names=["driver.example"])
 
-    def _drain(self, host: str, *, undo: bool) -> tuple[bool, str]:
+    async def _drain(self, host: str, *, undo: bool) -> str:
         if host not in self.hosts:
-            return False, f"the job has no host {host}"
+            return f"the job has no host {host}"
         self.done.append(("undo" if undo else "drain", host))
         (self.drained.discard if undo else self.drained.add)(host)
-        return True, f"host {host} {'may have workers again' if undo else 'is drained'}"
+        return f"host {host} {'may have workers again' if undo else 'is drained'}"
 
-    def _end(self) -> str:
+    async def _end(self) -> str:
         self.done.append(("end", ""))
+        await self.is_on_disc.wait()
         return "it ends now"
 
     async def _stacks(self) -> str:

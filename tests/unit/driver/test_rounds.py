@@ -124,6 +124,10 @@ class World:
             self.rounds.running(RunningReport(worker, 1, 0))
         await self.stepper.settled()
 
+    def end(self) -> str:
+        self.stepper.post(StopRequested(15, "elasticrun end"))
+        return "it ends"
+
     def exits(self, worker: WorkerId, returncode: int) -> None:
         self.rounds.gone(worker)
         self.stepper.post(WorkerExited(worker, returncode, f"exited with code {returncode}", 0.0))
@@ -140,7 +144,7 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         progress=world.progress,
         clock=loop.time,
         on_disc=lambda report: None,
-        end=lambda: "it ends",
+        end=world.end,
     )
 
 
@@ -462,7 +466,7 @@ def test_a_driver_that_has_lost_its_job_lets_nobody_publish() -> None:
     play(test, journal=True)
 
 
-def test_a_leave_and_a_drain_are_written_before_they_are_answered() -> None:
+def test_a_leave_a_drain_and_an_end_are_written_before_they_are_answered() -> None:
     async def test(world: World) -> None:
         world.disc.answers_soon = True
         world.stepper.begin()
@@ -471,6 +475,7 @@ def test_a_leave_and_a_drain_are_written_before_they_are_answered() -> None:
         for ask_for in (
             lambda: world.rounds.leave(LeaveRequest(A, "SIGTERM")),
             lambda: world.rounds.drain(DrainHostRequest("b", undo=False)),
+            lambda: world.rounds.end(),
         ):
             asked = asyncio.ensure_future(ask_for())
             await asyncio.sleep(1)
@@ -478,7 +483,7 @@ def test_a_leave_and_a_drain_are_written_before_they_are_answered() -> None:
             before = world.stepper.state
             world.disc.answers()
             await asked
-            assert world.stepper.state.drained > before.drained
+            assert world.stepper.state.drained > before.drained or world.stepper.is_over
 
     play(test, journal=True)
 

@@ -340,7 +340,7 @@ def test_one_that_the_job_does_not_have_is_stopped(tmp_path: Path) -> None:
 def test_an_agent_that_knows_an_older_round_and_notice_is_told(tmp_path: Path) -> None:
     async def test(lives: Lives) -> None:
         await lives.job.train(2)
-        lives.job.drain("b")
+        await lives.job.drain("b")
         await lives.until(lambda: lives.notice() is NoticeKind.HOSTS_UPDATED, "a notice")
         await rest()
         await lives.dies()

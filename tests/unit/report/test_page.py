@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -132,12 +133,35 @@ def stream(job: ShownJob, cookie: str) -> Reader:
     return reader
 
 
-def act(job: ShownJob, cookie: str, what: object, **headers: str) -> WebAnswer:
+def asked(job: ShownJob, cookie: str, what: object, **headers: str) -> Any:
     told = {"cookie": cookie, "origin": f"http://{HOST}", **headers}
     body = what if isinstance(what, bytes) else json.dumps(what).encode()
-    answer = ask(job, "/action", method="POST", body=body, **told)
+    return ask(job, "/action", method="POST", body=body, **told)
+
+
+def act(job: ShownJob, cookie: str, what: object, **headers: str) -> WebAnswer:
+    """Asks for what is refused."""
+    answer = asked(job, cookie, what, **headers)
     assert isinstance(answer, WebAnswer)
     return answer
+
+
+def begun(job: ShownJob, cookie: str, what: object, **headers: str) -> Reader:
+    """Asks for what is done."""
+    answer, reader = asked(job, cookie, what, **headers), Reader()
+    assert isinstance(answer, WebStreaming)
+    answer.began(reader)
+    return reader
+
+
+def answered(job: ShownJob, cookie: str, what: object, **headers: str) -> str:
+    async def main() -> str:
+        reader = begun(job, cookie, what, **headers)
+        while not reader.is_closed:
+            await asyncio.sleep(0)
+        return reader.data.decode()
+
+    return asyncio.run(main())
 
 
 def test_who_comes_from_another_page_is_led_on_by_a_page_of_ours(job: ShownJob) -> None:
@@ -248,11 +272,32 @@ def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
     assert ask(job, "/action", cookie=operator).status == 405
     for rubbish in (b"", b"{", b"[]", b"3", b'{"do": 1}', b'{"do": "x"}', b'{"do": "drain", "host": 1}', b"[" * 4000):
         assert act(job, operator, rubbish, **token).status == 400
-    assert act(job, operator, {"do": "drain", "host": "nowhere"}, **token).status == 409
+    assert answered(job, operator, {"do": "drain", "host": "nowhere"}, **token) == "the job has no host nowhere"
     assert job.done == []
-    assert act(job, operator, drain, **token).status == 200
-    assert act(job, operator, {"do": "end"}, **token).status == 200
+    assert answered(job, operator, drain, **token) == "host node000 is drained"
+    assert answered(job, operator, {"do": "end"}, **token) == "it ends now"
     assert job.done == [("drain", "node000"), ("end", "")]
+
+
+def test_an_action_is_answered_when_it_is_done(job: ShownJob) -> None:
+    """With a journal, when it is on disc: a driver that dies behind the answer does not forget it."""
+    operator, token = log_in_fully(job, may_act=True)
+
+    async def main() -> None:
+        for is_over in (False, True):
+            job.is_on_disc.clear()
+            reader = begun(job, operator, {"do": "end"}, x_elastic_token=token)
+            await asyncio.sleep(0)
+            assert (job.done.pop(), reader.data) == (("end", ""), b"")
+            if is_over:
+                job.site.close()
+            else:
+                job.is_on_disc.set()
+            while not reader.is_closed:
+                await asyncio.sleep(0)
+            assert reader.data == (b"the job has ended" if is_over else b"it ends now")
+
+    asyncio.run(main())
 
 
 def test_who_has_only_the_cookie_is_never_told_the_token(job: ShownJob) -> None:
