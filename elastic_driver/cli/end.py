@@ -62,5 +62,5 @@ def _end_without_driver(found: Recorded) -> int:
     folder = found.job.settings.journal
     assert folder is not None, "it has a journal"
     parent.begin_with(signal.SIGTERM)
-    code = go_on(folder)
+    code = go_on(folder, begins=False)
     return 0 if code == 128 + signal.SIGTERM else code

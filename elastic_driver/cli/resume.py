@@ -34,15 +34,19 @@ def folder_of(words: Sequence[str]) -> Path:
     return folder.absolute()
 
 
-def go_on(folder: Path) -> int:
+def go_on(folder: Path, *, begins: bool = True) -> int:
     """Goes on with the job there. Blocks until it has ended. Returns its exit code.
+
+    Args:
+        folder: of its journal.
+        begins: whether its command begins another one where nobody is left of it.
 
     Raises:
         SettingsError: there is no journal there, it cannot be read, or another driver has it.
     """
     from elastic_driver.cli.recorded import look_into
     from elastic_driver.driver.job import run_job
-    from elastic_driver.driver.recording import enter
+    from elastic_driver.driver.recording import Resumed, enter
     from elastic_driver.journal.entries import Closed
 
     found = look_into(folder)
@@ -51,4 +55,4 @@ def go_on(folder: Path) -> int:
         return found.exit_code
     # What the job's own command would be where nobody of it is left, and a new one begins.
     enter(found.job)
-    return run_job(replace(found.job.settings, journal=folder))
+    return run_job(replace(found.job.settings, journal=folder), resumed=Resumed(found.job.job_id, begins))

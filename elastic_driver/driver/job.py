@@ -25,7 +25,7 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
-from elastic_driver.driver.recording import Recording, close, enter, has_journal, recording
+from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
@@ -79,6 +79,7 @@ def run_job(
     routes: Routes = (),
     early: EarlyAgent | None = None,
     gathering: Gathering | None = None,
+    resumed: Resumed | None = None,
 ) -> int:
     """Runs a job on this process's own event loop, talking to its terminal. Blocks until the job has ended.
 
@@ -87,6 +88,7 @@ def run_job(
         routes: what workers may ask beside what all workers may.
         early: a process that may become this machine's agent; it is ended where it is not needed.
         gathering: of a job of nodes; None for all others.
+        resumed: the job that is gone on with; None where one may be begun as well.
 
     Returns:
         The exit code of ``elasticrun``.
@@ -97,8 +99,8 @@ def run_job(
     """
     try:
         local = LocalDialler(early=early, outlives=settings.journal is not None)
-        while (code := _run_job(settings, routes, local, gathering)) is None:
-            pass
+        while (code := _run_job(settings, routes, local, gathering, resumed)) is None:
+            resumed = None
         return code
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
@@ -110,7 +112,9 @@ def run_job(
             early.dismiss()
 
 
-def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int | None:
+def _run_job(
+    given: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None, resumed: Resumed | None
+) -> int | None:
     """Runs it; None where nothing was left of a job that was taken over, and another is to be begun."""
     if given.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
@@ -125,7 +129,7 @@ def _run_job(given: Settings, routes: Routes, local: LocalDialler, gathering: Ga
             keeping=None if given.journal is None else Keeping(),
         ) as console,
         warnings_told(console.warning),
-        recording(given, secrets.token_hex(8), console) as recorded,
+        recording(given, secrets.token_hex(8), console, resumed=resumed) as recorded,
     ):
         if recorded.over is not None:
             return recorded.over

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -30,6 +31,8 @@ from elastic_driver.words import ExitCode, in_seconds
 
 # A driver that is dying may have its socket a moment longer than its lock.
 _DYING_S, _LOOK_S = 1.0, 0.05
+# What a job ends with that an operator ends.
+_SIGTERM = 128 + signal.SIGTERM
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
 _OF_NOW = ("journal", "log_level", "quiet", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
@@ -68,22 +71,37 @@ class Recording:
     over: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A job that is gone on with: it was seen to have no driver, and may have one by now, or have ended.
+
+    Attributes:
+        job_id: which.
+        begins: whether its command begins another one where nobody is left of it.
+    """
+
+    job_id: str
+    begins: bool = True
+
+
 def has_journal(settings: Settings) -> bool:
     """Whether a job may be taken over: nothing that was asked for now is certain to count."""
     return settings.journal is not None and os.path.lexists(settings.journal / JOURNAL)
 
 
 @contextlib.contextmanager
-def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recording]:
+def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed | None = None) -> Iterator[Recording]:
     """Locks the folder for as long as this context lasts, where there is one, and reads what is in it.
 
     Args:
         settings: what the user asks for now.
         job_id: of a new job.
         tell: is told whose job it is.
+        resumed: the job that has to be there; None where a new one may be begun as well.
 
     Raises:
-        SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it.
+        SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it; or it is not
+            that which is gone on with.
     """
     if settings.journal is None:
         yield Recording(job_of(settings, job_id))
@@ -91,13 +109,21 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
     look = parent.interruption()
     with JournalFolder.take(settings.journal, job_id, on_wait=tell.line, look=look) as folder:
         found = read_job(folder.path)
-        if isinstance(found, Closed) and _was_ours(found, folder.path):
+        if resumed is not None:
+            _check_is_there(resumed, found, folder.path)
+        if isinstance(found, Closed) and (resumed is not None or _was_ours(found, folder.path)):
+            if resumed is not None:
+                tell.line(f"job {found.job_id} has ended with exit code {found.exit_code}")
             yield Recording(job_of(settings, found.job_id), over=found.exit_code)
             return
-        before = None
+        before = over = None
         if isinstance(found, Recorded):
             _check_nobody_answers(found, folder.path)
-            before = _taken_over(found, tell)
+            begins = resumed is None or resumed.begins
+            before = _taken_over(found, tell, begins=begins)
+            if before is None and (found.state.end is not None or not begins):
+                job_id = found.job.job_id
+                over = _SIGTERM if found.state.end is None else found.state.end.exit_code
         last = 0 if found is None else found.epoch
         if before is None:
             # Without symbolic links, as for whoever takes it over: agents know a job by it.
@@ -111,10 +137,9 @@ def recording(settings: Settings, job_id: str, tell: Teller) -> Iterator[Recordi
             job = replace(job, settings=replace(job.settings, **now))
             recorded = Recording(job, Journal(folder, job, epoch=last + 1, facts=before.facts.all()), before)
         assert recorded.journal is not None
-        if isinstance(found, Recorded) and before is None and found.state.end is not None:
-            code = found.state.end.exit_code
-            close(recorded.journal, code, tell)
-            yield replace(recorded, over=code)
+        if over is not None:
+            close(recorded.journal, over, tell)
+            yield replace(recorded, over=over)
             return
         try:
             yield recorded
@@ -205,7 +230,15 @@ def _check_nobody_answers(found: Recorded, path: Path) -> None:
         time.sleep(_LOOK_S)
 
 
-def _taken_over(found: Recorded, tell: Teller) -> Past | None:
+def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, path: Path) -> None:
+    """Raises SettingsError where that job is not in the folder any more."""
+    there = "" if found is None else found.job.job_id if isinstance(found, Recorded) else found.job_id
+    if there != resumed.job_id:
+        what = f"that of job {there}" if there else "gone"
+        raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {path} is {what} by now")
+
+
+def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Past | None:
     """What is to be taken over; None where nobody is left who could come back: then that job is over."""
     past = Past.of(found)
     if any(map(may_come_back, past.facts.agents.values())):
@@ -213,7 +246,7 @@ def _taken_over(found: Recorded, tell: Teller) -> Past | None:
     if found.state.end is None:
         tell.line(
             f"job {past.job.job_id} has ended {in_seconds(past.away_s)} ago with its driver: none of its agents is "
-            "left; this is a new job"
+            f"left{'; this is a new job' if begins else ''}"
         )
     return None
 

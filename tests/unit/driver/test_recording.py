@@ -14,7 +14,7 @@ from elastic_driver.core.events import EndJob
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.core.state import State
 from elastic_driver.driver import recording as module
-from elastic_driver.driver.recording import close, enter, has_journal, recording
+from elastic_driver.driver.recording import Resumed, close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import Closed, Fact, JobFacts, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
@@ -123,6 +123,46 @@ def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> No
     closed = read_job(kept)
     assert isinstance(closed, Closed)
     assert (closed.exit_code, closed.epoch) == (3, 5)
+
+
+@pytest.mark.parametrize("code", [0, 3, 70])
+def test_a_job_that_ends_before_it_is_gone_on_with_is_not_begun_anew(tmp_path: Path, code: int) -> None:
+    kept = tmp_path / "kept"
+    with recording(settings_in(kept), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        recorded.journal.close(code)
+    with recording(settings_in(kept), "0456", told := Told(), resumed=Resumed("0123")) as recorded:
+        assert recorded.over == code
+    assert told.lines == [f"job 0123 has ended with exit code {code}"]
+
+
+@pytest.mark.parametrize("there", ["", "0789"])
+def test_a_journal_that_is_anothers_by_now_is_left_alone(tmp_path: Path, there: str) -> None:
+    kept = tmp_path / "kept"
+    if there:
+        leave(kept, HERE, job=job_of_one(job_id=there, settings=settings_in(kept)))
+    with (
+        pytest.raises(SettingsError, match=r"cannot go on with job 0123: the journal .* is .* by now"),
+        recording(settings_in(kept), "0456", Told(), resumed=Resumed("0123")),
+    ):
+        pass
+    found = read_job(kept)
+    assert found is None if not there else isinstance(found, Recorded) and found.job.job_id == there
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_who_goes_on_with_a_job_of_which_nobody_is_left(tmp_path: Path, begins: bool) -> None:
+    """Its command begins another. Who goes on with it to end it does not."""
+    kept = tmp_path / "kept"
+    leave(kept, DEAD)
+    with recording(settings_in(kept), "0456", told := Told(), resumed=Resumed("0123", begins)) as recorded:
+        assert recorded.over == (None if begins else 143)
+        assert recorded.journal is not None
+        recorded.journal.close(143)
+    assert told.lines[0].endswith("none of its agents is left; this is a new job" if begins else "agents is left")
+    closed = read_job(kept)
+    assert isinstance(closed, Closed)
+    assert closed.job_id == ("0456" if begins else "0123")
 
 
 @pytest.mark.parametrize(("code", "is_over"), [(0, True), (3, True), (70, False)])
