@@ -338,9 +338,10 @@ class HostRounds:
         """A worker ends, and not well: its round is broken.
 
         A driver says so to all. Where there is none, this host's workers are told here, so that they wait for their
-        next round: else one that waits in a collective operation might do so until there is a driver again.
+        next round: else one that waits in a collective operation might do so until there is a driver again. Nobody does
+        for one that exits: it has closed its connections before it said so, and whoever needed it has seen that.
         """
-        if worker in self._placed and not self._breaks:
+        if worker in self._placed and worker.key not in self._exiting and not self._breaks:
             self._breaks = f"worker {worker} {how}"
             self.alone()
 

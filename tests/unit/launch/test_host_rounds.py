@@ -465,6 +465,23 @@ def test_who_is_no_member_breaks_no_round() -> None:
     on(test)
 
 
+def test_who_fails_in_its_exit_handlers_breaks_no_round() -> None:
+    """Its script is over: the others may have their last steps to do, or a checkpoint to write."""
+
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        host.is_alone = True
+        watching = host.watch(version=1)
+        host.watch(B, exiting=True)
+        host.rounds.fails(B, "was killed by SIGKILL")
+        host.rounds.gone(B)
+        host.rounds.alone()
+        await asyncio.sleep(0)
+        assert not watching.done()
+
+    on(test)
+
+
 def level(worker: WorkerId, *, leaving: bool = False, exiting: bool = False) -> WorkerLevel:
     return WorkerLevel(worker.key, WorkerPhase.RUNS, 7, "0", 0, leaving=leaving, exiting=exiting)
 
