@@ -287,18 +287,24 @@ def _union(kinds: tuple[Any, ...], *, is_optional: bool) -> _Form:
 
 
 def _tagged(kinds: dict[str, Any]) -> _Form:
-    forms = {name: _record(kind) for name, kind in kinds.items()}
+    forms: dict[str, _Form] = {}
+
+    def form_of(name: str) -> _Form:
+        # Late: of a large union few are ever met.
+        form = forms.get(name)
+        if form is None:
+            form = forms[name] = _record(kinds[name])
+        return form
 
     def write(value: Any, origin: float) -> Any:
         name = type(value).__name__
-        return {_KIND: name, **forms[name].write(value, origin)}  # type: ignore[misc]
+        return {_KIND: name, **form_of(name).write(value, origin)}  # type: ignore[misc]
 
     def read(data: Any, origin: float) -> Any:
         name = data.get(_KIND) if type(data) is dict else None
-        form = forms.get(name) if type(name) is str else None
-        if form is None:
+        if type(name) is not str or name not in kinds:
             raise _UnfitError(f"is of the unknown kind {_shown(name)}")
-        return form.read({key: data[key] for key in data if key != _KIND}, origin)
+        return form_of(name).read({key: data[key] for key in data if key != _KIND}, origin)
 
     return _Form(write, read)
 
@@ -317,8 +323,9 @@ def _members(hint: Any) -> dict[str, Any]:
 
 
 def _record(hint: Any) -> _Form:
-    members = [(name, *_form_of(member)) for name, member in _members(hint).items()]
-    omittable = {name for name, member in _members(hint).items() if OMITTABLE in getattr(member, "__metadata__", ())}
+    hints = _members(hint)
+    members = [(name, *_form_of(member)) for name, member in hints.items()]
+    omittable = {name for name, member in hints.items() if OMITTABLE in getattr(member, "__metadata__", ())}
 
     def write_it(value: Any, origin: float) -> Any:
         data = {}
