@@ -14,12 +14,16 @@ import signal
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.system import parent
+
+if TYPE_CHECKING:
+    from elastic_driver.launch.dial.early import EarlyAgent
 
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
@@ -62,9 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from elastic_driver.driver.nodes import run_node
 
             return run_node(settings, settings.nodes)
-        from elastic_driver.launch.dial.early import EarlyAgent
-
-        early = EarlyAgent(with_stdin=settings.journal is None)
+        early = _early_agent(settings.journal)
         from elastic_driver.driver.job import run_job
 
         return parent.exit_code(run_job(settings, early=early))
@@ -98,6 +100,19 @@ class _Place:
 
                 again = parent.Again(parent.this_command(), self._environ, journal / JOURNAL)
             parent.go_on_in_a_child(again)
+
+
+def _early_agent(journal: Path | None) -> EarlyAgent | None:
+    """An agent that starts while the driver is imported. None where a job goes on that has its agents: it would only
+    take processor time from the driver."""
+    if journal is not None:
+        from elastic_driver.journal.file import has_job
+
+        if has_job(journal):
+            return None
+    from elastic_driver.launch.dial.early import EarlyAgent
+
+    return EarlyAgent(with_stdin=journal is None)
 
 
 def _refuse_slips(words: Sequence[str]) -> None:

@@ -31,6 +31,8 @@ MOST_BODY = 64 << 20
 AHEAD = 256 << 10
 _HEAD = struct.Struct("<IIQ")
 _SEQUENCE = struct.Struct("<Q")
+# How the only record begins of a job of which nothing is left, behind the byte that says that it is not compressed.
+_CLOSED = b'[{"is":"Closed"'
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -84,6 +86,14 @@ def read(path: Path) -> list[Record] | None:
         return None
     with os.fdopen(descriptor, "rb") as file:
         return parse(file.read(), path)
+
+
+def has_job(folder: Path) -> bool:
+    """Whether there is a journal, and of a job that has not ended, as far as one can see at a glance."""
+    with contextlib.suppress(OSError), (folder / JOURNAL).open("rb") as file:
+        beginning = file.read(len(HEADER) + _HEAD.size + 1 + len(_CLOSED))
+        return beginning.startswith(HEADER) and not beginning.endswith(_CLOSED)
+    return False
 
 
 def remove_leftovers(folder: Path) -> None:

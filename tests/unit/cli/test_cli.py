@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from elastic_driver import __version__
+from elastic_driver.cli import main as command
 from elastic_driver.cli.flags import build_parser, parse
 from elastic_driver.cli.main import main
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
+from elastic_driver.journal.file import HEADER, frame
+from elastic_driver.journal.folder import JOURNAL
+from elastic_driver.launch.dial import early
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.settings import FLAGS, Settings
 from elastic_driver.words import ExitCode
@@ -317,3 +321,20 @@ def test_each_setting_has_the_flag_that_messages_name() -> None:
 
 def test_nothing_is_given_where_nothing_was_said() -> None:
     assert parse(["true"]) == {"command": ("true",), "torchrun": {}}
+
+
+@pytest.mark.parametrize(
+    ("beginning", "starts"),
+    [(None, True), (b'[{"is":"Took"}]', False), (b'[{"is":"Closed","epoch":1}]', True)],
+)
+def test_an_agent_is_begun_early_but_for_a_job_that_has_its_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: bytes | None, starts: bool
+) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(early, "EarlyAgent", lambda *, with_stdin: begun.append(with_stdin) or begun)
+    if beginning is not None:
+        (tmp_path / JOURNAL).write_bytes(HEADER + frame(1, b"\0" + beginning))
+    assert (command._early_agent(tmp_path) is not None) == starts
+    assert begun == [False] * starts
+    command._early_agent(None)
+    assert begun[starts:] == [True]

@@ -35,8 +35,8 @@ from elastic_driver.journal.entries import (
     encode_first,
     told,
 )
-from elastic_driver.journal.file import HEADER, RecordFile
-from elastic_driver.journal.folder import JournalError
+from elastic_driver.journal.file import HEADER, RecordFile, has_job
+from elastic_driver.journal.folder import JOURNAL, JournalError
 from elastic_driver.journal.past import Past, Recorded, read_job
 from elastic_driver.launch.fleet.kept import LeaverKept
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
@@ -145,6 +145,17 @@ def test_a_version_that_decides_otherwise_is_refused(tmp_path: Path) -> None:
     put(tmp_path, [*entries[:-1], dataclasses.replace(last, told=last.told + 1)])
     with pytest.raises(JournalError, match=r"at its event 2 this elastic_driver decides otherwise than .* 1\.2\.3"):
         read_job(tmp_path)
+
+
+def test_whether_there_is_a_job_is_seen_at_a_glance(tmp_path: Path) -> None:
+    assert not has_job(tmp_path)
+    put(tmp_path, [Closed(4, "0123", 1)])
+    assert not has_job(tmp_path)
+    put(tmp_path, history()[1])
+    assert has_job(tmp_path)
+    (tmp_path / JOURNAL).write_bytes(b"")
+    assert not has_job(tmp_path)
+    assert not has_job(tmp_path / JOURNAL)
 
 
 def test_what_there_is(tmp_path: Path) -> None:
