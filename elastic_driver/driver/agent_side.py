@@ -114,7 +114,7 @@ def agents_of(
         is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
         before=facts.ways,
         limit_s=settings.driver_timeout_s,
-        folder=None if journal is None else journal.path,
+        folder=settings.journal,
         keeper=keeper,
         say=chronicle.warning,
     )

@@ -21,6 +21,7 @@ from elastic_driver.journal.entries import Closed, JobFacts
 from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.journal.store import FolderStore
 from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
@@ -128,14 +129,16 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
         if before is None:
             # Without symbolic links, as for whoever takes it over: agents know a job by it.
             job = job_of(replace(settings, journal=folder.path), job_id)
-            recorded = Recording(job, Journal(folder, job, epoch=last + 1))
+            recorded = Recording(job, Journal(FolderStore(folder), job, epoch=last + 1))
         else:
             job = before.job
             folder.is_of(job.job_id)
             _warn_of_differences(settings, job.settings, tell)
             now = {name: getattr(settings, name) for name in _OF_NOW} | {"journal": folder.path}
             job = replace(job, settings=replace(job.settings, **now))
-            recorded = Recording(job, Journal(folder, job, epoch=last + 1, facts=before.facts.all()), before)
+            recorded = Recording(
+                job, Journal(FolderStore(folder), job, epoch=last + 1, facts=before.facts.all()), before
+            )
         assert recorded.journal is not None
         if over is not None:
             close(recorded.journal, over, tell)
@@ -162,11 +165,11 @@ def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = 
     """
     if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
         journal.give_up()
-        tell.warning(f"what led to this is kept in {journal.path}: elasticrun status --journal {journal.path} shows it")
+        tell.warning(f"what led to this is kept in {journal.name}: elasticrun status --journal {journal.name} shows it")
         return
     why = journal.close(exit_code)
     if why:
-        tell.warning(f"cannot write in the journal {journal.path} that the job has ended: {why}")
+        tell.warning(f"cannot write in the journal {journal.name} that the job has ended: {why}")
 
 
 def job_of(settings: Settings, job_id: str) -> JobFacts:

@@ -162,7 +162,7 @@ class WriteAhead:
             self._maker.failed(error)
 
     def _is_late(self) -> None:
-        self.trouble = f"cannot write the journal {self._journal.path}: {self._why}"
+        self.trouble = f"cannot write the journal {self._journal.name}: {self._why}"
         self._tell(
             f"{self.trouble}; training goes on, what happens waits, and after {in_seconds(self._limit_s)} "
             "(--driver-timeout) the job ends"
@@ -170,7 +170,7 @@ class WriteAhead:
         self._maker.late()
 
     def _is_too_late(self) -> None:
-        path, limit = self._journal.path, in_seconds(self._limit_s)
+        path, limit = self._journal.name, in_seconds(self._limit_s)
         self._maker.lost(f"cannot write the journal {path} for {limit} (--driver-timeout): {self._why}")
 
     @property

@@ -1,12 +1,12 @@
 """The journal of a running job: steps are on disc before they are visible.
 
-Owns the thread that writes, the file, when that is compacted, and what is done about a disc that is full, fails or is
-taken away. Which steps there are, and who waits for them, is :mod:`elastic_driver.driver.stepper`'s. Facts are written
-with the next steps, before them, or at once where nothing is being written: so a step that comes of a fact is never on
-disc without it.
+Owns the thread that writes, when what is written is compacted, and what is done about a disc that is full or fails.
+Where it is written to is a Store's business. Which steps there are, and who waits for them, is
+:mod:`elastic_driver.driver.stepper`'s. Facts are written with the next steps, before them, or at once where nothing is
+being written: so a step that comes of a fact is never on disc without it.
 
-A driver begins with a file of its own, and never appends to what another has written. Nor does it after an error, since
-a later fsync may call pages written that are lost: it begins another file, with all that there is.
+A driver begins anew, with all that there is, and never appends to what another has written. Nor does it after an error,
+since a later fsync may call pages written that are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from elastic_driver.core import document
 from elastic_driver.core.events import Command, Event, ReportResumed
@@ -41,8 +40,8 @@ from elastic_driver.journal.entries import (
     encode_first,
     told,
 )
-from elastic_driver.journal.file import RecordFile, remove_leftovers
-from elastic_driver.journal.folder import JournalError, JournalFolder, JournalHeldError
+from elastic_driver.journal.folder import JournalError, JournalHeldError
+from elastic_driver.journal.store import Store
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.process_name import name_of_this_process
@@ -84,7 +83,7 @@ class Journal:
     """See above. A Keeper of facts. Used on the event loop, but for :meth:`close`.
 
     Args:
-        folder: locked.
+        store: where it is written to.
         job: what does not change.
         epoch: of this driver.
         facts: what is known from the driver before.
@@ -98,14 +97,12 @@ class Journal:
         beside: gives a fact that goes with what is written now; None for none.
     """
 
-    def __init__(self, folder: JournalFolder, job: JobFacts, *, epoch: int, facts: Iterable[Fact] = ()) -> None:
-        self._folder = folder
+    def __init__(self, store: Store, job: JobFacts, *, epoch: int, facts: Iterable[Fact] = ()) -> None:
+        self._store = store
         self.job = job
         self.epoch = epoch
         self.driver = secrets.token_hex(_NAME_BYTES)
         self._took: Took | None = None
-        self._file: RecordFile | None = None
-        self._sequence = 0
         self._replay_s = 0.0
         self._snapshot_bytes = 0
         self._table = FactTable(facts)
@@ -123,9 +120,9 @@ class Journal:
         self._writes = 0  # under way
 
     @property
-    def path(self) -> Path:
-        """The folder."""
-        return self._folder.path
+    def name(self) -> str:
+        """Of where it lies, for messages and commands."""
+        return self._store.name
 
     def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
         """Puts steps on disc, all of them at once. Never blocks. One call at a time.
@@ -235,7 +232,7 @@ class Journal:
                 outcome = error
                 break
             except (OSError, JournalError) as error:
-                self._drop_file()
+                self._store.close()
                 self.trouble = in_words(error)
                 self._given_up.wait(_AGAIN_S)
             except Exception as error:  # a bug, and the end of the job
@@ -245,46 +242,30 @@ class Journal:
             done(outcome)
 
     def _put(self, news: Sequence[Kept | Dropped], steps: Sequence[Step]) -> None:
-        self._look()
-        if self._file is not None and not news and not steps:
+        self._store.look()
+        if self._store.size and not news and not steps:
             return
         assert self._last is not None, "facts are not written before the first steps"
         clock, state = self._last
         if self._took is None:
             self._took = self._take(clock)
         self._replay_s += sum(step.took_s for step in steps)
-        self._sequence += 1
-        if self._file is None or self._is_due(steps):
-            self._begin(encode_first(self._took, Snapshot(clock, self.job, state, ()), self._table))
+        if not self._store.size or self._is_due(steps):
+            self._store.begin(encode_first(self._took, Snapshot(clock, self.job, state, ()), self._table))
+            self._snapshot_bytes = self._store.size
             self._replay_s = 0.0
         else:
             made = [Stepped(step.clock, step.event, told(step.commands)) for step in steps]
-            self._file.append(self._sequence, encode([*news, *made]))
-
-    def _look(self) -> None:
-        """Whether others still find what this process writes. What was removed is made anew."""
-        path = self._folder.path
-        if not self._folder.is_ours:
-            self._folder.take_again()
-            self._drop_file()
-        if self._file is not None and not self._file.is_in(path):
-            self._drop_file()
-        if self._file is None:
-            remove_leftovers(path)
+            self._store.append(encode([*news, *made]))
 
     def _is_due(self, steps: Sequence[Step]) -> bool:
-        assert self._file is not None
+        size = self._store.size
         weight = max(
             self._replay_s / _REPLAY_S,
-            min(self._file.size / _LARGE_BYTES, self._file.size / (_LARGE_SHARE * self._snapshot_bytes)),
+            min(size / _LARGE_BYTES, size / (_LARGE_SHARE * self._snapshot_bytes)),
         )
         resumed = any(isinstance(command, ReportResumed) for step in steps for command in step.commands)
         return weight >= (1.0 if resumed else 2.0)
-
-    def _begin(self, body: bytes) -> None:
-        file = RecordFile.new(self._folder.path, self._sequence, body)
-        self._drop_file()
-        self._file, self._snapshot_bytes = file, file.size
 
     def _take(self, clock: float) -> Took:
         return Took(
@@ -303,15 +284,9 @@ class Journal:
 
     def _close(self, exit_code: int, outcome: list[str]) -> None:
         try:
-            self._look()
-            self._sequence += 1
-            self._begin(encode([Closed(self.epoch, self.job.job_id, exit_code)]))
+            self._store.look()
+            self._store.begin(encode([Closed(self.epoch, self.job.job_id, exit_code)]))
             outcome[0] = ""
         except (OSError, JournalError) as error:
             outcome[0] = in_words(error)
-        self._drop_file()
-
-    def _drop_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._store.close()

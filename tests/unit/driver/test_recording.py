@@ -20,6 +20,7 @@ from elastic_driver.journal.entries import Closed, Fact, JobFacts, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.journal.store import FolderStore
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from elastic_driver.system.local_socket import SocketFolder
@@ -58,7 +59,7 @@ def leave(folder: Path, *facts: Fact, state: State = STATE, job: JobFacts | None
 
     async def write() -> None:
         with JournalFolder.take(folder, job.job_id) as taken:
-            journal = Journal(taken, job, epoch=4, facts=facts)
+            journal = Journal(FolderStore(taken), job, epoch=4, facts=facts)
             done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
             journal.write(1.0, state, (), done.set_result)
             assert await done is None

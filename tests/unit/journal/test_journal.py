@@ -20,6 +20,7 @@ from elastic_driver.journal.file import RecordFile, read
 from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal, Step
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.journal.store import FolderStore
 from elastic_driver.launch.fleet.kept import AdmittedKept, LeaverKept
 from tests.support.fakes.job_facts import job_of_one
 
@@ -34,7 +35,7 @@ class World:
     def __init__(self, path: Path, epoch: int = 1) -> None:
         self.folder = JournalFolder.take(path, "0123")
         self.path = self.folder.path
-        self.journal = Journal(self.folder, FACTS, epoch=epoch)
+        self.journal = Journal(FolderStore(self.folder), FACTS, epoch=epoch)
         self.state: State = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
         self.now = 0.0
 
@@ -167,7 +168,7 @@ def test_facts_outlast_a_compaction_and_an_error(tmp_path: Path, monkeypatch: py
 def test_what_the_driver_before_knew_is_kept(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         facts = [AdmittedKept("1"), LeaverKept("a", None)]
-        later = Journal(world.folder, FACTS, epoch=2, facts=facts)
+        later = Journal(FolderStore(world.folder), FACTS, epoch=2, facts=facts)
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         later.write(0.0, world.state, (), done.set_result)
         assert await done is None
