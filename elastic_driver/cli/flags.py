@@ -227,6 +227,11 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="end the job when that disc has not answered for S seconds (default {default})",
     )
     add(
+        "standby_driver",
+        action="store_true",
+        help="where a driver has that journal, wait until it has died, and take its job over at once",
+    )
+    add(
         "rendezvous_port",
         metavar="PORT",
         help="the driver's TCP port, open from its start (default {default}: any, once something needs one)",

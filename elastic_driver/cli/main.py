@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from elastic_driver.driver.nodes import run_node
 
             return run_node(settings, settings.nodes)
-        early = _early_agent(settings.journal)
+        early = None if settings.standby_driver else _early_agent(settings.journal)
         from elastic_driver.driver.job import run_job
 
         return parent.exit_code(run_job(settings, early=early))

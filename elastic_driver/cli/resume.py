@@ -55,4 +55,6 @@ def go_on(folder: Path, *, begins: bool = True) -> int:
         return found.exit_code
     # What the job's own command would be where nobody of it is left, and a new one begins.
     enter(found.job)
-    return run_job(replace(found.job.settings, journal=folder), resumed=Resumed(found.job.job_id, begins))
+    return run_job(
+        replace(found.job.settings, journal=folder, standby_driver=False), resumed=Resumed(found.job.job_id, begins)
+    )

@@ -35,7 +35,7 @@ _DYING_S, _LOOK_S = 1.0, 0.05
 # What a job ends with that an operator ends.
 _SIGTERM = 128 + signal.SIGTERM
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
-_OF_NOW = ("journal", "log_level", "quiet", "verbose")
+_OF_NOW = ("journal", "log_level", "quiet", "standby_driver", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
 _IN_WORDS = {
     "command": "the command",
@@ -108,8 +108,12 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
         yield Recording(job_of(settings, job_id))
         return
     look = parent.interruption()
-    with JournalFolder.take(settings.journal, job_id, on_wait=tell.line, look=look) as folder:
+    with JournalFolder.take(
+        settings.journal, job_id, stands_by=settings.standby_driver, on_wait=tell.line, look=look
+    ) as folder:
         found = read_job(folder.path)
+        if folder.waited_for and folder.waited_for == _job_in(found):
+            resumed = Resumed(folder.waited_for)
         if resumed is not None:
             _check_is_there(resumed, found, folder.path)
         if isinstance(found, Closed) and (resumed is not None or _was_ours(found, folder.path)):
@@ -233,9 +237,13 @@ def _check_nobody_answers(found: Recorded, path: Path) -> None:
         time.sleep(_LOOK_S)
 
 
+def _job_in(found: Recorded | Closed | None) -> str:
+    return "" if found is None else found.job.job_id if isinstance(found, Recorded) else found.job_id
+
+
 def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, path: Path) -> None:
     """Raises SettingsError where that job is not in the folder any more."""
-    there = "" if found is None else found.job.job_id if isinstance(found, Recorded) else found.job_id
+    there = _job_in(found)
     if there != resumed.job_id:
         what = f"that of job {there}" if there else "gone"
         raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {path} is {what} by now")

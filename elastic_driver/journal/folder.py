@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import select
 import stat
 import sys
 import time
@@ -31,6 +32,7 @@ _PRIVATE = 0o600
 _MOST_TEXT = 4096
 # A process that is dead holds it for as long as the kernel or a child that has not come to its exec takes.
 _LOOK_S = 0.05
+_STANDS_BY_S = 1.0
 # A file system over a network: its locks, if there are any, are a server's, and outlive this machine. Linux's magic.h
 # and the file systems' own headers; FUSE says of none what is behind it.
 _NETWORKS = {
@@ -65,10 +67,12 @@ class JournalFolder:
 
     Attributes:
         path: where it is, without symbolic links.
+        waited_for: the job whose driver's end was waited for; "" where nobody had the folder.
     """
 
-    def __init__(self, path: Path, job_id: str, descriptor: int) -> None:
+    def __init__(self, path: Path, job_id: str, descriptor: int, waited_for: str = "") -> None:
         self.path = path
+        self.waited_for = waited_for
         self._job_id = job_id
         self._descriptor = descriptor
 
@@ -78,6 +82,7 @@ class JournalFolder:
         path: Path,
         job_id: str,
         *,
+        stands_by: bool = False,
         on_wait: Callable[[str], None] = lambda text: None,
         look: Callable[[], None] = lambda: None,
     ) -> Self:
@@ -88,6 +93,7 @@ class JournalFolder:
         Args:
             path: the folder.
             job_id: what is written into the lock, for messages.
+            stands_by: whether the end of a living process that has it is waited for, too.
             on_wait: told once, in words, when it has to wait.
             look: called again and again while it waits; what it raises ends that.
 
@@ -96,7 +102,8 @@ class JournalFolder:
             JournalError: it cannot be made, is not this user's alone, or its file system has no locks.
         """
         path = _checked(path)
-        return cls(path, job_id, _lock(path, job_id, on_wait, look))
+        waiting = _Waiting(path, on_wait, look, stands_by=stands_by)
+        return cls(path, job_id, _lock(path, job_id, waiting), waiting.job)
 
     def __enter__(self) -> Self:
         return self
@@ -203,11 +210,62 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _lock(
-    path: Path, job_id: str, on_wait: Callable[[str], None] | None, look: Callable[[], None] = lambda: None
-) -> int:
-    """The descriptor that holds the lock. ``on_wait``: None for who does not wait for the dead."""
-    waited = False
+class _Waiting:
+    """For a lock that another process has. See :meth:`JournalFolder.take`.
+
+    Attributes:
+        job: that of a living process whose end was waited for; "" for none.
+    """
+
+    def __init__(
+        self, path: Path, on_wait: Callable[[str], None], look: Callable[[], None], *, stands_by: bool
+    ) -> None:
+        self._path, self._on_wait, self._look, self._stands_by = path, on_wait, look, stands_by
+        self._told = ""
+        self.job = ""
+
+    def wait(self, process: str, job: str) -> None:
+        """A while, or until the process has ended. Raises JournalHeldError where there is nothing to wait for."""
+        if not process or lives(process):
+            if not self._stands_by:
+                raise _held(self._path, process, job)
+            self.job = job or self.job
+            if process:
+                whom = f"job {job}" if job else "another job"
+                self._tell(f"standing by: {whom} is driven by process {pid_in(process)}")
+        else:
+            self._tell(
+                f"the journal {self._path} is still locked for process {pid_in(process)}, which is dead: waiting "
+                "until the kernel has let go of it"
+            )
+        self._look()
+        if not _wait_for_end(pid_in(process)):
+            time.sleep(_LOOK_S)
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._on_wait(text)
+
+
+def _wait_for_end(pid: int | None) -> bool:
+    """Blocks until a process has ended, for a second at most; returns whether one could wait for it."""
+    if pid is None:
+        return False
+    try:
+        process = os.pidfd_open(pid)
+    except (OSError, OverflowError):  # it is gone, or no process from here
+        return False
+    try:
+        waiting = select.poll()
+        waiting.register(process, select.POLLIN)
+        return not waiting.poll(_STANDS_BY_S * 1000)
+    finally:
+        os.close(process)
+
+
+def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> int:
+    """The descriptor that holds the lock. ``waiting``: None for who does not wait."""
     while True:
         try:
             descriptor = open_private(path / LOCK, os.O_RDWR | os.O_CREAT)
@@ -220,21 +278,15 @@ def _lock(
                 return descriptor
         except BlockingIOError:
             _, process, job = _signed(descriptor)
-            if on_wait is None or not process or lives(process):
-                os.close(descriptor)
+            os.close(descriptor)
+            if waiting is None:
                 raise _held(path, process, job) from None
-            if not waited:
-                waited = True
-                on_wait(
-                    f"the journal {path} is still locked for process {pid_in(process)}, which is dead: waiting until "
-                    "the kernel has let go of it"
-                )
+            waiting.wait(process, job)
+            continue
         except OSError as error:
             os.close(descriptor)
             raise _unfit(path, f"{LOCK}: {in_words(error)}; a journal needs a file system with locks") from error
         os.close(descriptor)
-        look()
-        time.sleep(_LOOK_S)
 
 
 def _sign(descriptor: int, job_id: str) -> None:

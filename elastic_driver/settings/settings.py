@@ -123,6 +123,7 @@ class Settings:
         durable_keep: how many are kept.
         journal: folder where the driver writes what happens before anything comes of it; None for none.
         driver_timeout_s: how long what happens may wait for that.
+        standby_driver: whether a living driver that has the journal is waited for, to take its job over.
         on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
             processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
@@ -229,6 +230,7 @@ class Settings:
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
     journal: Path | None = field(default=None, metadata=_given_by("--journal"))
     driver_timeout_s: float = field(default=_DRIVER_TIMEOUT_S, metadata=_given_by("--driver-timeout"))
+    standby_driver: bool = field(default=False, metadata=_given_by("--standby-driver"))
     on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
     horovod_protocol: str = field(default=AUTO, metadata=_given_by("--horovod-protocol", ENV_PROTOCOL))
@@ -564,6 +566,8 @@ class Settings:
         if self.journal is None:
             if self.driver_timeout_s != _DRIVER_TIMEOUT_S:
                 raise SettingsError("--driver-timeout is without effect: give --journal too")
+            if self.standby_driver:
+                raise SettingsError("--standby-driver needs --journal, whose job it waits for")
             return
         others = {
             "--parameter-servers": self.num_parameter_servers,

@@ -235,9 +235,11 @@ def test_a_node_of_torchruns_cannot_have_one(tmp_path: Path) -> None:
     assert (ran.returncode, "--journal cannot be beside --rdzv-endpoint" in ran.stderr) == (2, True)
 
 
-def test_a_limit_without_a_journal_is_refused() -> None:
+def test_flags_that_need_a_journal_are_refused_without() -> None:
     ran = elasticrun("-np", "1", "--driver-timeout", "5", "true")
     assert ran.stderr == "elasticrun: error: --driver-timeout is without effect: give --journal too\n"
+    ran = elasticrun("-np", "1", "--standby-driver", "true")
+    assert ran.stderr == "elasticrun: error: --standby-driver needs --journal, whose job it waits for\n"
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:

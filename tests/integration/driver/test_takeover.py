@@ -48,9 +48,9 @@ class Drivers:
     def __exit__(self, *error: object) -> None:
         self._jobs.close()
 
-    def start(self, hosts: str = HOSTS, command: list[str] | None = None) -> Job:
-        """The command."""
-        return self._jobs.enter_context(Job(self.folder, hosts, *self._flags, command=command, env=self._env))
+    def start(self, *flags: str, hosts: str = HOSTS, command: list[str] | None = None) -> Job:
+        """The command, with these flags more."""
+        return self._jobs.enter_context(Job(self.folder, hosts, *self._flags, *flags, command=command, env=self._env))
 
     def end_at(self, step: int) -> None:
         """The training ends with this step."""
@@ -171,7 +171,7 @@ def test_what_has_happened_while_there_was_no_driver(tmp_path: Path) -> None:
         lines = first.wait_for_steps(2)
         kill(first)
         os.kill(next(line["pid"] for line in lines if line["rank"] == 1), signal.SIGKILL)
-        second = drivers.start("localhost:2\n")
+        second = drivers.start(hosts="localhost:2\n")
         drivers.end_at(last_step(second) + 100)
         assert second.wait() == 0, second.said()
         assert "killed by SIGKILL" in second.said()
@@ -210,3 +210,23 @@ def test_no_line_of_output_is_lost_with_a_driver(tmp_path: Path) -> None:
         found = [int(each) for each in re.findall(rb"^\[%d\]<stdout>:.*line (\d+)$" % rank, written, re.MULTILINE)]
         assert sorted(set(found)) == list(range(max(found) + 1))
         assert len(found) < 2 * len(set(found))
+
+
+def test_a_driver_that_stands_by_takes_over_and_ends_with_its_job(tmp_path: Path) -> None:
+    def stands_by(job: Job) -> None:
+        job.wait_for("it stands by", lambda: "standing by: job " in job.said())
+
+    with Drivers(tmp_path) as drivers:
+        first = drivers.start()
+        first.wait_for_steps(2)
+        second = drivers.start("--standby-driver")
+        stands_by(second)
+        assert f"process {first.driver_pid()}" in second.said()
+        kill(first)
+        second.wait_for("it has taken over", lambda: second.events("took_over"))
+        third = drivers.start("--standby-driver")
+        stands_by(third)
+        drivers.end_at(last_step(second) + 20)
+        assert second.wait() == third.wait() == 0
+        assert re.search(r"job \w+ has ended with exit code 0", third.said())
+        check_agreement(second.steps())

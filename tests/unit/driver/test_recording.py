@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from elastic_driver.core.events import EndJob
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.core.state import State
 from elastic_driver.driver import recording as module
-from elastic_driver.driver.recording import Resumed, close, enter, has_journal, recording
+from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import Closed, Fact, JobFacts, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
@@ -282,3 +283,48 @@ def test_a_driver_that_answers_is_not_dead_though_somebody_has_removed_its_lock(
     with recording(settings_in(kept), "0456", Told()) as recorded:
         assert recorded.before is not None, "it is dead: nobody listens"
     folder.close()
+
+
+class Standing:
+    """A driver that stands by, in a thread, until the one that has the folder lets go of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told = Told()
+        self.waits = threading.Event()
+        self.told.line = lambda text: (self.told.lines.append(text), self.waits.set())  # type: ignore[method-assign, assignment]
+        self.found: Recording | None = None
+        self._folder = folder
+        self._thread = threading.Thread(target=self._stand_by)
+        self._thread.start()
+        self.waits.wait()
+
+    def _stand_by(self) -> None:
+        with recording(settings_in(self._folder, standby_driver=True), "0456", self.told) as recorded:
+            self.found = recorded
+            if recorded.journal is not None:
+                recorded.journal.close(0)
+
+    def ends_with(self) -> Recording:
+        self._thread.join()
+        assert self.found is not None
+        return self.found
+
+
+def test_one_that_stands_by_ends_with_the_job_that_it_has_waited_for(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    with recording(settings_in(kept), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        later = Standing(kept)
+        recorded.journal.close(3)
+    assert later.ends_with().over == 3
+    assert later.told.lines[-1] == "job 0123 has ended with exit code 3"
+
+
+def test_one_that_stands_by_begins_the_job_whose_driver_died_before_it_wrote_anything(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    with recording(settings_in(kept), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        recorded.journal.give_up()
+        later = Standing(kept)
+    found = later.ends_with()
+    assert (found.job.job_id, found.before, found.over) == ("0456", None, None)

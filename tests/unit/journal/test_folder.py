@@ -311,6 +311,30 @@ def test_whoever_waits_can_be_interrupted(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before) - 1, "that of the lock"
 
 
+def test_one_that_stands_by_waits_for_the_end_of_a_living_process(tmp_path: Path) -> None:
+    process = holder(tmp_path / "journal")
+    say(process, "\n")
+    assert heard(process) == "took"
+    told: list[str] = []
+    looks: list[None] = []
+
+    def look() -> None:
+        looks.append(None)
+        if len(looks) == 2:
+            process.kill()
+
+    with JournalFolder.take(tmp_path / "journal", "next", stands_by=True, on_wait=told.append, look=look) as mine:
+        assert (mine.is_ours, mine.waited_for) == (True, "job")
+        assert (mine.path / LOCK).read_text().splitlines()[2] == "next"
+    process.communicate()
+    assert told == [f"standing by: job job is driven by process {process.pid}"]
+
+
+def test_one_that_stands_by_waits_for_nobody_where_the_folder_is_free(tmp_path: Path) -> None:
+    with JournalFolder.take(tmp_path / "journal", "job", stands_by=True) as mine:
+        assert mine.waited_for == ""
+
+
 RACER = textwrap.dedent(
     """
     import sys
