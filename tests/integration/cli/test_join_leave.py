@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -16,6 +13,7 @@ import pytest
 
 from elastic_driver.launch.agent.machine import addresses
 from tests.support.processes.jobs import Job, check_agreement
+from tests.support.processes.joined import TOKEN, joined, where_to_join, write_token
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [
@@ -24,52 +22,9 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="only root can make a namespace of processes for each host"),
 ]
 
-# As on machines of their own, agents do not see each other's processes.
-HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-TOKEN = "a token of the test's own"
-
-
-@contextmanager
-def joined(folder: Path, host: str, driver: str, *, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
-    """An agent that joins by itself; its secret comes on standard input."""
-    words = (
-        "join",
-        "--driver",
-        driver,
-        "--slots",
-        "1",
-        "--host",
-        host,
-        "--join-token-file",
-        "-",
-        "--agent-timeout",
-        "20",
-    )
-    command = [*HOST, sys.executable, "-m", "elastic_driver", *words]
-    with (folder / f"{host}.txt").open("w") as said:
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True)
-    try:
-        assert agent.stdin is not None
-        with agent.stdin:
-            agent.stdin.write(token)
-        yield agent
-    finally:
-        if agent.poll() is None:
-            agent.kill()
-        agent.wait(150)
-
-
-def where_to_join(job: Job) -> str:
-    """What the driver says."""
-    said: str = job.wait_for("where to join", lambda: job.said().partition("elasticrun join --driver ")[2])
-    return said.split()[0]
-
 
 def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(f"{TOKEN}\n")
-    token.chmod(0o600)
+    token = write_token(tmp_path)
     flags = ("-np", "2", "--min-np", "1", "--accept-agents", "--join-token-file", str(token))
     with Job(tmp_path, None, *flags) as job, ExitStack() as agents:
         driver = where_to_join(job)
@@ -108,9 +63,7 @@ def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
 
 def test_a_host_whose_driver_is_preempted_is_not_done(tmp_path: Path, runtime: Path) -> None:
     """With 0 a Job would count its pod as completed, and make no other for the driver that comes again."""
-    token = tmp_path / "token"
-    token.write_text(f"{TOKEN}\n")
-    token.chmod(0o600)
+    token = write_token(tmp_path)
     with (
         Job(tmp_path, None, "-np", "1", "--accept-agents", "--join-token-file", str(token)) as job,
         ExitStack() as all_,

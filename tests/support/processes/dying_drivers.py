@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 from unittest import mock
+
+import psutil
 
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.past import read_job
@@ -35,6 +37,7 @@ class DyingDrivers:
         folder: of the job.
         hosts: at first.
         flags: of each of its drivers.
+        kept: of its journal; None for one in that folder.
         env: of the job.
 
     Attributes:
@@ -42,9 +45,9 @@ class DyingDrivers:
         drivers: how many there have been.
     """
 
-    def __init__(self, folder: Path, hosts: str, *flags: str, **env: str) -> None:
+    def __init__(self, folder: Path, hosts: str, *flags: str, kept: Path | None = None, **env: str) -> None:
         self.folder = folder
-        self.kept, self.runtime = folder / "kept", folder / "runtime"
+        self.kept, self.runtime = kept or folder / "kept", folder / "runtime"
         self._dies = folder / "dies"
         self._flags = (*flags, "--journal", str(self.kept))
         self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(self.runtime), "DIES": str(self._dies)} | env
@@ -68,8 +71,7 @@ class DyingDrivers:
 
     def _give_up(self) -> None:
         """The test has failed."""
-        self.job.process.kill()
-        self.job.process.wait()
+        self.die()
         for agent in agents_of(self.runtime).values():
             os.kill(agent.pid, signal.SIGTERM)
 
@@ -91,7 +93,13 @@ class DyingDrivers:
         """From now on none does."""
         (self._dies / "armed").unlink(missing_ok=True)
 
-    def start(self) -> None:
+    def die(self) -> float:
+        """The present driver is killed. Returns when it was dead."""
+        self.job.process.kill()
+        self.job.process.wait()
+        return time.time()
+
+    def start(self) -> Job:
         """Starts a driver, like the one before."""
         said = self.said() if self.drivers else ""
         self.job = Job(
@@ -105,6 +113,16 @@ class DyingDrivers:
         self.drivers += 1
         with (self.folder / "said").open("a") as file:
             file.write(said)
+        return self.job
+
+    def has_taken_over(self) -> dict[str, Any]:
+        """Blocks until the present driver has. Returns what it has told of that."""
+        return cast("dict[str, Any]", self.job.wait_for("it has taken over", self._takeover))
+
+    def _takeover(self) -> dict[str, Any] | None:
+        events = self.job.events()
+        started = max((n for n, event in enumerate(events) if event["event"] == "job_started"), default=len(events))
+        return next((event for event in events[started:] if event["event"] == "took_over"), None)
 
     def said(self) -> str:
         """By the present driver."""
@@ -140,6 +158,15 @@ class DyingDrivers:
         of_agents = agents.read_text() if agents.exists() else ""
         return f"drivers have died at {self.died_at}\n{said[-6000:]}\nagents: {of_agents[-4000:]}"
 
+    def until_ended(self, jobs: Sequence[Job]) -> Job:
+        """Blocks until the driver of one has ended. Returns that one."""
+        found: list[Job] = jobs[0].wait_for("an end", lambda: [job for job in jobs if job.process.poll() is not None])
+        return found[0]
+
+    def set_clock(self, wrong_s: float) -> None:
+        """For drivers from now on the clock of the system is wrong."""
+        (self._dies / "clock").write_text(str(wrong_s))
+
     def set_hosts(self, text: str) -> None:
         self._hosts = text
         self.job.set_hosts(text)
@@ -167,6 +194,20 @@ class DyingDrivers:
     def worker(self, name: str) -> int:
         """The process that has this place."""
         return next(int(line["pid"]) for line in reversed(self.job.steps()) if line["worker"].startswith(f"{name}#"))
+
+    def step_after(self, since: float) -> None:
+        """Blocks until there is a step of after that time, with or without a driver."""
+        self._wait("a step", lambda: self.job.steps()[-1]["time"] > since)
+
+    def wait_for_end_of(self, pid: int) -> None:
+        """Blocks until a process has ended, with or without a driver."""
+        self._wait(f"the end of process {pid}", lambda: not psutil.pid_exists(pid))
+
+    def _wait(self, what: str, found: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not found():
+            assert time.monotonic() < end, f"{what}: not seen; {self._where()}"
+            time.sleep(0.02)
 
     def last_step(self) -> int:
         return max(int(line["step"]) for line in self.job.steps())

@@ -7,6 +7,8 @@ DIES writes it down, and dies by SIGKILL. So a job whose drivers are started aga
 once, and comes to its end. The file ``armed`` there has what stands before each name, a pattern (only places whose
 names it is found in count), and whether this is for one death or for all.
 
+A file ``clock`` there has the seconds by which the system's clock is wrong for this process.
+
 There is no parent that would start it again; see tests/support/processes/dying_drivers.py.
 """
 
@@ -103,16 +105,24 @@ def subject(of: Command | Said) -> str:
     return ""
 
 
+def known(news: Kept | Dropped) -> str:
+    """A fact, and of which host it is."""
+    if isinstance(news, Dropped):
+        return f"no {news.kind}"
+    host = getattr(news.fact, "host", "")
+    return f"fact {type(news.fact).__name__}{' ' * bool(host)}{host}"
+
+
 def record(news: Sequence[Kept | Dropped], steps: Sequence[Step]) -> str:
     """What is written."""
-    facts = {f"fact {type(each.fact).__name__}" if isinstance(each, Kept) else f"no {each.kind}" for each in news}
+    facts = {known(each) for each in news}
     # What goes beside others each few seconds.
     facts -= {"fact BooksKept"}
     return ", ".join((*sorted(facts), *dict.fromkeys(named(step.event) for step in steps)))
 
 
 def put(self: Journal, put: Callable[..., None], news: Sequence[Kept | Dropped], steps: Sequence[Step]) -> None:
-    what = "the first record" if self._file is None else record(news, steps)
+    what = "the first record" if not self._store.size else record(news, steps)
     if what:
         place(f"before writing {what}")
     put(self, news, steps)
@@ -191,6 +201,11 @@ def instead(owner: type, name: str, new: Callable[..., Any]) -> None:
     setattr(owner, name, lambda self, *args, **more: new(self, old, *args, **more))
 
 
+def set_clock() -> None:
+    wrong_s, now = float((FOLDER / "clock").read_text()), time.time
+    time.time = lambda: now() + wrong_s
+
+
 def keep_what_agents_say() -> None:
     """Of those that are forked: a driver that is dead has had the other end of their standard error."""
     file = (FOLDER / "agents").open("a", buffering=1)
@@ -202,6 +217,8 @@ if __name__ == "__main__":
     if not starts_afresh():
         keep_what_agents_say()
         fork_first_agent()
+    if (FOLDER / "clock").exists():
+        set_clock()
     parent.go_on_in_a_child = lambda again=None: None
     instead(Journal, "_put", put)
     instead(Journal, "_close", close_journal)
