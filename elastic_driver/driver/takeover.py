@@ -7,8 +7,9 @@ here comes before that: what it knows becomes what the driver knows, and it is t
 An agent keeps its workers for as long as its driver's machine says that there is no driver, and no longer than
 ``agent_timeout_s`` without that. So it has met this driver, or its lease is over, when that time and a margin have
 passed since this driver listens (docs/decisions/0044, "While there is no driver"). An agent that is stopped keeps no
-lease, and its workers may train on, among themselves: as long as no member of the present round is known to leave it,
-all of them are waited for, until no agent waits for a driver any more.
+lease, and its workers may train on, among themselves. On this machine it is killed then. Elsewhere, as long as no
+member of the present round is known to leave it, all of them are waited for, until no agent waits for a driver any
+more.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from elastic_driver.rendezvous.agent_messages import Levels, worker_named
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import TookOver
+from elastic_driver.system.process_name import kill
 
 _AWAY = "the driver before this one told of it, and has died"
 _UNKNOWN = "its agent knows nothing of it, after the driver was away"
@@ -107,6 +109,7 @@ class Takeover:
         self._is_done = False  # whether all agents are back or lost
         self._back = 0  # agents
         self._went_on: set[WorkerId] = set()  # their workers
+        self._killed: set[str] = set()  # agents
         self._late: list[AgentLink] = []  # whose leases are over, and that may be stopped
         self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
         self._trains = False  # whether that trained
@@ -146,17 +149,35 @@ class Takeover:
 
     def _wait_for(self, link: AgentLink, waited_s: float = 0.0) -> None:
         rest_s = self._limits.agent_timeout_s + MARGIN_S - waited_s
+        is_hopeless = waited_s > self._limits.driver_timeout_s + MARGIN_S
         if not may_come_back(self._agents[link.agent]):
             # What it has left is gone within that time, see docs/decisions/0009.
-            self._is_broken = self._is_broken or self._has_trained(link)
-            link.wait_for_return(AGAIN_S, lambda: link.lose("its agent has died while the driver was away"))
+            link.wait_for_return(AGAIN_S, lambda: self._has_died(link))
         elif not link.facts.local:
             link.wait_for_return(rest_s, lambda: self._is_late(link))
         elif rest_s > 0:
             look_s = min(AGAIN_S, rest_s)
             link.wait_for_return(look_s, lambda: self._wait_for(link, waited_s + look_s))
+        elif not is_hopeless and self._kill(link):
+            link.wait_for_return(AGAIN_S, lambda: self._wait_for(link, waited_s + AGAIN_S))
         else:
             self._is_late(link)
+
+    def _has_died(self, link: AgentLink) -> None:
+        self._note_leaving(link)
+        link.lose("its agent has died while the driver was away")
+
+    def _kill(self, link: AgentLink) -> bool:
+        """Kills an agent of this machine that neither comes back nor ends. Returns whether it can be."""
+        if not kill(link.facts.hello.owner):
+            return False
+        if link.agent not in self._killed:
+            self._killed.add(link.agent)
+            self._parts.chronicle.warning(
+                f"host {link.facts.host}: its agent lives and has not come back, so it is stopped: it is killed, and "
+                "its workers end with it"
+            )
+        return True
 
     # --- who comes back (Former) -----------------------------------------------------------------------------------
 
@@ -271,7 +292,10 @@ class Takeover:
         link.wait_for_return(rest_s, lambda: self._lose_agent(link))
 
     def _note_leaving(self, link: AgentLink) -> None:
-        """A member that is back can be told to leave its round: then no collective of it completes elsewhere."""
+        """Members that are back can be told to leave their round, or are dead: no collective of it completes elsewhere.
+
+        To be called while the agent has their host.
+        """
         if self._is_broken or not self._has_trained(link):
             return
         self._is_broken = True

@@ -29,7 +29,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -67,8 +67,6 @@ class Bootstrap(Body):
         stdin: the descriptor that an agent on the driver's own machine has of the driver's standard input; -1 for none.
         outlives: whether an agent on the driver's own machine goes on when the driver's process dies, as one elsewhere
             does: until its lease is over, or another driver of the job has come.
-        instead_of: the number of the agent that was on its host before: the job has given it up, and this one ends it
-            before it says hello. "" for none.
         source: of the token from which the key was made, see Credential; it does not travel.
     """
 
@@ -93,7 +91,6 @@ class Bootstrap(Body):
     leave_code: int = 0
     stdin: int = -1
     outlives: bool = False
-    instead_of: str = ""
     source: str = field(default="", compare=False)
 
     def to_word(self) -> str:

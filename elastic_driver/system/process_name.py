@@ -1,11 +1,13 @@
 """What names this machine, and a process of it for longer than its id does: boot, namespace, id, start.
 
-Owns the form of such a name, and reads /proc. Whoever was given one can tell whether that very process lives.
+Owns the form of such a name, and reads /proc. Whoever was given one can tell whether that very process lives, and end
+it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from typing import Self
 
@@ -84,6 +86,26 @@ def lives(name: str) -> bool:
     """
     process = ProcessName.parse(name)
     return process is not None and (not process.is_of_this_place or process.state() is not None)
+
+
+def kill(name: str) -> bool:
+    """Sends SIGKILL to the process of that name, and to no other. Returns whether it has been sent."""
+    process = ProcessName.parse(name)
+    if process is None or not process.is_of_this_place:
+        return False
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if process.state() is None:  # another may have the number; from here on it is this one's
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def is_of_this_boot(name: str) -> bool:

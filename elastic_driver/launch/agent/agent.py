@@ -254,7 +254,7 @@ class Agent:
                 # At once: an agent that is stopped answers neither, and whoever is ended says before whom it obeys.
                 obeyed, _ = await asyncio.gather(
                     drivers_here(self._bootstrap.job, here),
-                    end_orphans(self._bootstrap.job, here, self._bootstrap.instead_of),
+                    end_orphans(self._bootstrap.job, here),
                 )
                 self._link.known = {job_id: Driver(*each) for job_id, each in obeyed.items()}
             way_out.push_async_callback(self._control.close)
@@ -601,10 +601,10 @@ class Agent:
             case Obeys(job, of):
                 is_meant = bool(job) and job == self._bootstrap.job and of == network_id()
                 return Obeyed(self._job_id, *self._link.driver) if is_meant else Done(done=False)
-            case EndOrphan(job, of, agent):
+            case EndOrphan(job, of):
                 is_meant = bool(job) and job == self._bootstrap.job and of == network_id()
                 is_orphan = self._workers is not None and not self._link.connected
-                if not is_meant or not (is_orphan or agent == self._link.agent):
+                if not (is_meant and is_orphan):
                     return Done(done=False)
                 why = "another agent of its job has come, and its driver does not answer"
                 self._end(End(How.LOST, 1, why))

@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import select
-import signal
 import socket
 import stat
 import time
@@ -23,7 +20,7 @@ from pathlib import Path
 from elastic_driver.codec import CodecError, Seconds, encode, from_data, from_text
 from elastic_driver.errors import LaunchError, SettingsError, with_path
 from elastic_driver.rendezvous.job_files import private_folder
-from elastic_driver.system.local_socket import SocketFolder, connect, is_ours, peer_of
+from elastic_driver.system.local_socket import SocketFolder, connect, is_ours
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +56,10 @@ class EndOrphan:
     Attributes:
         job: what tells the job from others.
         place: the network of this machine that it is in: agents of other containers may have the same folder.
-        agent: the number of one that is to end though it has a connection to a driver: the job has given it up, and
-            another comes in its place. "" for none.
     """
 
     job: str
     place: str
-    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +264,12 @@ def _of(host: str | None, job: str | None) -> str:
     return ("" if host is None else f" for host {host}") + ("" if job is None else f" for job {job}")
 
 
-async def end_orphans(job: str, place: str, instead_of: str = "") -> None:
+async def end_orphans(job: str, place: str) -> None:
     """Has agents end that an earlier driver of this job has left here. Blocks until they have, or for ORPHANS_S.
 
     Args:
         job: what tells it from others.
         place: the network of this machine that it is in: agents of other containers may have the same folder.
-        instead_of: the number of one that has to end: where it does not in that time, its process is killed.
     """
     try:
         sockets = _sockets()
@@ -284,14 +277,8 @@ async def end_orphans(job: str, place: str, instead_of: str = "") -> None:
         _log.warning("cannot look for agents of an earlier driver: %s", error)
         return
     loop = asyncio.get_running_loop()
-    order, stubborn = EndOrphan(job, place, instead_of), f"agent-{instead_of}.sock"
-
-    def end(path: Path) -> None:
-        answer = _ask(path, order, ORPHANS_S)
-        if path.name == stubborn and answer is None:
-            _kill(path)
-
-    await asyncio.gather(*(loop.run_in_executor(None, end, path) for path in sockets))
+    order = EndOrphan(job, place)
+    await asyncio.gather(*(loop.run_in_executor(None, _ask, path, order, ORPHANS_S) for path in sockets))
 
 
 async def drivers_here(job: str, place: str) -> dict[str, tuple[int, str]]:
@@ -312,24 +299,6 @@ async def drivers_here(job: str, place: str) -> dict[str, tuple[int, str]]:
     )
     obeyed = sorted((each.job, each.epoch, each.driver) for each in answers if isinstance(each, Obeyed) and each.job)
     return {of: (epoch, driver) for of, epoch, driver in obeyed}
-
-
-def _kill(path: Path) -> None:
-    """SIGKILL to the agent that listens at its socket and does not answer: it is stopped. Blocks until it is dead.
-
-    The kernel says which process that is. Its workers end with it.
-    """
-    with contextlib.suppress(OSError):
-        with connect(path, _ANSWER_S) as sock:
-            process = peer_of(sock)[0]
-        descriptor = os.pidfd_open(process)
-        try:
-            with connect(path, _ANSWER_S) as sock:  # it was that one still when the number was held
-                if peer_of(sock)[0] == process:
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                    select.select([descriptor], [], [], ORPHANS_S)
-        finally:
-            os.close(descriptor)
 
 
 def _remove_dead(folder: Path) -> None:

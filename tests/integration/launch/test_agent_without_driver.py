@@ -541,24 +541,3 @@ def test_a_new_agent_obeys_no_earlier_driver_than_the_others_of_its_job_here(tmp
             await third.until(lambda: third.links, "the agent")
 
     act(main)
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_an_agent_that_comes_in_anothers_place_ends_it(*, tmp_path: Path, stopped: bool) -> None:
-    """Though that has a connection to a driver, and though it is stopped."""
-
-    async def main() -> None:
-        async with job(tmp_path) as one:
-            old = await one.ready(one.driver.bootstrap("a", job="j"))
-            one.driver.python(SLEEP)
-            process = await one.driver.runs()
-            number = one.driver.link.agent
-            if stopped:
-                os.kill(old.popen.pid, signal.SIGSTOP)
-            one.agent(one.driver.bootstrap("a", job="j", instead_of=number))
-            await gone([process, psutil.Process(old.popen.pid)] if not stopped else [process])
-            code, _ = await old.ends()
-            assert code == (-signal.SIGKILL if stopped else 1)
-            await one.driver.until(lambda: len(one.driver.links) > 1, "the new one")
-
-    act(main)

@@ -6,6 +6,8 @@ Both drivers are real; at the other ends of their links are the same hosts (docs
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from elastic_driver.launch.fleet.kept import AgentKept
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Removed, RoundAssignment
+from elastic_driver.system.process_name import ProcessName
 from elastic_driver.words import ExitCode, NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeHost, Job
 from tests.support.fakes.fleet_fakes import Dial, hello, rest
@@ -535,6 +538,42 @@ def test_an_agent_of_this_machine_that_is_dead_is_not_waited_for(
         assert loop.time() - began < dies_after_s + 2.5
 
     play(tmp_path, test)
+
+
+@pytest.mark.parametrize("others_are_back", [True, False])
+def test_an_agent_of_this_machine_that_is_stopped_is_killed(*, tmp_path: Path, others_are_back: bool) -> None:
+    """Its workers would train on, or have the memory of their devices, for as long as it lives."""
+
+    async def test(lives: Lives, stopped: subprocess.Popen[bytes]) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        for number, kept in lives.agents.items():
+            if kept.host == "b":
+                assert kept.hello is not None
+                owner = str(ProcessName.of(stopped.pid))
+                lives.agents[number] = replace(kept, local=True, hello=replace(kept.hello, owner=owner))
+        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        await lives.listens()
+        if others_are_back:
+            await lives.are_back("a")
+        await asyncio.sleep(15.0)
+        assert lives.record(B0) is not None
+        assert stopped.poll() is None
+        if others_are_back:
+            await lives.until(lambda: lives.record(B0) is None, "it is lost")
+            assert lives.record(A0) is not None
+        else:
+            await lives.job.end()
+            assert lives.job.driver.is_in_vain, "nobody's lease is longer, and no round goes on without one of its own"
+        assert stopped.wait() == -signal.SIGKILL
+        assert lives.job.text().count("it is killed, and its workers end with it") == 1
+
+    with subprocess.Popen(["sleep", "1000"]) as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            play(tmp_path, lambda lives: test(lives, stopped))
+        finally:
+            stopped.kill()
 
 
 def test_a_worker_of_a_host_whose_agent_was_lost_is_lost(tmp_path: Path) -> None:

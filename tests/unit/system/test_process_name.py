@@ -10,7 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.system.process_name import ProcessName, is_below, is_stopped, lives, name_of_this_process, pid_in
+from elastic_driver.system.process_name import (
+    ProcessName,
+    is_below,
+    is_stopped,
+    kill,
+    lives,
+    name_of_this_process,
+    pid_in,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -60,6 +68,18 @@ def test_what_is_no_name_of_a_process(text: str) -> None:
     assert ProcessName.parse(text) is None
     assert pid_in(text) is None
     assert not lives(text)
+
+
+def test_only_the_process_of_that_name_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        name = ProcessName.of(other.pid)
+        for wrong in (replace(name, started=name.started + 1), replace(name, place="elsewhere"), "nobody"):
+            assert not kill(str(wrong))
+        assert lives(str(name))
+        other.send_signal(signal.SIGSTOP)
+        assert kill(str(name))
+        assert other.wait() == -signal.SIGKILL
+        assert not kill(str(name))
 
 
 def test_a_zombie_does_not_live() -> None:
