@@ -35,6 +35,9 @@ Stream = Literal["stdout", "stderr"]
 _STATUS_PERIOD_S = 0.25
 # What a stopped reader may leave unread; beyond it workers' lines are dropped, and counted.
 _BACKLOG_BYTES = 64 << 20
+# Who leaves so much unread has stopped. Less than what agents have that is not kept (UNKEPT_BYTES, 4 MiB): then they
+# would give no more to the files.
+_STOPPED_BYTES = 1 << 20
 # How long the end of the job waits for a reader that is slow.
 _FLUSH_S = 5.0
 # What a reader can be thought to see still, when the job ends.
@@ -61,6 +64,7 @@ class Console:
 
     Attributes:
         keeping: as given.
+        is_copy: whether files have all that workers write, too: then a reader that has stopped is not waited for.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Console:
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there
         self.keeping = keeping
+        self.is_copy = False
         # What is to be written; how much of workers' output is written then.
         self._queue: queue.SimpleQueue[tuple[Stream, bytes] | int | None] = queue.SimpleQueue()
         self._backlog = 0  # bytes queued; written by both threads, under _lock
@@ -152,7 +157,15 @@ class Console:
 
     def _count(self) -> None:
         """Has it counted when all that workers have written so far is there, unless something of that is held."""
-        if self.keeping is not None and (self._tracebacks is None or self._tracebacks.is_empty):
+        if self.keeping is None:
+            return
+        if self.is_copy:
+            with self._lock:
+                has_stopped = self._backlog > _STOPPED_BYTES
+            if has_stopped:
+                self.keeping.keep_soon(self.keeping.came)
+                return
+        if self._tracebacks is None or self._tracebacks.is_empty:
             self._queue.put(self.keeping.came)
 
     def _write(self, stream: Stream, data: bytes) -> None:

@@ -295,6 +295,24 @@ def test_a_disc_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path,
         disc.thaw()
 
 
+def test_files_have_what_a_stopped_console_does_not_show(tmp_path: Path) -> None:
+    """A terminal after Ctrl-S, a pipe that nobody reads."""
+    lines = 1000
+    script = f"import signal\nfor _ in range({lines}): print('x' * 9999)\nprint(end='', flush=True)\nsignal.pause()\n"
+    words = (*RUN, "--journal", str(tmp_path / "kept"), "--output-filename", str(tmp_path / "output"))
+    command = [sys.executable, "-m", "elastic_driver", *words, sys.executable, "-c", script]
+    reading_end, writing_end = os.pipe()
+    with subprocess.Popen(command, stdout=writing_end, stderr=subprocess.DEVNULL, cwd=tmp_path) as job:
+        os.close(writing_end)
+        try:
+            while sum(each.stat().st_size for each in (tmp_path / "output").rglob("stdout")) < lines * 10_000:
+                assert job.poll() is None
+                time.sleep(0.02)
+        finally:
+            os.close(reading_end)
+            job.send_signal(signal.SIGTERM)
+
+
 # --- elasticrun resume ----------------------------------------------------------------------------------------------
 
 

@@ -422,6 +422,35 @@ def test_output_is_kept_when_it_is_written() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_reader_that_has_stopped_is_waited_for_unless_files_have_the_same(is_copy: bool) -> None:
+    async def play() -> None:
+        keeping, is_kept = Keeping(), asyncio.Event()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        console = Console(stdout=out_write, stderr=err_write, keeping=keeping)
+        console.is_copy = is_copy
+        line = b"x" * 9999 + b"\n"
+        console.write("stdout", line)
+        keeping.when_kept(1000, is_kept.set)
+        for _ in range(999):
+            console.write("stdout", line)
+        reader = None
+        if not is_copy:
+            await asyncio.sleep(0)
+            assert not is_kept.is_set()
+            reader = Reader(out_read)
+        await is_kept.wait()
+        reader = reader or Reader(out_read)
+        console.__exit__(None, None, None)
+        os.close(out_write)
+        os.close(err_write)
+        os.close(err_read)
+        assert reader.text().encode() == line * 1000
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("shown", ["when it ends", "when training begins", "after a while"])
 def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
