@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
 from elastic_driver.report.printable import one_line
 from elastic_driver.system import parent
+from elastic_driver.system.process_name import pid_in, send
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
@@ -41,7 +42,7 @@ def end(words: Sequence[str]) -> int:
     if arguments.driver is None and not any(job.job_id.startswith(arguments.job) for job in running_jobs()):
         left = left_behind(arguments.job)
         if len(left) == 1:
-            return _end_without_driver(left[0])
+            return 0 if _is_ended_by_parent(left[0].job.job_id) else _end_without_driver(left[0])
         from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
 
         alone = undriven_jobs(arguments.job)
@@ -53,6 +54,16 @@ def end(words: Sequence[str]) -> int:
     reply = ask(target, lambda client: client.end())
     print(one_line(f"job {target.name}: {reply.text}"))
     return 0
+
+
+def _is_ended_by_parent(job_id: str) -> bool:
+    """Has the elasticrun that is about to start its driver again end it. Returns whether there is one."""
+    for file in left_jobs():
+        if file.job_id == job_id and send(file.parent, signal.SIGTERM):
+            whose = f"its elasticrun (process {pid_in(file.parent)})"
+            print(one_line(f"job {job_id}: its driver has died, and {whose} starts another that ends it"))
+            return True
+    return False
 
 
 def _end_without_driver(found: Recorded) -> int:

@@ -111,7 +111,8 @@ def build(
         driver.abandon(why)
 
     def leave() -> bool:
-        if journal is None or not parent.leave_to_another():
+        is_there = journal is not None and (before is not None or journal.is_on_disc)
+        if journal is None or not is_there or not parent.leave_to_another():
             return False
         journal.give_up()  # that this driver lets go of its agents is nothing that the next has to know
         driver.let_go()

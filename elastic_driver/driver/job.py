@@ -8,7 +8,9 @@ import os
 import re
 import secrets
 import socket
+import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,13 +61,14 @@ from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
+from elastic_driver.system import parent
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.threads import started_pool
-from elastic_driver.words import OnChange
+from elastic_driver.words import ExitCode, OnChange
 
 # A file's name has 255 bytes in most file systems.
 _MOST_NAME = 200
@@ -133,14 +136,23 @@ def _run_job(
     ):
         if recorded.over is not None:
             return recorded.over
-        if recorded.before is not None:
-            enter(recorded.job)
-        settings = recorded.job.settings
-        if suspicions is None:
-            suspicions = _checked(settings, routes)
-        for suspicion in suspicions:
-            console.warning(suspicion)
-        return _run_recorded(recorded, routes, local, gathering, console)
+        try:
+            if recorded.before is not None:
+                enter(recorded.job)
+            if suspicions is None:
+                suspicions = _checked(recorded.job.settings, routes)
+            for suspicion in suspicions:
+                console.warning(suspicion)
+            return _run_recorded(recorded, routes, local, gathering, console)
+        except Exception as error:
+            if recorded.before is None or not parent.leave_to_another():
+                raise
+            if not isinstance(error, SettingsError):
+                traceback.print_exception(error, file=sys.stderr)
+            why = str(error) if isinstance(error, SettingsError) else f"internal error: {error!r}"
+            left = f"its workers are left alone, and wait for {recorded.job.settings.driver_timeout_s:g} s for a driver"
+            console.error(f"cannot take over job {recorded.job.job_id}: {why}; {left}")
+            return ExitCode.INTERNAL_ERROR
 
 
 def _run_recorded(
@@ -246,9 +258,13 @@ def _run_recorded(
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
+        is_closed = False
         if journal is not None and not driver.end.is_abandoned:
-            close(journal, code, console, is_in_vain=driver.is_in_vain)
-        if driver.is_in_vain:
+            is_closed = close(journal, code, console, is_in_vain=driver.is_in_vain)
+        if driver.is_in_vain and not is_closed:
+            # What is there would be taken over in vain again and again.
+            console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
+        elif driver.is_in_vain:
             console.line(f"nothing is left of job {job_id}: this is a new job")
             return None
         if code and os.environ.get(ENV_ERROR_FILE):

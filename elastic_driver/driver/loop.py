@@ -67,6 +67,7 @@ from elastic_driver.rendezvous.server.kept_socket import KeptSocket
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ExitCode
 
@@ -165,6 +166,8 @@ class ElasticDriver:
             try:
                 await self._run_until(way_out)
             except SettingsError:
+                if self.takeover is not None:
+                    self.let_go()
                 raise
             except Exception as error:
                 # Before the way out, on which all is ended that is not left to another driver.
@@ -238,6 +241,7 @@ class ElasticDriver:
             self.settings.command,
             meets_at=self.agents.meets_at,
             journal=self.settings.journal,
+            parent=parent.name_of_parent(),
         )
         if posting is not None:
             way_out.callback(self._take_down, posting)

@@ -107,10 +107,21 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
     if settings.journal is None:
         yield Recording(job_of(settings, job_id))
         return
-    look = parent.interruption()
-    with JournalFolder.take(
-        settings.journal, job_id, stands_by=settings.standby_driver, on_wait=tell.line, look=look
-    ) as folder:
+    try:
+        folder = JournalFolder.take(
+            settings.journal,
+            job_id,
+            stands_by=settings.standby_driver,
+            on_wait=tell.line,
+            look=parent.interruption(),
+        )
+    except JournalHeldError as error:
+        if parent.started() is None:
+            raise
+        tell.warning(f"another driver has this job by now: {error}")
+        yield Recording(job_of(settings, job_id), over=ExitCode.OTHER_DRIVER)
+        return
+    with folder:
         found = read_job(folder.path)
         if folder.waited_for and folder.waited_for == _job_in(found):
             resumed = Resumed(folder.waited_for)
@@ -158,7 +169,7 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
             raise
 
 
-def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> None:
+def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> bool:
     """Of a job that has ended nothing is kept, but for what led to an error of the driver's own.
 
     Args:
@@ -166,14 +177,18 @@ def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = 
         exit_code: of the driver.
         tell: is told what stays, and why.
         is_in_vain: whether nothing was left of a job that was taken over.
+
+    Returns:
+        Whether the journal says that the job has ended.
     """
     if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
         journal.give_up()
         tell.warning(f"what led to this is kept in {journal.name}: elasticrun status --journal {journal.name} shows it")
-        return
+        return False
     why = journal.close(exit_code)
     if why:
         tell.warning(f"cannot write in the journal {journal.name} that the job has ended: {why}")
+    return not why
 
 
 def job_of(settings: Settings, job_id: str) -> JobFacts:

@@ -120,6 +120,11 @@ class Journal:
         self._writes = 0  # under way
 
     @property
+    def is_on_disc(self) -> bool:
+        """Whether something of this driver's is."""
+        return self._snapshot_bytes > 0
+
+    @property
     def name(self) -> str:
         """Of where it lies, for messages and commands."""
         return self._store.name

@@ -38,6 +38,7 @@ class JobFile(Body):
         command: what it trains.
         meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
         journal: the folder of its journal; "" where it has none.
+        parent: the process that starts its driver again (:mod:`elastic_driver.system.process_name`); "" for none.
     """
 
     job_id: str
@@ -46,6 +47,7 @@ class JobFile(Body):
     command: tuple[OsText, ...]
     meets_at: int = 0
     journal: OsText = ""
+    parent: str = ""
 
     @property
     def url(self) -> str:
@@ -71,10 +73,11 @@ class Posting:
         *,
         meets_at: int = 0,
         journal: Path | None = None,
+        parent: str = "",
     ) -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
         kept_in = "" if journal is None else str(journal)
-        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at, kept_in)
+        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at, kept_in, parent)
         for attempt in range(3):
             try:
                 posting = cls(job, *_write(job))

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic_driver.errors import in_words
+from elastic_driver.system.process_name import name_of
 from elastic_driver.system.tether import tie
 from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, ExitCode, pause_s
 
@@ -142,6 +143,11 @@ def started() -> Started | None:
     return _started
 
 
+def name_of_parent() -> str:
+    """What tells the process that starts this one again from all others; "" where none does."""
+    return name_of(os.getppid()) if _has_counting_parent else ""
+
+
 def begin_with(number: signal.Signals) -> None:
     """Has the driver that this process becomes take a signal before all else."""
     global _started
@@ -174,7 +180,8 @@ def interruption() -> Callable[[], None]:
 def leave_to_another() -> bool:
     """A driver has failed, and ends without its job. Returns whether its parent starts another for it.
 
-    To be followed by :func:`exit_code`.
+    To be followed by :func:`exit_code`. For a driver whose job is in its journal: one that has failed before it had
+    written anything would do so again.
     """
     global _has_failed
     _has_failed = _has_counting_parent and not (_started is not None and _started.is_last)
@@ -306,8 +313,7 @@ class _Parent:
             return bool(journal) and -code not in _ENDING
         if code == _NOT_STARTED:  # its package or its interpreter is being replaced, say
             return bool(journal)
-        # One that fails before it has written anything would do so again.
-        return code == _FAILED and journal not in ("", self._before)
+        return code == _FAILED
 
     def _start(self, again: Again, signals: Sequence[signal.Signals], *, is_last: bool) -> tuple[int, int]:
         def run(reading_end: int) -> None:

@@ -73,10 +73,35 @@ def name_of_this_process() -> str:
     Returns:
         "" where the system does not say.
     """
+    return name_of(os.getpid())
+
+
+def name_of(pid: int) -> str:
+    """Likewise of another process of this place; "" where there is none."""
     try:
-        return str(ProcessName.of(os.getpid()))
+        return str(ProcessName.of(pid))
     except (OSError, ValueError, IndexError):
         return ""
+
+
+def send(name: str, number: signal.Signals) -> bool:
+    """Sends a signal to the process of that name. Returns whether it lives, and can be sent one from here."""
+    process = ProcessName.parse(name)
+    if process is None or not process.is_of_this_place:
+        return False
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if process.state() is None:  # behind the opening: the id cannot become another's by now
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def lives(name: str) -> bool:

@@ -19,6 +19,7 @@ import pytest
 
 from elastic_driver.launch.agent.control import agents_here
 from tests.support.processes.jobs import AFRESH, Job
+from tests.support.processes.subcommands import elasticrun as subcommand
 
 pytestmark = pytest.mark.integration
 
@@ -109,8 +110,11 @@ if rest == "write":
     journal.touch()
 got = 0
 warnings, ends = parent.numbers_of(signal.SIGUSR1), parent.numbers_of(signal.SIGTERM)
+hangups = parent.numbers_of(signal.SIGHUP)
 if word == "wait":  # one after the other: a handler may be interrupted by the next
     signal.pthread_sigmask(signal.SIG_BLOCK, (*warnings, *ends))
+if word == "hangup":
+    signal.pthread_sigmask(signal.SIG_BLOCK, hangups)
 if word == "second":
     assert list(parent.early_signals()) == [signal.SIGTERM]
     for number in parent.numbers_of(signal.SIGTERM):
@@ -129,6 +133,8 @@ if word == "term":
 if word == "early":
     early = list(parent.early_signals())
     sys.exit(50 + early.count(signal.SIGTERM) + 10 * early.count(signal.SIGINT))
+if word == "hangup":
+    sys.exit(30 + (parent.news(signal.sigwait(hangups)) is signal.SIGHUP))
 while word == "wait":
     number = signal.sigwait((*warnings, *ends))
     if number in ends:
@@ -186,9 +192,7 @@ def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told:
 @pytest.mark.parametrize(
     ("acts", "journal", "code", "count"),
     [
-        (("fail", "7"), False, 70, 1),
         (("kill", "7"), False, 128 + signal.SIGKILL, 1),
-        (("fail", "7"), True, 70, 1),
         (("70+write", "7"), False, 70, 1),
         (("kill", "7"), True, 7, 2),
         (("75+write", "7"), False, 75, 1),
@@ -204,6 +208,17 @@ def test_who_is_not(tmp_path: Path, acts: tuple[str, ...], journal: bool, code: 
     with again(tmp_path, *acts) as process:
         said, _ = process.communicate(timeout=150)
         assert (process.returncode, len(starts(said))) == (code, count)
+
+
+def test_a_hangup_is_passed_on_by_the_leader_of_the_session(tmp_path: Path) -> None:
+    """The kernel tells nobody else that the terminal is gone."""
+    controlling, terminal = os.openpty()
+    with again(tmp_path, "hangup", terminal=terminal) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.close(terminal)
+        os.close(controlling)
+        assert process.wait(150) == 31
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
@@ -435,8 +450,106 @@ def test_a_driver_that_fails_leaves_its_workers_to_the_next(tmp_path: Path, runt
         assert job.wait() == 128 + signal.SIGTERM
 
 
-def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: Path) -> None:
-    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=AFRESH) as job:
+# Whose second driver fails before it has written anything.
+_FAILS_AT_ONCE = """
+import sys
+from elastic_driver.cli.main import main
+from elastic_driver.driver import job
+from elastic_driver.errors import SettingsError
+from elastic_driver.system import parent
+from pathlib import Path
+mark, how, build = Path(sys.argv.pop(1)), sys.argv.pop(1), job.build
+def fail(*args, before, **more):
+    if before is not None and not mark.exists():
+        mark.touch()
+        raise SettingsError("no port") if how == "refuses" else ZeroDivisionError("a bug")
+    return build(*args, before=before, **more)
+job.build = fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["fails", "refuses"])
+def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtime: Path, how: str) -> None:
+    elasticrun = ("-c", _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
+    with Job(
+        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun, prefix=("env",)
+    ) as job:
+        workers = {line["pid"] for line in job.wait_for_steps(2)}
+        os.kill(job.driver_pid(), signal.SIGKILL)
+        job.wait_for("the third driver", lambda: "took over: no driver for" in job.said())
+        why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
+        assert f"{why}; its workers are left alone, and wait for 600 s for a driver\n" in job.said()
+        lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
+        assert {line["pid"] for line in lines} == workers
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+
+
+# Waits for a long time before the second start.
+_PAUSES = """
+import sys
+from elastic_driver.cli.main import main
+from elastic_driver.system import parent
+parent.PAUSE_RANGE_S = (1000.0, 1000.0)
+sys.exit(main())
+"""
+
+
+def test_a_job_can_be_ended_in_the_pause_before_a_start(tmp_path: Path, runtime: Path) -> None:
+    """By the elasticrun that waits, which has its exit code."""
+    with Job(
+        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=("-c", _PAUSES),
+        prefix=("env",),
+    ) as job:  # fmt: skip
+        job.wait_for_steps(2)
+        for number in (1, 2):
+            os.kill(job.driver_pid(), signal.SIGKILL)
+            if number == 1:
+                job.wait_for("the next driver", lambda: "took over: no driver for" in job.said())
+        job.wait_for("the pause", lambda: "starting it again in 1000 s" in job.said())
+        ended = subcommand("end", job.events("job_started")[0]["job_id"])
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert f"its elasticrun (process {job.process.pid}) starts another that ends it\n" in ended.stdout
+        assert job.wait() == 128 + signal.SIGTERM
+        assert not job.leftovers()
+
+
+def test_process_1_of_a_container_starts_its_driver_again(
+    in_container: list[str], tmp_path: Path, runtime: Path
+) -> None:
+    """And ends the job when its terminal is gone, or somebody says so."""
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), prefix=in_container) as job:
+        workers = {line["pid"] for line in job.wait_for_steps(2)}
+        [first] = psutil.Process(job.process.pid).children()
+        [driver] = [each for each in first.children() if each.cmdline() == first.cmdline()]
+        driver.kill()
+        job.wait_for("the next driver", lambda: "took over: no driver for" in job.said())
+        lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
+        assert {line["pid"] for line in lines} == workers
+        first.send_signal(signal.SIGHUP)
+        assert job.wait() == 128 + signal.SIGHUP
+        assert job.said().count("SIGHUP: stopping all workers") == 1
+        assert "killing all workers now" not in job.said()
+
+
+# Cannot say in its journal that nothing is left of a job.
+_CANNOT_CLOSE = """
+import sys
+from elastic_driver.cli.main import main
+from elastic_driver.journal.journal import Journal
+Journal.close = lambda self, exit_code: "No space left on device"
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("can_close", [True, False])
+def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: Path, can_close: bool) -> None:
+    """Unless it would be found again and again."""
+    elasticrun = AFRESH if can_close else ("-c", _CANNOT_CLOSE)
+    with Job(
+        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun, prefix=("env",)
+    ) as job:
         before = {line["pid"] for line in job.wait_for_steps(2)}
         [number] = agents_here()
         agent = psutil.Process(agents_here()[number].pid)
@@ -446,6 +559,10 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
             job.wait_for("the next driver", lambda: len(job.events("job_started")) == 2)
         finally:
             agent.kill()
+        if not can_close:
+            assert job.wait() == 70
+            assert "and no other is begun without a journal" in job.said()
+            return
         job.wait_for("another job", lambda: "this is a new job\n" in job.said())
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
         assert not before & {line["pid"] for line in lines}

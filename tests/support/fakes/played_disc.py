@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from elastic_driver.core.events import Event
 from elastic_driver.core.state import State
@@ -15,7 +14,8 @@ from elastic_driver.journal.journal import Done, Step
 class Disc:
     """See Journal: what it is given is on disc when the test says so, or soon."""
 
-    path = Path("/journal")
+    name = "/journal"
+    is_on_disc = True
 
     def __init__(self) -> None:
         self.trouble = ""

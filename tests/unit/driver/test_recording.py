@@ -187,6 +187,23 @@ def test_a_driver_that_was_started_again_begins_a_job_where_none_was_left(
             recorded.journal.close(0)
 
 
+def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the pause of its parent somebody else has gone on with it."""
+    kept = tmp_path / "kept"
+    with JournalFolder.take(kept, "0123"):
+        with (
+            pytest.raises(JournalError, match="job 0123 is driven by process"),
+            recording(settings_in(kept), "0456", Told()),
+        ):
+            pass
+        monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+        with recording(settings_in(kept), "0456", told := Told()) as recorded:
+            assert (recorded.over, recorded.journal) == (75, None)
+    assert "another driver has this job by now" in told.warnings[0]
+
+
 @pytest.fixture
 def taken(tmp_path: Path) -> Path:
     """A folder whose job has an agent, which can be taken over."""
