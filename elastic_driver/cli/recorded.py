@@ -70,7 +70,7 @@ def has_driver(recorded: Recorded) -> bool:
 
 def for_how_long(recorded: Recorded) -> str:
     """How long there has been no driver, in words. What the last one has written is the last that is known of it."""
-    return f"for at most {length(math.ceil(recorded.away_s()))}"
+    return f"for at most {length(math.ceil(recorded.away_s))}"
 
 
 def document(recorded: Recorded) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def document(recorded: Recorded) -> dict[str, Any]:
             "pid": pid_in(took.process),
             "version": took.version,
             "directory": recorded.job.directory,
-            "no_driver_s": None if has_driver(recorded) else round(recorded.away_s(), 3),
+            "no_driver_s": None if has_driver(recorded) else round(recorded.away_s, 3),
             "last_step_unix_s": round(took.unix_s + now - took.clock, 3),
             "events": [
                 {"age_s": round(at - state.began, 3), "event": codec.to_data(Event, event)}

@@ -25,7 +25,7 @@ from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.launch.fleet.addresses import LOOPBACK, Addresses
-from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, Keeper
@@ -150,7 +150,7 @@ def agents_of(
             return dict(env) if facts.local else _abroad(settings, env)
         return node_environment(job.environment, env) if facts.local else dict(env)
 
-    job_facts = JobFacts(
+    welcome_facts = WelcomeFacts(
         job_id=job.job_id,
         poll_s=heard_s,
         cwd=job.directory,
@@ -171,7 +171,7 @@ def agents_of(
     )
     return AgentSide(
         tickets,
-        Admission(tickets, job_facts, fleet, keeper),
+        Admission(tickets, welcome_facts, fleet, keeper),
         fleet,
         Addresses(fleet, chronicle.warning),
         variables,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.journal.entries import BooksKept
 from elastic_driver.journal.journal import Journal
-from elastic_driver.journal.past import Past
+from elastic_driver.journal.past import Recorded
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.tally import Tally
 
@@ -59,7 +59,7 @@ class Books:
         return BooksKept(now, self._tally.kept(), chronicle.goodput.kept(), chronicle.kept(), self._vitals.kept())
 
 
-def go_on(before: Past, tally: Tally, chronicle: Chronicle, vitals: VitalsTable) -> None:
+def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTable) -> None:
     """Goes on with the books of the driver before, as they were kept last. To be called before anything is counted."""
     kept = before.facts.books
     if kept is None:
@@ -68,4 +68,4 @@ def go_on(before: Past, tally: Tally, chronicle: Chronicle, vitals: VitalsTable)
     chronicle.go_on(kept.chronicle)
     vitals.go_on(kept.vitals)
     if kept.goodput is not None:
-        chronicle.goodput.go_on(kept.goodput, before.away_s + before.job_clock_s - kept.clock)
+        chronicle.goodput.go_on(kept.goodput, before.away_s + before.clock - kept.clock)

@@ -42,7 +42,7 @@ from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import JobFacts
 from elastic_driver.journal.journal import Journal
-from elastic_driver.journal.past import Past
+from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.workers import Surroundings, Workers
@@ -77,7 +77,7 @@ def build(
     output: Callable[[str], Sequence[str] | None] = lambda worker: None,
     routes: Routes = (),
     journal: Journal | None = None,
-    before: Past | None = None,
+    before: Recorded | None = None,
 ) -> ElasticDriver:
     """Makes the driver of one job. It does nothing before it is run.
 

@@ -162,7 +162,9 @@ def _run_recorded(
     settings, job_id = job.settings, job.job_id
     on_change = first_kind(settings)
     logs = _rank_logs(settings, job_id)
-    instant = Instant()
+    instant = Instant(before_s=0.0 if before is None else before.at_s)
+    if journal is not None:
+        journal.at_s = instant.since_start_s
     in_files = None if journal is None else Keeping()
     with (
         FolderLock.take(settings.durable_dir, job_id),
@@ -200,7 +202,7 @@ def _run_recorded(
         chronicle = Chronicle(event_log, event_hook, Narrator(console), tally, instant=instant)
         sink = Tails(outputs)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
-        clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S), begins=None if before is None else before.job_clock_s)
+        clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S), begins=None if before is None else before.clock)
         agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
         agents.fleet.keepings = tuple(filter(None, (console.keeping, in_files)))
         source = _discovery_of(settings, job_id, clock)

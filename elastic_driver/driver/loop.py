@@ -246,7 +246,7 @@ class ElasticDriver:
         if posting is not None:
             way_out.callback(self._take_down, posting)
         # Whoever reads of it may ask for the job at once.
-        self.chronicle.started(self.agents.ways.url, job.job_id)
+        self.chronicle.started(self.agents.ways.url, job.job_id, again=self.takeover is not None)
         if page:
             # On a terminal only, and past the chronicle: no log is to have it.
             with contextlib.suppress(OSError):

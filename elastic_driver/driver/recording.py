@@ -20,7 +20,7 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed, JobFacts
 from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal
-from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.journal.store import FolderStore
 from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.rendezvous.credentials import JobKey
@@ -68,7 +68,7 @@ class Recording:
 
     job: JobFacts
     journal: Journal | None = None
-    before: Past | None = None
+    before: Recorded | None = None
     over: int | None = None
 
 
@@ -264,14 +264,13 @@ def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, path: Pat
         raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {path} is {what} by now")
 
 
-def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Past | None:
+def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Recorded | None:
     """What is to be taken over; None where nobody is left who could come back: then that job is over."""
-    past = Past.of(found)
-    if any(map(may_come_back, past.facts.agents.values())):
-        return past
+    if any(map(may_come_back, found.facts.agents.values())):
+        return found
     if found.state.end is None:
         tell.line(
-            f"job {past.job.job_id} has ended {in_seconds(past.away_s)} ago with its driver: none of its agents is "
+            f"job {found.job.job_id} has ended {in_seconds(found.away_s)} ago with its driver: none of its agents is "
             f"left{'; this is a new job' if begins else ''}"
         )
     return None

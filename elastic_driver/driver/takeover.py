@@ -108,7 +108,7 @@ class Takeover:
         self._on_nobody = on_nobody
         self._is_done = False  # whether all agents are back or lost
         self._back = 0  # agents
-        self._went_on: set[WorkerId] = set()  # their workers
+        self._went_on: dict[WorkerId, int] = {}  # their workers, and their processes
         self._killed: set[str] = set()  # agents
         self._late: list[AgentLink] = []  # whose leases are over, and that may be stopped
         self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
@@ -255,7 +255,7 @@ class Takeover:
         ]
 
     def _goes_on(self, one: Worker, state: State) -> None:
-        self._went_on.add(one.id)
+        self._went_on[one.id] = one.pid
         self._parts.worker_events.back(one)
         record = record_of(state, one.id)
         if record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
@@ -323,7 +323,8 @@ class Takeover:
                     len(hosts),
                     parts.stepper.state.round_id,
                     # A round that was forming, or is over, does not train.
-                    trained=self._trains and went_on.issuperset(self._trained),
+                    trained=self._trains and self._trained <= went_on.keys(),
+                    pids=went_on,
                 )
             )
         elif not parts.stepper.is_over:

@@ -75,7 +75,7 @@ class WorkerEvents:
 
     def back(self, worker: Worker) -> None:
         """A process runs that another driver has had started."""
-        self._chronicle.worker_started(worker.id, worker.pid)
+        self._chronicle.worker_started(worker.id, worker.pid, again=True)
         self._standings.started(worker.id)
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:

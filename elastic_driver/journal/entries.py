@@ -86,6 +86,7 @@ class Took:
         clock: the job's time then.
         boot_s: what CLOCK_BOOTTIME said then, seconds.
         unix_s: what the system's clock said then, seconds.
+        at_s: for how long the job had been there, as its event log has it.
     """
 
     epoch: Count
@@ -99,6 +100,7 @@ class Took:
     clock: float
     boot_s: float
     unix_s: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)

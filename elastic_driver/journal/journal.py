@@ -95,6 +95,7 @@ class Journal:
         trouble: why the last try to write failed, in words; "" when it did not.
         on_error: called where facts can never be on disc; likewise of steps is told to whoever has them written.
         beside: gives a fact that goes with what is written now; None for none.
+        at_s: tells for how long the job has been there, from any thread; to be set before anything is written.
     """
 
     def __init__(self, store: Store, job: JobFacts, *, epoch: int, facts: Iterable[Fact] = ()) -> None:
@@ -108,8 +109,9 @@ class Journal:
         self._table = FactTable(facts)
         self._last: tuple[float, State] | None = None  # what a snapshot says
         self._given_up = threading.Event()
+        self.at_s: Callable[[], float] = lambda: 0.0
         self.trouble = ""
-        # Whatever stands above is the thread's alone, but for the last two; what follows is the loop's.
+        # Whatever stands above is the thread's alone, but for the last three; what follows is the loop's.
         self._writer = FileWriter("elasticrun-journal")
         self.on_error: Callable[[Exception], object] = lambda error: None
         self.beside: Callable[[], Fact | None] = lambda: None
@@ -285,6 +287,7 @@ class Journal:
             clock,
             time.clock_gettime(time.CLOCK_BOOTTIME),
             time.time(),
+            self.at_s(),
         )
 
     def _close(self, exit_code: int, outcome: list[str]) -> None:

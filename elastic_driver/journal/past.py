@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from elastic_driver.codec import CodecError
 from elastic_driver.core.events import Event
@@ -46,6 +45,7 @@ class Recorded:
         clock: the job's time then, or when something was kept after it.
         events: the steps since the last snapshot, with their times.
         facts: what is known beside the state.
+        away_s: for how long the job has had no driver, as far as can be told.
     """
 
     took: Took
@@ -54,44 +54,17 @@ class Recorded:
     clock: float
     events: tuple[tuple[float, Event], ...] = ()
     facts: Facts = field(default_factory=Facts)
+    away_s: float = 0.0
 
     @property
     def epoch(self) -> int:
         """Of its driver."""
         return self.took.epoch
 
-    def away_s(self) -> float:
-        """For how long the job has had no driver, as far as its journal tells."""
-        took = self.took
-        is_same = is_of_this_boot(took.process)
-        since = time.clock_gettime(time.CLOCK_BOOTTIME) - took.boot_s if is_same else time.time() - took.unix_s
-        return max(0.0, since - (self.clock - took.clock))
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What a driver begins with that takes a job over.
-
-    Attributes:
-        job: what does not change.
-        state: of the job.
-        job_clock_s: the job's time, from which it goes on.
-        facts: what else there is to know.
-        away_s: for how long there was no driver.
-        epoch: of the last driver.
-    """
-
-    job: JobFacts
-    state: State
-    job_clock_s: float
-    facts: Facts
-    away_s: float
-    epoch: int
-
-    @classmethod
-    def of(cls, recorded: Recorded) -> Self:
-        """That of a job that has no driver now."""
-        return cls(recorded.job, recorded.state, recorded.clock, recorded.facts, recorded.away_s(), recorded.epoch)
+    @property
+    def at_s(self) -> float:
+        """For how long the job has been there, as its event log has it, seconds."""
+        return self.took.at_s + (self.clock - self.took.clock) + self.away_s
 
 
 def read_job(folder: Path) -> Recorded | Closed | None:
@@ -145,4 +118,11 @@ def _replay(entries: Sequence[Entry], path: Path) -> Recorded | Closed:
     kept = facts.facts()
     if kept.books is not None:
         clock = max(clock, kept.books.clock)
-    return Recorded(took, snapshot.job, state, clock, tuple(events), kept)
+    return Recorded(took, snapshot.job, state, clock, tuple(events), kept, away_s(took, clock))
+
+
+def away_s(took: Took, clock: float) -> float:
+    """For how long a job has had no driver whose last time that is; never less than 0."""
+    is_same = is_of_this_boot(took.process)
+    since = time.clock_gettime(time.CLOCK_BOOTTIME) - took.boot_s if is_same else time.time() - took.unix_s
+    return max(0.0, since - (clock - took.clock))

@@ -263,9 +263,9 @@ class Chronicle:
         """What was said last of each folder of commits that is kept track of."""
         return [folder.report for folder in self._folders.values()]
 
-    def started(self, url: str, job_id: str) -> None:
-        """The rendezvous server listens."""
-        self._tell(JobStarted(url, job_id))
+    def started(self, url: str, job_id: str, *, again: bool = False) -> None:
+        """The rendezvous server listens; of a job that another driver has had before, too."""
+        self._tell(JobStarted(url, job_id, again))
 
     def hosts(self, hosts: Sequence[Host]) -> None:
         """Discovery gave another answer than before."""
@@ -291,9 +291,9 @@ class Chronicle:
         """The network between hosts was checked."""
         self._tell(checked)
 
-    def worker_started(self, worker: WorkerId, pid: int) -> None:
-        """A process runs."""
-        self._tell(ProcessStarted(worker, pid))
+    def worker_started(self, worker: WorkerId, pid: int, *, again: bool = False) -> None:
+        """A process runs, which another driver may have had started."""
+        self._tell(ProcessStarted(worker, pid, again))
 
     def server_answers(self, worker: WorkerId, parameter_server: int | None, address: str) -> None:
         """A server answers, as which it was started."""

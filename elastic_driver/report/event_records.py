@@ -70,6 +70,8 @@ def records_of(happening: Happening) -> list[Record]:
     match happening:
         case Status() | DiscoveryRan() | DiscReported() | MomentPassed():
             return []
+        case JobStarted(again=True) | ProcessStarted(again=True):
+            return []
         case JobStarted(url, job_id):
             return [_record("job_started", format=FORMAT, version=__version__, rendezvous=url, job_id=job_id)]
         case HostsChanged(hosts):
@@ -122,9 +124,10 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("worker_drained", worker=worker.key, undone=undone) for worker in workers]
         case StoodStill(stood_s, ended_s, trained):
             return [_record("stood_still", stood_s=round(stood_s, 4), ended_s=round(ended_s, 4), trained=trained)]
-        case TookOver(epoch, away_s, workers, hosts, round_id, trained):
+        case TookOver(epoch, away_s, workers, hosts, round_id, trained, pids):
             left = {"workers": workers, "hosts": hosts, "round_id": round_id, "trained": trained}
-            return [_record("took_over", epoch=epoch, away_s=round(away_s, 4), **left)]
+            of_them = {worker.key: pid for worker, pid in pids.items()}
+            return [_record("took_over", epoch=epoch, away_s=round(away_s, 4), **left, pids=of_them)]
         case Stalled(stood_s, waits_for):
             return [_record("stalled", stood_s=round(stood_s, 4), waits_for=[worker.key for worker in waits_for])]
         case StallEnded(stood_s, waits_for, resumed):

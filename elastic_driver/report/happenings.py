@@ -6,7 +6,7 @@ Owns the words between the chronicle and its listeners, and the protocol of a li
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from elastic_driver.core.standing import Doing
@@ -36,10 +36,11 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The rendezvous server listens."""
+    """The rendezvous server listens; ``again`` where the job had another driver before."""
 
     url: str
     job_id: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,11 @@ class NetworkChecked:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
-    """A worker's process runs."""
+    """A worker's process runs; ``again`` where another driver has had it started."""
 
     worker: WorkerId
     pid: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,7 @@ class TookOver:
         hosts: on which these are.
         round_id: the present round; 0 before the first.
         trained: whether all members of the round are among them, so that its training went on.
+        pids: of their processes.
     """
 
     epoch: int
@@ -292,6 +295,7 @@ class TookOver:
     hosts: int
     round_id: int
     trained: bool
+    pids: Mapping[WorkerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

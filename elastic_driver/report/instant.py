@@ -11,15 +11,17 @@ class Instant:
 
     Args:
         clock: seconds that never go back, whatever becomes of the time of day.
+        before_s: for how long there was a job before this driver.
 
     Attributes:
-        began: when this was made.
+        began: when the job began.
         at: when the happening was that is being told of; seconds of the clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, before_s: float = 0.0) -> None:
         self._clock = clock
-        self.began = self.at = clock()
+        self.at = clock()
+        self.began = self.at - before_s
         self._tellings = 0
 
     def __call__(self) -> float:
@@ -27,6 +29,10 @@ class Instant:
         if not self._tellings:
             self.at = self._clock()
         return self.at
+
+    def since_start_s(self) -> float:
+        """For how long there has been a job. From any thread."""
+        return self._clock() - self.began
 
     def __enter__(self) -> None:
         if not self._tellings:

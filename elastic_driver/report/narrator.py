@@ -115,8 +115,8 @@ class Narrator:
                 console.detail(_said_of_check(happening))
                 for text in slow:
                     console.warning(text)
-            case ProcessStarted(worker, pid):
-                console.detail(f"worker {worker} started (pid {pid})")
+            case ProcessStarted(worker, pid, again):
+                console.detail(f"worker {worker} {'goes on' if again else 'started'} (pid {pid})")
             case Warmed(pid, took_s):
                 console.detail(f"workers are forked from process {pid} from now on, warm after {took_s:.1f} s")
             case ProcessDying(worker, pid, how):

@@ -172,10 +172,6 @@ class Reader:
 
     def _begin(self, event: Mapping[str, Any]) -> None:
         job_id, began, zero = str(event["job_id"]), _seconds(event["time"]), _seconds(event["at_s"])
-        if self._open and self.story is not None and self.story.job_id == job_id:
-            # Another driver has taken it over, whose clock begins anew. Only the time of day goes on.
-            self._zero = zero - max(began - self.story.began, self.story.last)
-            return
         self._open = job_id.startswith(self._wanted)
         if not self._open:
             return
@@ -197,6 +193,8 @@ class Reader:
             case "took_over":
                 text = f"another driver took over, after {_seconds(event['away_s']):.1f} s without one"
                 story.marks.append(Mark(at, kind, text))
+                for key in event["pids"]:  # the driver that died may have told nobody of one
+                    self._worker(story, "worker_started", {"worker": key}, at)
             case "stalled" if self._doing is Doing.TRAINING:
                 since = max(at - _seconds(event["stood_s"]), self._changed_at)
                 _rewrite(story.pieces, since, at, Category.STALLED, only=Category.TRAINING)
@@ -305,7 +303,7 @@ class Reader:
         worker = WorkerId.parse(key)
         if kind == "worker_started":
             if key in self._living and self._living[key].ended_at is None:
-                return  # another driver tells of it, too
+                return  # a takeover tells of it, too
             story.hosts.setdefault(worker.hostname)
             life = self._living[key] = Life(worker, [Piece(BOOTS, at)])
             story.lives.append(life)

@@ -216,7 +216,7 @@ class Tally:
                 if self._present == (round_id, True):
                     self.stalls.add(took_s)
                     self._present = round_id, False
-            case ProcessStarted(worker):
+            case ProcessStarted(worker, again=False):
                 self.starts += 1
                 self.restarts += worker.attempt > 0
             case WorkerHung(worker):

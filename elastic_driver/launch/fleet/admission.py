@@ -51,7 +51,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
+class WelcomeFacts:
     """What every agent of the job is told.
 
     Attributes:
@@ -110,15 +110,17 @@ class Admission:
 
     Args:
         tickets: who may come.
-        job_facts: for all agents.
+        welcome_facts: for all agents.
         host: takes them in.
         keeper: of them.
     """
 
-    def __init__(self, tickets: Tickets, job_facts: JobFacts, host: Host, keeper: Keeper[FleetFact] = NOTHING) -> None:
+    def __init__(
+        self, tickets: Tickets, welcome_facts: WelcomeFacts, host: Host, keeper: Keeper[FleetFact] = NOTHING
+    ) -> None:
         self._keeper = keeper
         self._tickets = tickets
-        self._job_facts = job_facts
+        self._welcome_facts = welcome_facts
         self._host = host
         self._arrivals: set[Arrival] = set()
         self._is_abandoned = False  # whether the job goes on without this driver
@@ -128,7 +130,7 @@ class Admission:
         arrival = Arrival(
             identity,
             self._tickets,
-            self._job_facts,
+            self._welcome_facts,
             self._host,
             self._arrivals.discard,
             self._keeper,
@@ -156,7 +158,7 @@ class Arrival:
         self,
         identity: Identity,
         tickets: Tickets,
-        job_facts: JobFacts,
+        welcome_facts: WelcomeFacts,
         host: Host,
         over: Callable[[Arrival], None],
         keeper: Keeper[FleetFact],
@@ -169,7 +171,7 @@ class Arrival:
         self._is_gone = False
         self._identity = identity
         self._tickets = tickets
-        self._job_facts = job_facts
+        self._welcome_facts = welcome_facts
         self._host = host
         self._over = over
         self._link: AgentLink | None = None
@@ -190,13 +192,13 @@ class Arrival:
             self._timer.cancel()
             self._welcome(hello)
         except RefusedError as error:
-            self._say(Refused(str(error), is_over=error.is_over, epoch=self._job_facts.epoch))
+            self._say(Refused(str(error), is_over=error.is_over, epoch=self._welcome_facts.epoch))
             self.connection.finish(str(error))
 
     def _welcome(self, hello: Hello) -> None:
         if hello.resumes:
             is_agent = self._is_agent(hello.agent)
-            if is_agent and hello.epoch > self._job_facts.epoch:
+            if is_agent and hello.epoch > self._welcome_facts.epoch:
                 # It waits for that one, and is told nothing by this one.
                 self._host.superseded(hello.epoch)
                 self.connection.abort("it obeys another driver")
@@ -209,7 +211,7 @@ class Arrival:
             peer, ours = self.connection.ends
             link.comes_from(hello, peer, ours)
             seen_there = hello.seen
-            if hello.driver != self._job_facts.driver:
+            if hello.driver != self._welcome_facts.driver:
                 link.begin_anew()
                 seen_there = 0
             self._go_on(link, seen_there)
@@ -271,25 +273,25 @@ class Arrival:
         return self._identity == Identity(Role.AGENT, number=agent)
 
     def _go_on(self, link: AgentLink, seen_there: int) -> None:
-        job_facts = self._job_facts
+        welcome_facts = self._welcome_facts
         self._say(
             Welcome(
                 seen=link.seen,
                 host=link.facts.host,
-                job_id=job_facts.job_id,
-                poll_s=job_facts.poll_s,
-                cwd=job_facts.cwd,
-                umask=job_facts.umask,
-                warm=job_facts.warm,
-                warm_first=job_facts.warm_first,
-                preload=None if job_facts.preload is None else list(job_facts.preload),
-                prefix_timestamp=job_facts.prefix_timestamp,
-                agent_timeout_s=job_facts.agent_timeout_s,
-                spot_notices=job_facts.spot_notices,
-                epoch=job_facts.epoch,
-                driver=job_facts.driver,
-                driver_timeout_s=job_facts.driver_timeout_s,
-                place=job_facts.place,
+                job_id=welcome_facts.job_id,
+                poll_s=welcome_facts.poll_s,
+                cwd=welcome_facts.cwd,
+                umask=welcome_facts.umask,
+                warm=welcome_facts.warm,
+                warm_first=welcome_facts.warm_first,
+                preload=None if welcome_facts.preload is None else list(welcome_facts.preload),
+                prefix_timestamp=welcome_facts.prefix_timestamp,
+                agent_timeout_s=welcome_facts.agent_timeout_s,
+                spot_notices=welcome_facts.spot_notices,
+                epoch=welcome_facts.epoch,
+                driver=welcome_facts.driver,
+                driver_timeout_s=welcome_facts.driver_timeout_s,
+                place=welcome_facts.place,
                 kept=link.kept,
             )
         )
@@ -325,7 +327,7 @@ class Arrival:
                 parse_labels(hello.labels.split())
             except SettingsError as error:
                 why = f"host {facts.host}: {error}"
-            why = why or _difference(hello.alike, self._job_facts.alike, facts.host)
+            why = why or _difference(hello.alike, self._welcome_facts.alike, facts.host)
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)

@@ -84,7 +84,7 @@ class Story:
     def hear(self, happening: Happening) -> None:
         """Takes what has happened."""
         match happening:
-            case JobStarted(_, job_id):
+            case JobStarted(_, job_id, again=False):
                 self._add("start", f"job {job_id} began")
             case HostsChanged(hosts):
                 self._hosts_changed(tuple(hosts))
@@ -94,7 +94,7 @@ class Story:
                 self._add("host_unready", f"host {host} is not ready: {reason}", host=host, warning=True)
             case HostLost(host, reason):
                 self._add("host_lost", f"host {host} is lost: {reason}", host=host, warning=True)
-            case ProcessStarted(worker):
+            case ProcessStarted(worker, again=False):
                 self._together("worker_started", worker.key, "started")
             case ProcessEnded(worker, how=how, expected=expected, returncode=code):
                 self.slow.discard(worker.key)

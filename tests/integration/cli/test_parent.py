@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from elastic_driver.launch.agent.control import agents_here
+from elastic_driver.rendezvous.job_files import running_jobs
 from tests.support.processes.jobs import AFRESH, Job
 from tests.support.processes.subcommands import elasticrun as subcommand
 
@@ -455,21 +456,27 @@ _FAILS_AT_ONCE = """
 import sys
 from elastic_driver.cli.main import main
 from elastic_driver.driver import job
+from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import SettingsError
-from elastic_driver.system import parent
 from pathlib import Path
-mark, how, build = Path(sys.argv.pop(1)), sys.argv.pop(1), job.build
-def fail(*args, before, **more):
-    if before is not None and not mark.exists():
-        mark.touch()
-        raise SettingsError("no port") if how == "refuses" else ZeroDivisionError("a bug")
+mark, how, build, begin = Path(sys.argv.pop(1)), sys.argv.pop(1), job.build, Stepper.begin
+def fail():
+    mark.touch()
+    raise SettingsError("no port") if how == "refuses" else ZeroDivisionError("a bug")
+def build_or_fail(*args, before, **more):
+    if before is not None and how != "begins" and not mark.exists():
+        fail()
     return build(*args, before=before, **more)
-job.build = fail
+def begin_or_fail(self):
+    if self.state.round_id and how == "begins" and not mark.exists():
+        fail()
+    begin(self)
+job.build, Stepper.begin = build_or_fail, begin_or_fail
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("how", ["fails", "refuses"])
+@pytest.mark.parametrize("how", ["fails", "refuses", "begins"])
 def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtime: Path, how: str) -> None:
     elasticrun = ("-c", _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
     with Job(
@@ -478,12 +485,37 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         workers = {line["pid"] for line in job.wait_for_steps(2)}
         os.kill(job.driver_pid(), signal.SIGKILL)
         job.wait_for("the third driver", lambda: "took over: no driver for" in job.said())
-        why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
-        assert f"{why}; its workers are left alone, and wait for 600 s for a driver\n" in job.said()
+        said = job.said()
+        assert said.count("has failed: starting it again in 2 s") == 1
+        assert ("ZeroDivisionError: a bug" in said) == (how != "refuses")
+        if how != "begins":
+            why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
+            assert f"{why}; its workers are left alone, and wait for 600 s for a driver\n" in said
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
         assert {line["pid"] for line in lines} == workers
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
+
+
+# Fails before anything is written.
+_NEVER_BEGINS = """
+import sys
+from elastic_driver.cli.main import main
+from elastic_driver.driver.stepper import Stepper
+def fail(self):
+    raise ZeroDivisionError("a bug")
+Stepper.begin = fail
+sys.exit(main())
+"""
+
+
+def test_a_job_that_fails_before_it_has_begun_is_not_started_again(tmp_path: Path, runtime: Path) -> None:
+    """It would do so again."""
+    words = [sys.executable, "-c", _NEVER_BEGINS, *RUN, "--journal", str(tmp_path / "kept"), "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+    assert done.returncode == 70
+    assert "ZeroDivisionError: a bug" in done.stderr
+    assert "starting it again" not in done.stderr
 
 
 # Waits for a long time before the second start.
@@ -555,8 +587,9 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
         agent = psutil.Process(agents_here()[number].pid)
         agent.suspend()  # it does not come back before it is killed
         try:
-            os.kill(job.driver_pid(), signal.SIGKILL)
-            job.wait_for("the next driver", lambda: len(job.events("job_started")) == 2)
+            killed = job.driver_pid()
+            os.kill(killed, signal.SIGKILL)
+            job.wait_for("the next driver", lambda: [each.pid for each in running_jobs() if each.pid != killed])
         finally:
             agent.kill()
         if not can_close:

@@ -14,7 +14,7 @@ import pytest
 from elastic_driver.driver.recording import may_come_back
 from elastic_driver.journal.file import RecordFile, read
 from elastic_driver.journal.folder import JOURNAL
-from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.system.process_name import lives
@@ -117,10 +117,10 @@ class TestFacts:
 
     def test_what_a_later_driver_begins_with(self, found: Found) -> None:
         assert found.dead.facts.agents.keys() == found.living.facts.agents.keys()
-        past = Past.of(found.dead)
+        past = found.dead
         assert past.job == found.living.job
         assert (past.epoch, past.state.round_id) == (1, found.living.state.round_id)
-        assert past.job_clock_s >= found.living.clock
+        assert past.clock >= found.living.clock
         assert past.away_s >= 0.0
 
     def test_a_driver_that_dies_at_each_record(self, found: Found, tmp_path: Path) -> None:
@@ -137,16 +137,15 @@ class TestFacts:
             file.close()
             recorded = read_job(folder)
             assert isinstance(recorded, Recorded)
-            past = Past.of(recorded)
-            facts, state = past.facts, past.state
-            assert past.job == found.living.job
+            facts, state = recorded.facts, recorded.state
+            assert recorded.job == found.living.job
             assert {host.name for host in state.hosts} <= facts.machines.keys()
             if state.workers:
                 had_workers += 1
                 (agent,) = facts.agents.values()
                 assert facts.tickets
-                assert past.facts.ways.socket == str(found.folder / "driver.sock")
-                tickets = Tickets(lambda clock=past.job_clock_s: clock)  # type: ignore[misc]
+                assert facts.ways.socket == str(found.folder / "driver.sock")
+                tickets = Tickets(lambda clock=recorded.clock: clock)  # type: ignore[misc]
                 tickets.take_over(facts.agents.values(), facts.tickets.values())
                 assert tickets.key_of(Identity(Role.AGENT, number=agent.agent)) == bytes.fromhex(agent.key)
         assert had_workers, "on a busy machine it may have been compacted, and be all in one"

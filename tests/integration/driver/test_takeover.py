@@ -157,9 +157,19 @@ class TestTakenOver:
             assert before == {(line["rank"], line[name]) for line in taken_over.after}, name
         assert len(taken_over.job.events("round_formed")) == 1
 
+    def test_the_event_log_is_one(self, taken_over: TakenOver) -> None:
+        """Each thing is told of once, and its clock goes on."""
+        events = taken_over.job.events()
+        kinds = [event["event"] for event in events]
+        once = ("job_started", "took_over", "job_ended")
+        assert [kinds.count(kind) for kind in (*once, "worker_started")] == [1, 1, 1, 2]
+        times = [event["at_s"] for event in events]
+        assert times == sorted(times)
+
     def test_it_says_so(self, taken_over: TakenOver) -> None:
         assert "2 workers on 2 hosts kept training, no step is lost" in taken_over.said
         (event,) = taken_over.job.events("took_over")
+        assert event["pids"] == {line["worker"]: line["pid"] for line in taken_over.before}
         assert (event["epoch"], event["workers"], event["hosts"], event["round_id"]) == (2, 2, 2, 1)
         assert 0 < event["away_s"] <= event["time"] - taken_over.before[-1]["time"] + 1
 

@@ -794,7 +794,7 @@ def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.Mo
             # One that has joined without a name and an id, and one that was dialled: both go by the driver's words.
             bootstrap = one.driver.joiner() if joins else one.driver.bootstrap(job="j")
             agent = await one.ready(dataclasses.replace(bootstrap, host="") if joins else bootstrap)
-            name, job = one.driver.link.facts.host, one.driver.job_facts.job_id
+            name, job = one.driver.link.facts.host, one.driver.welcome_facts.job_id
             there = await asyncio.to_thread(agents_here)
             assert [(each.host, each.job, each.connected, each.pid) for each in there.values()] == [
                 (name, job, True, agent.popen.pid)

@@ -25,7 +25,7 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.recording import job_of
 from elastic_driver.hosts import Departure, Host, WorkerId
-from elastic_driver.journal.past import Past
+from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous import agent_messages as words
@@ -344,7 +344,7 @@ class Job:
         clock: JobClock | None = None,
         dialect: Dialect = OURS,
         disc: Disc | None = None,
-        before: Past | None = None,
+        before: Recorded | None = None,
         **settings: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -491,7 +491,7 @@ def driver_of(
     dialect: Dialect = OURS,
     clock: JobClock | None = None,
     disc: Disc | None = None,
-    before: Past | None = None,
+    before: Recorded | None = None,
 ) -> ElasticDriver:
     """A driver of such a fleet; its hosts are listed by this source, and its journal is on this disc."""
     return build(

@@ -19,7 +19,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
-from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper
@@ -529,7 +529,7 @@ class FakeFleet:
         """Of a driver."""
         return AgentSide(
             self.tickets,
-            Admission(self.tickets, job_facts(), self.fleet),
+            Admission(self.tickets, welcome_facts(), self.fleet),
             self.fleet,
             self.addresses,
             _variables,
@@ -600,7 +600,7 @@ class AtOnce(ThreadPoolExecutor):
         return future
 
 
-def job_facts(**more: Any) -> JobFacts:
+def welcome_facts(**more: Any) -> WelcomeFacts:
     """What a fake driver tells its agents of its job."""
     facts = {
         "job_id": "fake",
@@ -612,7 +612,7 @@ def job_facts(**more: Any) -> JobFacts:
         "prefix_timestamp": False,
         "agent_timeout_s": 15.0,
     }
-    return JobFacts(**(facts | more))
+    return WelcomeFacts(**(facts | more))
 
 
 def on_fleet(main: Callable[[FakeFleet], Coroutine[Any, Any, None]], **options: Any) -> None:

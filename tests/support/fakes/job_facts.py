@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from elastic_driver.core import document
 from elastic_driver.health.vitals_table import VitalsTable
-from elastic_driver.journal.entries import BooksKept, Fact, JobFacts, WaysKept
+from elastic_driver.journal.entries import BooksKept, Fact, JobFacts, Took, WaysKept
 from elastic_driver.launch.fleet.kept import (
     AdmittedKept,
     AgentKept,
@@ -15,7 +16,7 @@ from elastic_driver.launch.fleet.kept import (
     TicketKept,
     TicketUse,
 )
-from elastic_driver.rendezvous.agent_messages import Hello
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
@@ -46,6 +47,25 @@ def job_of_one(**more: Any) -> JobFacts:
         "umask": 0o22,
     }
     return JobFacts(**(facts | more))
+
+
+def a_took(**more: Any) -> Took:
+    """A driver of another boot."""
+    took: dict[str, Any] = {
+        "epoch": 1,
+        "version": "1.2.3",
+        "python": "3.11.7",
+        "core": document.VERSION,
+        "protocol": PROTOCOL,
+        "driver": "d7",
+        "machine": "node1",
+        "process": "boot pid:[1] 12 34",
+        "clock": 0.0,
+        "boot_s": 100.0,
+        "unix_s": 1e9,
+        "at_s": 2.5,
+    }
+    return Took(**(took | more))
 
 
 def an_agent(agent: str = "a" * 32, **more: Any) -> AgentKept:

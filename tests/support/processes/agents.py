@@ -36,7 +36,7 @@ from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.keeping import Keeping
-from tests.support.fakes.fleet_fakes import job_facts
+from tests.support.fakes.fleet_fakes import welcome_facts
 from tests.support.paths import PROGRAMS
 from tests.support.processes import forked
 
@@ -55,7 +55,7 @@ class FakeDriver:
         cwd: of the workers.
         agent_timeout_s: see Bootstrap.
         before: the driver that has had the job before, whose agents this one takes over.
-        job_facts: others than the usual.
+        welcome_facts: others than the usual.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class FakeDriver:
         self.agent_timeout_s = agent_timeout_s
         self.before = before
         self.tickets = Tickets(loop.time, join_key=JOIN_KEY) if before is None else before.tickets
-        self.job_facts = job_facts(
+        self.welcome_facts = welcome_facts(
             **({"job_id": os.urandom(8).hex(), "cwd": str(cwd), "agent_timeout_s": agent_timeout_s} | more)
         )
-        self.admission = Admission(self.tickets, self.job_facts, self)
+        self.admission = Admission(self.tickets, self.welcome_facts, self)
         self.links: dict[str, AgentLink] = {}
         self.said: list[Said] = []
         self.lost: list[str] = []
@@ -109,7 +109,7 @@ class FakeDriver:
 
     def successor(self, epoch: int, driver: str = "", **more: Any) -> FakeDriver:
         """A driver that takes the job over; it does not listen yet. Its agents come back to it."""
-        facts = dataclasses.asdict(self.job_facts) | {"epoch": epoch, "driver": driver or f"driver {epoch}"} | more
+        facts = dataclasses.asdict(self.welcome_facts) | {"epoch": epoch, "driver": driver or f"driver {epoch}"} | more
         return type(self)(Path(facts.pop("cwd")), before=self, **facts)
 
     def freeze(self, link: AgentLink) -> FrameConnection:
@@ -355,7 +355,7 @@ async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
             link.close("the test is over")
         for agent in one.agents:
             agent.close()
-        await gone(marked(driver.job_facts.job_id))
+        await gone(marked(driver.welcome_facts.job_id))
 
 
 def marked(job_id: str) -> list[psutil.Process]:

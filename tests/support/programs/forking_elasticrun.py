@@ -12,17 +12,17 @@ from typing import Any
 
 from elastic_driver.cli.main import main
 from elastic_driver.driver import agent_side
-from elastic_driver.launch.fleet.admission import JobFacts
+from elastic_driver.launch.fleet.admission import WelcomeFacts
 from tests.support.processes.forked import starts_afresh
 from tests.support.processes.forked_agent import fork_first_agent
 
 
-def forking_facts(**job_facts: Any) -> JobFacts:
-    return JobFacts(**{**job_facts, "warm_first": True})
+def forking_facts(**welcome_facts: Any) -> WelcomeFacts:
+    return WelcomeFacts(**{**welcome_facts, "warm_first": True})
 
 
 if __name__ == "__main__":
     if not starts_afresh():
         fork_first_agent()
-    agent_side.JobFacts = forking_facts  # type: ignore[misc, assignment]
+    agent_side.WelcomeFacts = forking_facts  # type: ignore[misc, assignment]
     sys.exit(main())

@@ -12,12 +12,12 @@ from elastic_driver.driver.books import ALONE_S, BESIDE_S, Books, go_on
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import BooksKept, Fact, Facts
-from elastic_driver.journal.past import Past
+from elastic_driver.journal.past import Recorded
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.tally import Tally
 from elastic_driver.vitals import Vitals
-from tests.support.fakes.job_facts import job_of_one
+from tests.support.fakes.job_facts import a_took, job_of_one
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
@@ -55,10 +55,9 @@ def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
     run_virtually(main)
 
 
-def past(kept: BooksKept | None, **more: float) -> Past:
+def past(kept: BooksKept | None) -> Recorded:
     state = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
-    times = {"job_clock_s": 100.0, "away_s": 7.0} | more
-    return Past(job_of_one(), state, facts=Facts(books=kept), epoch=1, **times)  # type: ignore[arg-type]
+    return Recorded(a_took(), job_of_one(), state, 100.0, facts=Facts(books=kept), away_s=7.0)
 
 
 def test_a_later_driver_goes_on_with_them() -> None:

@@ -218,7 +218,7 @@ def test_a_job_that_is_taken_over_goes_on_as_it_was_started(taken: Path) -> None
         job, before, journal = recorded.job, recorded.before, recorded.journal
         assert before is not None
         assert journal is not None
-        assert (journal.epoch, before.epoch, before.state, before.job_clock_s) == (5, 4, STATE, 1.0)
+        assert (journal.epoch, before.epoch, before.state, before.clock) == (5, 4, STATE, 1.0)
         assert before.facts.agents == {HERE.agent: HERE}
         assert job == dataclasses.replace(
             job_of_one(directory=str(taken.parent)), settings=settings_in(taken, verbose=True)

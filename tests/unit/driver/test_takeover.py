@@ -21,7 +21,7 @@ from elastic_driver.core.state import Kill, Silence, State, WorkerPhase, record_
 from elastic_driver.driver import takeover
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.journal.entries import Facts
-from elastic_driver.journal.past import Past
+from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.kept import AgentKept
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.credentials import Identity, Role
@@ -30,7 +30,7 @@ from elastic_driver.system.process_name import ProcessName
 from elastic_driver.words import ExitCode, NoticeKind, ReadyCause
 from tests.support.fakes.driver_fakes import FakeHost, Job
 from tests.support.fakes.fleet_fakes import Dial, hello, rest
-from tests.support.fakes.job_facts import job_of_one
+from tests.support.fakes.job_facts import a_took, job_of_one
 from tests.support.fakes.played_disc import Disc
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
@@ -80,7 +80,9 @@ class Lives:
             *self.listed,
             clock=self.job.driver.clock,
             disc=disc,
-            before=Past(job_of_one(), state or self.state, 0.0, Facts(agents=self.agents), 1.5, 1),
+            before=Recorded(
+                a_took(), job_of_one(), state or self.state, 0.0, facts=Facts(agents=self.agents), away_s=1.5
+            ),
             **(self._settings | settings),
         )
 

@@ -37,12 +37,12 @@ from elastic_driver.journal.entries import (
 )
 from elastic_driver.journal.file import HEADER, RecordFile, has_job
 from elastic_driver.journal.folder import JOURNAL, JournalError
-from elastic_driver.journal.past import Past, Recorded, read_job
+from elastic_driver.journal.past import Recorded, away_s, read_job
 from elastic_driver.launch.fleet.kept import LeaverKept
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
 from elastic_driver.system.process_name import boot_id
 from elastic_driver.words import Ending
-from tests.support.fakes.job_facts import SECRET, all_kinds, job_of_one
+from tests.support.fakes.job_facts import SECRET, a_took, all_kinds, job_of_one
 from tests.support.fakes.membership_job import Job, worker_id
 from tests.support.forms import check_form
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.unit
 
 VERSION = HEADER.decode().split()[-1]
 FORM = Path(__file__).parent / f"entries_version_{VERSION}.txt"
-TOOK = Took(3, "1.2.3", "3.11.7", document.VERSION, PROTOCOL, "d7", "node1", "boot pid:[1] 12 34", 5.0, 100.0, 1e9)
+TOOK = a_took(version="1.2.3", epoch=3, clock=5.0)
 FACTS = job_of_one()
 
 
@@ -203,14 +203,11 @@ def test_the_clock_goes_on_from_the_last_time_there_is(tmp_path: Path) -> None:
         put(tmp_path, [*entries, Kept(dataclasses.replace(books, clock=later))])
         found = read_job(tmp_path)
         assert isinstance(found, Recorded)
-        assert found.clock == expected
-        past = Past.of(found)
-        assert (past.job_clock_s, past.state, past.epoch) == (expected, job.state, TOOK.epoch)
+        assert (found.clock, found.state, found.epoch) == (expected, job.state, TOOK.epoch)
 
 
 def test_for_how_long_there_was_no_driver() -> None:
     """By the time since the machine's boot where that is the same, else by the system's; never less than 0."""
-    job, _ = history()
     boot, unix = time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
     here = f"{boot_id()} pid:[1] 12 34"
     for process, boot_s, unix_s, least in (
@@ -219,8 +216,7 @@ def test_for_how_long_there_was_no_driver() -> None:
         (here, boot + 1e6, unix, 0.0),
     ):
         took = dataclasses.replace(TOOK, process=process, boot_s=boot_s, unix_s=unix_s)
-        away_s = Recorded(took, FACTS, job.state, took.clock + 10.0).away_s()
-        assert least <= away_s < 1e5
+        assert least <= away_s(took, took.clock + 10.0) < 1e5
 
 
 def test_no_secret_is_shown() -> None:

@@ -115,7 +115,7 @@ EXAMPLES: list[Happening] = [
     StoodStill(6.5, 0.5, trained=True),
     Stalled(6.0, [A]),
     StallEnded(9.0, [], resumed=True),
-    TookOver(2, 1.4, 32, 4, 7, trained=True),
+    TookOver(2, 1.4, 32, 4, 7, trained=True, pids={A: 7}),
     TimeBooked({"training": 9.0, "start": 1.0}, 10.0, 0.9),
     WorkerTimeBooked(A, {"training": 9.0}, 9.0),
     WorkerDismissed(A, "its host has gone"),

@@ -15,7 +15,7 @@ from elastic_driver.launch.fleet.tickets import Tickets, User
 from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import Message
-from tests.support.fakes.fleet_fakes import Dial, FakeFleet, hello, job_facts, on_fleet, rest
+from tests.support.fakes.fleet_fakes import Dial, FakeFleet, hello, on_fleet, rest, welcome_facts
 
 pytestmark = pytest.mark.unit
 
@@ -33,7 +33,7 @@ class Place:
     def __init__(self, world: FakeFleet, **more: Any) -> None:
         self.world, self.fleet, self.tickets = world, world.fleet, world.tickets
         self.listener, self.remote = world.listener, world.remote
-        self.admission = Admission(self.tickets, job_facts(**more), self.fleet)
+        self.admission = Admission(self.tickets, welcome_facts(**more), self.fleet)
 
     def dial(self, identity: Identity = JOINER) -> Dial:
         assert self.tickets.key_of(identity) is not None, "a stranger"

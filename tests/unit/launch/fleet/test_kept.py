@@ -19,7 +19,7 @@ from elastic_driver.rendezvous.agent_messages import Hello, Leaves, Welcome
 from elastic_driver.rendezvous.credentials import Identity, Role
 from tests.support.fakes.driver_fakes import FakeSource
 from tests.support.fakes.facts_keeper import FactsKeeper
-from tests.support.fakes.fleet_fakes import Dial, FakeFleet, hello, job_facts, on_fleet, rest
+from tests.support.fakes.fleet_fakes import Dial, FakeFleet, hello, on_fleet, rest, welcome_facts
 from tests.support.fakes.network_fakes import network
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ def kept(test: Callable[[FakeFleet, FactsKeeper], Coroutine[Any, Any, None]], **
 def joins(fleet: FakeFleet, keeper: FactsKeeper) -> tuple[Hello, Dial, Any]:
     """An agent says that it joins; its answer."""
     first = hello(key=os.urandom(32).hex(), slots=2, host="j")
-    dial = Dial(Admission(fleet.tickets, job_facts(), fleet.fleet, keeper), JOINER)
+    dial = Dial(Admission(fleet.tickets, welcome_facts(), fleet.fleet, keeper), JOINER)
     return first, dial, dial.says(first)
 
 
