@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from elastic_driver.health.drains import Drains
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.journal.entries import BooksKept
 from elastic_driver.journal.journal import Journal
@@ -27,16 +28,24 @@ class Books:
         journal: of the job.
         clock: the job's time.
         tally, chronicle, vitals: count.
+        drains: of slow workers; None where none is drained for that.
     """
 
     def __init__(
-        self, journal: Journal, clock: Callable[[], float], tally: Tally, chronicle: Chronicle, vitals: VitalsTable
+        self,
+        journal: Journal,
+        clock: Callable[[], float],
+        tally: Tally,
+        chronicle: Chronicle,
+        vitals: VitalsTable,
+        drains: Drains | None,
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._tally = tally
         self._chronicle = chronicle
         self._vitals = vitals
+        self._drains = drains
         self._kept_at = clock()
         journal.beside = self._beside
 
@@ -56,10 +65,13 @@ class Books:
     def _now(self) -> BooksKept:
         self._kept_at = now = self._clock()
         chronicle = self._chronicle
-        return BooksKept(now, self._tally.kept(), chronicle.goodput.kept(), chronicle.kept(), self._vitals.kept())
+        drains = None if self._drains is None else self._drains.kept()
+        return BooksKept(
+            now, self._tally.kept(), chronicle.goodput.kept(), chronicle.kept(), self._vitals.kept(), drains
+        )
 
 
-def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTable) -> None:
+def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTable, drains: Drains | None) -> None:
     """Goes on with the books of the driver before, as they were kept last. To be called before anything is counted."""
     kept = before.facts.books
     if kept is None:
@@ -67,5 +79,7 @@ def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTa
     tally.go_on(kept.tally)
     chronicle.go_on(kept.chronicle)
     vitals.go_on(kept.vitals)
+    if drains is not None and kept.drains is not None:
+        drains.go_on(kept.drains)
     if kept.goodput is not None:
         chronicle.goodput.go_on(kept.goodput, before.away_s + before.clock - kept.clock)

@@ -181,9 +181,9 @@ def build(
     )
     books: Books | None = None
     if journal is not None:
-        books = Books(journal, clock, tally, chronicle, health.table)
+        books = Books(journal, clock, tally, chronicle, health.table, health.watch.drains)
     if before is not None:
-        go_on(before, tally, chronicle, health.table)
+        go_on(before, tally, chronicle, health.table, health.watch.drains)
     end = JobEnd(stepper, chronicle=chronicle, workers=workers, leave=leave)
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper)
     progress = Progress()

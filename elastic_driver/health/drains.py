@@ -6,6 +6,7 @@ Owns the pauses between two drains, and who waits for one. What a drain does is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic_driver.core.draining import why_needed
 from elastic_driver.core.events import DrainRequested
@@ -19,6 +20,19 @@ HOST_PAUSE_S = 3600.0
 """A host that is slow again after one of its places was drained has something that no drain cures."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrainsKept:
+    """The pauses as the journal has them, for a driver that takes the job over. Times are the job's.
+
+    Attributes:
+        last_at: when a slow worker was drained last; None for never.
+        hosts: when a place of theirs was drained last.
+    """
+
+    last_at: float | None
+    hosts: dict[str, float]
+
+
 class Drains:
     """The slow workers of one job."""
 
@@ -26,6 +40,14 @@ class Drains:
         self._waiting: dict[WorkerId, StragglerFound] = {}  # those that could not be drained when they were found
         self._last_at: float | None = None
         self._hosts: dict[str, float] = {}  # by host: when one of its places was drained last
+
+    def kept(self) -> DrainsKept:
+        """For the journal. Who waits for a drain is found slow again."""
+        return DrainsKept(self._last_at, dict(self._hosts))
+
+    def go_on(self, kept: DrainsKept) -> None:
+        """Goes on with the pauses of a driver that has died. To be called before all else."""
+        self._last_at, self._hosts = kept.last_at, dict(kept.hosts)
 
     def take(self, news: StragglerFound | StragglerGone, state: State, now: float) -> list[DrainRequested | NotDrained]:
         """A worker is slow, and leaves where the job can spare it; or is slow no more."""

@@ -99,6 +99,9 @@ class HealthWatch:
         rules: what the user has asked for.
         state: of the job.
         now: the job's time, seconds.
+
+    Attributes:
+        drains: of those that are slow; None where none is drained for that.
     """
 
     def __init__(self, rules: Rules, state: State, now: float) -> None:
@@ -111,7 +114,7 @@ class HealthWatch:
         self._standstills = StandstillWatch()
         self._heartbeats = Heartbeats(rules.heartbeat_timeout_s, rules.hang_timeout_s)
         self._stragglers = StragglerWatch()
-        self._drains = Drains() if rules.straggler_action == StragglerAction.DRAIN else None
+        self.drains = Drains() if rules.straggler_action == StragglerAction.DRAIN else None
         self._look_at = now + LOOK_S
         self._is_odd = False
         self._silence_at = self._next_silence(now)
@@ -254,12 +257,12 @@ class HealthWatch:
             return trains and _trains(state, worker)
 
         told = self._stragglers.look(now, trains=trains_now)
-        if self._drains is None:
+        if self.drains is None:
             return [*told]
         found: list[Finding] = []
         for news in told:
-            found += (news, *self._drains.take(news, state, now))
-        return [*found, *self._drains.look(state, now, trains=trains_now)]
+            found += (news, *self.drains.take(news, state, now))
+        return [*found, *self.drains.look(state, now, trains=trains_now)]
 
     def _next_silence(self, now: float) -> float:
         return now + self._heartbeats.look_in_s(now) if self._heartbeats.interval_s else math.inf

@@ -38,6 +38,7 @@ from elastic_driver.core.events import (
     StopWorker,
 )
 from elastic_driver.core.state import State
+from elastic_driver.health.drains import DrainsKept
 from elastic_driver.health.vitals_table import VitalsKept
 from elastic_driver.launch.fleet.kept import (
     AdmittedKept,
@@ -172,6 +173,7 @@ class BooksKept:
     Attributes:
         clock: the job's time then.
         tally, goodput, chronicle, vitals: what each of them has; no goodput before the job has begun.
+        drains: the pauses between drains of slow workers; None where none is drained for that.
     """
 
     clock: float
@@ -179,6 +181,7 @@ class BooksKept:
     goodput: GoodputKept | None
     chronicle: ChronicleKept
     vitals: VitalsKept
+    drains: DrainsKept | None
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastic_driver.core import document
+from elastic_driver.health.drains import DrainsKept
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.journal.entries import BooksKept, Fact, JobFacts, Took, WaysKept
 from elastic_driver.launch.fleet.kept import (
@@ -104,5 +105,5 @@ def all_kinds() -> list[Fact]:
         AdmittedKept("a" * 32),
         MachineKept("a", 2, "", frozenset({"10.0.0.1"})),
         WaysKept("/run/\udcff/driver.sock", 40000, {"10.0.0.9": 40000}, "f1", f"-----{SECRET}-----"),
-        BooksKept(9.0, Tally().kept(), None, Chronicle().kept(), VitalsTable().kept()),
+        BooksKept(9.0, Tally().kept(), None, Chronicle().kept(), VitalsTable().kept(), DrainsKept(5.0, {"a": 5.0})),
     ]

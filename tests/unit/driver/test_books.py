@@ -9,6 +9,7 @@ import pytest
 
 from elastic_driver.core.membership import Policy, new_state
 from elastic_driver.driver.books import ALONE_S, BESIDE_S, Books, go_on
+from elastic_driver.health.drains import Drains, DrainsKept
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import BooksKept, Fact, Facts
@@ -38,7 +39,7 @@ class Journal:
 def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
     async def main(loop: VirtualLoop) -> None:
         journal = Journal()
-        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable())
+        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable(), None)
         began = loop.time()
         keeping = asyncio.ensure_future(books.keep())
         await asyncio.sleep(BESIDE_S - 0.1)
@@ -69,10 +70,12 @@ def test_a_later_driver_goes_on_with_them() -> None:
     vitals, steps = VitalsTable(), VitalsTable()
     vitals.take(WorkerId("a", 0, 0), Vitals(1.0, pid=7, round_id=1, steps=12), 0.0)
     now[0] += 40.0
-    books = BooksKept(90.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept(), vitals.kept())
+    pauses = DrainsKept(80.0, {"a": 80.0})
+    books = BooksKept(90.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept(), vitals.kept(), pauses)
     now[0] = 5.0  # another machine's boot, say
-    counted, told = Tally(), Chronicle(instant=Instant(lambda: now[0]))
-    go_on(past(books), counted, told, steps)
+    counted, told, drains = Tally(), Chronicle(instant=Instant(lambda: now[0])), Drains()
+    go_on(past(books), counted, told, steps, drains)
+    assert drains.kept() == pauses
     assert (counted.warnings, steps.steps) == (1, 12)
     job = told.goodput.job()
     assert job is not None
@@ -83,5 +86,5 @@ def test_a_later_driver_goes_on_with_them() -> None:
 
 def test_a_job_whose_driver_has_died_at_once_has_none() -> None:
     tally = Tally()
-    go_on(past(None), tally, Chronicle(), VitalsTable())
+    go_on(past(None), tally, Chronicle(), VitalsTable(), None)
     assert tally.warnings == 0
