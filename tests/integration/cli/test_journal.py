@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from elastic_driver.driver.recording import may_come_back
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
+from tests.support.paths import ROOT
 from tests.support.processes.hang_jobs import FrozenDisc
 from tests.support.processes.jobs import PROGRAM, Job
 from tests.support.processes.subcommands import elasticrun
@@ -311,6 +313,21 @@ def test_files_have_what_a_stopped_console_does_not_show(tmp_path: Path) -> None
         finally:
             os.close(reading_end)
             job.send_signal(signal.SIGTERM)
+
+
+def test_the_unit_of_the_documentation_is_one(tmp_path: Path) -> None:
+    """It was tried under systemd as process 1 of a container. Here systemd reads it."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd here")
+    text = (ROOT / "docs/survive.md").read_text()
+    lines = text[text.index("    [Service]\n") :].partition("\n\n")[0].splitlines()
+    unit = tmp_path / "run7.service"
+    unit.write_text("\n".join(lines).replace("    ", "").replace("/opt/train/.venv/bin/elasticrun", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line.strip() for line in lines} >= {"Restart=on-failure", "KillMode=process", "SuccessExitStatus=143"}
 
 
 # --- elasticrun resume ----------------------------------------------------------------------------------------------
