@@ -30,7 +30,6 @@ import elastic_driver
 
 PATHS = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 SIZES = {"4 KB": 1 << 10, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}  # elements
-MB = 1e6
 
 
 def timed(run: Callable[[], object], turns: int, before: Callable[[], object] = lambda: None) -> float:
@@ -49,7 +48,7 @@ def timed(run: Callable[[], object], turns: int, before: Callable[[], object] = 
 def rank_main(paths: list[str], turns: int) -> dict[str, float]:
     sys.path[:0] = paths
     import torch.distributed as dist
-    from optimizer import Model
+    from optimizer import Model, sgd, stepper
 
     import elastic_driver.torch as hvd
     from elastic_driver.torch.device import lane
@@ -76,25 +75,12 @@ def rank_main(paths: list[str], turns: int) -> dict[str, float]:
             found[f"nccl sum {name}"] = timed(call, few, hvd.barrier) * 1e6
         call = lambda data=data, name=name: hvd.allreduce_(data, op=hvd.Sum, name=f"sum {name}")  # noqa: E731
         found[f"{way} sum {name}"] = timed(call, few, hvd.barrier) * 1e6
-    start = torch.ones(1, requires_grad=True, device=device)
-
-    def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        def step() -> None:
-            optimizer.zero_grad()
-            model(start).sum().backward()
-            optimizer.step()
-
-        return step
-
-    def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
     ours = Model().to(device)
-    step = stepper(ours, hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters()))
+    step = stepper(ours, hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters()), "cuda")
     found[f"{way} step"] = timed(step, 5, hvd.barrier) * 1e6
     if group is not None:
         ddp = torch.nn.parallel.DistributedDataParallel(Model().to(device), process_group=group)
-        found["nccl step"] = timed(stepper(ddp, sgd(ddp)), 5, hvd.barrier) * 1e6
+        found["nccl step"] = timed(stepper(ddp, sgd(ddp), "cuda"), 5, hvd.barrier) * 1e6
     hvd.barrier()
     return found
 

@@ -70,23 +70,26 @@ class Model(torch.nn.Module):
         return value
 
 
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: str = "cpu") -> Callable[[], None]:
+    """A step of the training."""
+    start = torch.ones(1, requires_grad=True, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(start).sum().backward()
+        optimizer.step()
+
+    return step
+
+
 def rank_main(file: str, steps: int) -> dict[str, float]:
     torch.set_num_threads(1)
     hvd.init()
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=hvd.rank(), world_size=hvd.size())
-    start = torch.ones(1, requires_grad=True)
-
-    def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        def step() -> None:
-            optimizer.zero_grad()
-            model(start).sum().backward()
-            optimizer.step()
-
-        return step
-
     ours, alone = Model(), Model()
     models = [
         torch.nn.parallel.DistributedDataParallel(Model(), gradient_as_bucket_view=view) for view in (False, True)
