@@ -18,6 +18,7 @@ import pytest
 from elastic_driver import LaunchConfig, elastic_launch
 from elastic_driver.errors import SettingsError
 from elastic_driver.function import torch_launcher
+from tests.support.processes.forked_function import fork_drivers
 from tests.support.processes.nodes import free_port
 
 pytestmark = pytest.mark.integration
@@ -29,6 +30,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
+    fork_drivers(monkeypatch)
     before = set(psutil.Process().children(recursive=True))  # multiprocessing's helpers of other tests
     yield
     assert not list(folder.glob("elastic-driver-run-*"))

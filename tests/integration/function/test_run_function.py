@@ -24,6 +24,7 @@ from elastic_driver.function.driver import CALL, SETTINGS
 from elastic_driver.function.launch import WorkerTracebackError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.settings import Settings
+from tests.support.processes.forked_function import fork_drivers
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +35,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
+    fork_drivers(monkeypatch)
     yield
     assert not list(folder.glob("elastic-driver-run-*"))
     left = [p.cmdline() for p in psutil.process_iter() if _mentions(p, str(folder))]

@@ -38,7 +38,10 @@ PATIENCE_S = 150.0
 # What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
 _ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
 _WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
-_OF_DRIVERS = ("elastic_driver.cli.main", "elastic_driver.driver.nodes", "tests.support.processes.forked_agent")
+_OF_DRIVERS = (
+    *("elastic_driver.cli.main", "elastic_driver.driver.nodes", "elastic_driver.function.driver"),
+    "tests.support.processes.forked_agent",
+)
 
 
 class ForkedProcess:
@@ -199,12 +202,17 @@ def start_driver(
         cwd: the folder where it runs.
         stdin: what it reads; None for nothing.
     """
-    at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-    server = _server(tuple(sorted((at_start | {"PYTHONHASHSEED": "0"}).items())), _OF_DRIVERS)
+    server = start_driver_server()
     with open(os.devnull, "rb") as nothing:
         given = nothing.fileno() if stdin is None else stdin
         written = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdout, stderr)]
         return server.start(command, env, [given, *written], cwd)
+
+
+def start_driver_server() -> ForkServer:
+    """Starts what drivers are forked from, if it does not run; returns it."""
+    at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    return _server(tuple(sorted((at_start | {"PYTHONHASHSEED": "0"}).items())), _OF_DRIVERS)
 
 
 def environment() -> dict[str, str]:
