@@ -65,8 +65,16 @@ def check_close(mine: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> None:
         np.testing.assert_array_equal(mine, wanted)
 
 
-@world
-@pytest.mark.parametrize("op", REDUCTIONS, ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    ("world", "op"),
+    [
+        # What a rank adds up is the same in all of them.
+        pytest.param(world, op, id=f"{op.name}-{world}", marks=[] if is_early else pytest.mark.release)
+        for op in REDUCTIONS
+        for world in WORLDS
+        for is_early in [op is ReduceOp.SUM or world in ("two", "two-machines")]
+    ],
+)
 def test_allreduce(world: str, op: ReduceOp) -> None:
     size, options = WORLDS[world]
     cases = []

@@ -612,8 +612,8 @@ LARGE = 1 << 25  # float32 elements: a pass over them takes tens of milliseconds
         pytest.param({}, Kind.ALLREDUCE, id="direct, allreduce"),
         pytest.param({}, Kind.BROADCAST, id="direct, broadcast", marks=pytest.mark.release),
         pytest.param({"direct_reads": False}, Kind.ALLREDUCE, id="staged, allreduce", marks=pytest.mark.release),
-        pytest.param({"direct_reads": False}, Kind.BROADCAST, id="staged, broadcast"),
-        pytest.param({"machines": "ab"}, Kind.ALLREDUCE, id="apart, allreduce"),
+        pytest.param({"direct_reads": False}, Kind.BROADCAST, id="staged, broadcast", marks=pytest.mark.release),
+        pytest.param({"machines": "ab"}, Kind.ALLREDUCE, id="apart, allreduce", marks=pytest.mark.release),
         pytest.param({"machines": "ab"}, Kind.BROADCAST, id="apart, broadcast"),
     ],
 )

@@ -27,7 +27,7 @@ REMEMBERED = 64
 NAMES = 1000
 
 
-@pytest.mark.parametrize("cooldown", [None, (1.0, 8.0)])
+@pytest.mark.parametrize("cooldown", [pytest.param(None, marks=pytest.mark.release), (1.0, 8.0)])
 def test_thousands_of_new_names(monkeypatch: pytest.MonkeyPatch, cooldown: tuple[float, float] | None) -> None:
     """One host stays; beside it another comes, joins, fails and is gone for good. Now and then a name comes back."""
     monkeypatch.setattr(attempts, "MOST_REMEMBERED", REMEMBERED)

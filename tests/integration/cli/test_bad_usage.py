@@ -350,7 +350,7 @@ def test_one_slot_that_never_calls_init_is_named(run: Run, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("code", [0, 4])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.release), 4])
 def test_one_slot_that_ends_before_init_is_told_once_and_named_at_the_end(run: Run, tmp_path: Path, code: int) -> None:
     program(
         tmp_path,

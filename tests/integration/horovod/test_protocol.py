@@ -183,7 +183,7 @@ def test_hosts_come_and_go(tmp_path: Path, worker: tuple[str, ...]) -> None:
         nobody_is_blamed(one)
 
 
-@pytest.mark.parametrize("worker", [TRUSTS, ASKS])
+@pytest.mark.parametrize("worker", [TRUSTS, pytest.param(ASKS, marks=pytest.mark.release)])
 def test_one_that_was_started_for_another_place_gets_its_own(tmp_path: Path, worker: tuple[str, ...]) -> None:
     over, go = tmp_path / "over", tmp_path / "go"
     with job(tmp_path, "localhost:1\n", "--end-when", str(over), "--boot-until", str(go), *worker) as one:

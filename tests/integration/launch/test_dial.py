@@ -28,7 +28,7 @@ from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from tests.support.network.namespaces import Namespaces
-from tests.support.processes.launching import LOOPS, PATIENCE_S, run
+from tests.support.processes.launching import EACH_LOOP, PATIENCE_S, run
 
 pytestmark = pytest.mark.integration
 
@@ -163,7 +163,7 @@ def gone(pid: int) -> bool:
         os.close(pidfd)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", EACH_LOOP)
 def test_the_agent_gets_what_it_is_given(transport: Transport, tmp_path: Path, loop: str) -> None:
     async def main() -> None:
         async with standins(tmp_path) as standing:
@@ -201,7 +201,7 @@ def test_how_it_ended_is_told(transport: Transport, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("do", ["wait", "deaf"])
+@pytest.mark.parametrize("do", [pytest.param("wait", marks=pytest.mark.release), "deaf"])
 def test_what_hangs_is_ended(transport: Transport, tmp_path: Path, do: str, stopped: bool) -> None:
     async def main() -> None:
         async with standins(tmp_path) as standing:
@@ -219,7 +219,7 @@ def test_what_hangs_is_ended(transport: Transport, tmp_path: Path, do: str, stop
     run("asyncio", main)
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.release), True])
 def test_it_dies_with_the_driver(transport: Transport, tmp_path: Path, stopped: bool) -> None:
     async def main() -> None:
         async with standins(tmp_path) as standing:

@@ -24,12 +24,12 @@ from elastic_driver.launch.processes.death import heeds_signal
 from elastic_driver.launch.words import CommandNotFoundError, ExitStatus
 from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
-from tests.support.processes.launching import LOOPS, PATIENCE_S, WORKER, Job, job, run, stopped
+from tests.support.processes.launching import EACH_LOOP, PATIENCE_S, WORKER, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=sorted(LOOPS))
+@pytest.fixture(params=EACH_LOOP)
 def loop(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -18,7 +18,7 @@ from elastic_driver.launch.local import process_tree
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes import death, guard
 from elastic_driver.launch.words import ExitStatus
-from tests.support.processes.launching import LOOPS, NEVER_S, PATIENCE_S, WORKER, Job, job, run, stopped
+from tests.support.processes.launching import EACH_LOOP, NEVER_S, PATIENCE_S, WORKER, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ time.sleep(3600)
 """
 
 
-@pytest.fixture(params=sorted(LOOPS))
+@pytest.fixture(params=EACH_LOOP)
 def loop(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -368,7 +368,9 @@ def test_a_command_that_is_not_pythons_is_told_once() -> None:
     run("asyncio", main)
 
 
-@pytest.mark.parametrize("flags", [("--preload", "numpy,elastic_driver"), ("--no-preload",)])
+@pytest.mark.parametrize(
+    "flags", [("--preload", "numpy,elastic_driver"), pytest.param(("--no-preload",), marks=pytest.mark.release)]
+)
 def test_a_job_is_the_same_with_forked_workers(flags: tuple[str, ...], tmp_path: Path) -> None:
     flags = ("-np", "1", "--min-np", "1", "--heartbeat-timeout", "5", "--prefix-output-with-timestamp", *flags)
     forked = "--preload" in flags

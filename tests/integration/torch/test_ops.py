@@ -25,7 +25,13 @@ ENGINES = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "sharing"), ENGINES)
+@pytest.mark.parametrize(
+    ("backend", "sharing"),
+    [
+        *ENGINES[:2],
+        pytest.param(*ENGINES[2].values, id="plain-over-torch", marks=[*ENGINES[2].marks, pytest.mark.release]),
+    ],
+)
 def test_every_collective(backend: Backend, sharing: str, tmp_path: Path) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend, auto=False) as job:

@@ -15,7 +15,7 @@ from elastic_driver.worker import state as state_module
 from elastic_driver.worker.engine.protocol import Kind
 from elastic_driver.worker.state import ObjectState
 from tests.support.fakes.fake_job import FakeJob, workers_on
-from tests.support.processes.backends import EACH
+from tests.support.processes.backends import EACH, OTHERS_AT_RELEASE
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +55,7 @@ def test_nothing_of_a_broken_round_is_written_into_restored_parameters(backend: 
 
 
 @pytest.mark.parametrize("kind", ["completed", "lonely"])
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", OTHERS_AT_RELEASE)
 def test_what_is_under_way_at_a_planned_change(backend: Backend, kind: str) -> None:
     """It is completed, and its results are where they were asked for; else the change becomes an unplanned one."""
     first, late = workers_on(a=2), WorkerId("b", 0, 0)
@@ -82,7 +82,7 @@ def test_what_is_under_way_at_a_planned_change(backend: Backend, kind: str) -> N
     assert causes == {ReadyCause.HOSTS_UPDATED if kind == "completed" else ReadyCause.INTERNAL_ERROR}
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", OTHERS_AT_RELEASE)
 def test_what_all_have_submitted_is_completed_before_a_shutdown(backend: Backend) -> None:
     workers = workers_on(a=2)
     with FakeJob(backend=backend) as job:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+import pytest
 import uvloop
 
 from elastic_driver.errors import LaunchError
@@ -27,6 +28,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
+# Driver and agents run on uvloop.
+EACH_LOOP = (pytest.param("asyncio", marks=pytest.mark.release), "uvloop")
 WORKER = WorkerId("localhost", 0, 0)
 PATIENCE_S = 150.0
 # As a grace: beyond a test's own limit. Where a stop ends, it has not waited for that.
