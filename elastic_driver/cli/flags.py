@@ -108,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")
     add("-cb", "--check-build", action="store_true", help="print what this installation can use, and exit")
     text = "slots needed before the start; fixed jobs run this many workers"
-    _Settings(parser).add("num_proc", "-np", "--num-proc", metavar="N", help=text)
+    _Settings(parser).add("num_proc", "-np", "--np", "--num-proc", metavar="N", help=text)
     add("--config-file", metavar="YAML", help="file with values for the tuning flags; flags given here win")
     add("--disable-cache", action="store_true", help="accepted for compatibility; nothing is cached")
     add_torchrun_flags(parser)

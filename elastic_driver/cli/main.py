@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     place = _Place() if argv is None else None
     try:
-        words = sys.argv[1:] if argv is None else list(argv)
+        words = _as_flags(sys.argv[1:] if argv is None else list(argv))
         if words[:1] == ["resume"]:
             from elastic_driver.cli.resume import folder_of, go_on
 
@@ -77,6 +77,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+
+
+def _as_flags(words: list[str]) -> list[str]:
+    """``help``, ``help SUBCOMMAND`` and ``version`` are what people try first."""
+    match words:
+        case ["help", *rest]:
+            return [*rest[:1], "--help"]
+        case ["version"]:
+            return ["--version"]
+        case _:
+            return words
 
 
 class _Place:

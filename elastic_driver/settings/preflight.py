@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import shutil
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import make_folder, who_else_writes
 
+_PYTHON = re.compile(r"python[0-9.]*")
 # A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 
@@ -43,6 +45,8 @@ def preflight(settings: Settings) -> Sequence[str]:
         )
     _check_files(settings)
     _check_command(settings.command[0])
+    _check_training_script(settings)
+    _check_ways_to_hosts(settings)
     if settings.durable_dir is not None:
         try:
             make_folder(settings.durable_dir)
@@ -85,6 +89,30 @@ def _check_script(script: str, flag: str, role: str) -> None:
 def _check_command(program: str) -> None:
     hint = f"run it as: python {program}" if program.endswith(".py") else "chmod +x it"
     _check_program(program, "the command", hint=hint)
+
+
+def _check_training_script(settings: Settings) -> None:
+    """Where workers run on this machine, in this folder."""
+    program, *rest = settings.command
+    words = [word for word in rest if word != "-u"]
+    if not _PYTHON.fullmatch(Path(program).name) or not words or not words[0].endswith(".py"):
+        return
+    script = Path(words[0])
+    here = {"localhost", "127.0.0.1", "::1", platform.node()}
+    if settings.hosts is None or not any(host.name in here for host in settings.hosts):
+        return
+    if not script.exists() and not is_in_mounted_volume(script):
+        where = "" if script.is_absolute() else f" in {Path.cwd()}"
+        raise SettingsError(f"cannot find the script {words[0]!r}: there is no such file{where}")
+
+
+def _check_ways_to_hosts(settings: Settings) -> None:
+    """What hosts elsewhere are reached with, which is missed only when the first of them comes."""
+    key = settings.ssh_identity_file
+    if key is not None and not os.access(key, os.R_OK):
+        raise SettingsError(f"cannot read the file {key} (--ssh-identity-file)")
+    if settings.rsh_agent is not None:
+        _check_program(settings.rsh_agent[0], "--rsh-agent", hint="chmod +x it")
 
 
 def _check_program(program: str, role: str, *, hint: str) -> None:

@@ -129,7 +129,7 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
         ("-np 2 stats", "cannot find the command 'stats'"),
         ("true", "-np is missing"),
         ("-np 2", "no command to run: add it behind the flags"),
-        ("-np x true", "-np/--num-proc: 'x' is not an integer"),
+        ("-np x true", "-np/--np/--num-proc: 'x' is not an integer"),
         ("-np 2 --elastic-timeout x true", "--elastic-timeout: 'x' is not a number"),
         ("-np 0 true", "-np 0 is below 1"),
         ("-np -1 true", "-np -1 is below 1"),
@@ -315,12 +315,25 @@ def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     assert last.endswith("exited with code 3 (exit code 1)")
 
 
-@pytest.mark.release  # as any that fails before init()
 def test_a_script_that_does_not_exist(run: Run) -> None:
     ran = run("-np", "2", PYTHON, "absent.py")
-    assert ran.code == 1
-    assert "absent.py" in ran.err
-    assert "exited with code 2" in ran.err.splitlines()[-1]
+    assert ran.code == 2
+    assert ran.only_line().startswith(
+        "elasticrun: error: cannot find the script 'absent.py': there is no such file in "
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "beginning"),
+    [
+        ("help", "usage: elasticrun [flags] command ..."),
+        ("help end", "usage: elasticrun end "),
+        ("version", "elasticrun "),
+    ],
+)
+def test_what_people_try_first(run: Run, words: str, beginning: str) -> None:
+    ran = run(*words.split())
+    assert (ran.code, ran.out.startswith(beginning)) == (0, True)
 
 
 def test_a_script_that_never_calls_init_is_told_by_slots(run: Run) -> None:

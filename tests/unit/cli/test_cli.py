@@ -218,10 +218,10 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
         ("-np 1 --", "no command to run"),
         ("-np 0 true", "-np 0 is below 1"),
         ("-np -2 true", "-np -2 is below 1"),
-        ("-np two true", "argument -np/--num-proc: 'two' is not an integer"),
+        ("-np two true", "argument -np/--np/--num-proc: 'two' is not an integer"),
         (
             f"-np {'1' * 5000} true",
-            "argument -np/--num-proc: '1111111111111111111111111111111111111111' has too many digits",
+            "argument -np/--np/--num-proc: '1111111111111111111111111111111111111111' has too many digits",
         ),
         ("-np", "expected one argument"),
         ("-np 99999 true", "-np 99999 is above 65536"),

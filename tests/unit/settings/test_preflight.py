@@ -29,6 +29,16 @@ def make(**values: Any) -> Settings:
         ({"command": ("",)}, "cannot find the command ''"),
         ({"command": ("./no/such",)}, "there is no such file"),
         ({"command": ("/",)}, "it is not a file"),
+        (
+            {"command": (sys.executable, "no_such.py")},
+            "cannot find the script 'no_such.py': there is no such file in /",
+        ),
+        (
+            {"command": ("python", "-u", "/no/such.py", "x")},
+            "cannot find the script '/no/such.py': there is no such file",
+        ),
+        ({"ssh_identity_file": "/no/such"}, "cannot read the file /no/such (--ssh-identity-file)"),
+        ({"rsh_agent": ("/no/such", "-q")}, "cannot find --rsh-agent '/no/such': there is no such file"),
         ({"event_log": Path("/no/such/folder/x")}, "there is no folder /no/such/folder"),
         ({"output_filename": Path("/dev/null/x")}, "cannot make the folder /dev/null/x (--output-filename): "),
         ({"output_filename": Path("/dev/null")}, "cannot make the folder /dev/null (--output-filename): "),
@@ -40,6 +50,21 @@ def test_what_cannot_be_used(values: dict[str, Any], complaint: str) -> None:
         preflight(make(**values))
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ({"hosts": (Host("elsewhere", 4),)}, ("python", "/no/such.py")),
+        ({"hosts": None, "discovery_script": "echo elsewhere"}, ("python", "/no/such.py")),
+        ({}, ("python", "-m", "no.such")),
+        ({}, ("true", "/no/such.py")),
+    ],
+)
+def test_a_script_that_may_be_there_where_it_runs_is_not_looked_for(
+    values: dict[str, Any], command: tuple[str, ...]
+) -> None:
+    assert preflight(make(command=command, **values)) == []
 
 
 def test_a_script_that_the_kubelet_has_not_put_there_yet_is_left_to_its_first_run(tmp_path: Path) -> None:
