@@ -100,7 +100,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 
@@ -130,7 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    extent.is_whole = config.getoption("--group") in (None, "release")
+    group = config.getoption("--group")
+    extent.is_whole, extent.is_for_a_commit = group in (None, "release"), group == "commit"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

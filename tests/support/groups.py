@@ -41,9 +41,14 @@ _RELEASE = {
 # What a landing runs and a commit does not.
 _LANDING = (
     "faults",
+    "integration/cli/test_join_leave.py",
+    "integration/cli/test_journal.py",
+    "integration/cli/test_parent.py",
     "integration/compat",
     "integration/driver",
     "integration/function",
+    "integration/horovod",
+    "integration/kubernetes/test_jobs_on_pods.py",
     "integration/mpi",
     "integration/test_network_faults.py",
     "integration/torch",
