@@ -52,7 +52,9 @@ def test_two_drivers_start_at_the_same_instant(tmp_path: Path, times: int) -> No
             loser = drivers.until_ended(both)
             (winner,) = (job for job in both if job is not loser)
             assert loser.process.poll() == 2, loser.said()
-            assert f"is driven by process {winner.process.pid}" in loser.said()
+            # In a new folder the winner may not have written yet who it is.
+            unsigned = "another job uses it" in loser.said() and not number
+            assert unsigned or f"is driven by process {winner.process.pid}" in loser.said()
             drivers.job = winner
             if number:
                 drivers.has_taken_over()
@@ -71,8 +73,9 @@ def test_the_clock_of_the_system_jumps(tmp_path: Path) -> None:
             drivers.die()
             drivers.set_clock(wrong_s)
             drivers.start()
-            assert drivers.has_taken_over()["away_s"] < YEAR_S / 2
-            drivers.job.wait_for("its words", lambda: "2 workers on 2 hosts kept training, no step" in drivers.said())
+            told = drivers.has_taken_over()
+            assert told["workers"] == 2
+            assert told["away_s"] < YEAR_S / 2
             drivers.trains(2)
         ends_well(drivers)
 
@@ -221,8 +224,8 @@ def test_an_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> None:
             drivers.start()
             drivers.trains(1)
             agent.send_signal(signal.SIGCONT)
+            # Either it is told so, and joins anew; or it sees first that its lease is over.
             drivers.wait_for_end_of(worker)
-            drivers.trains(2, without=worker)  # it joins anew
             ends_well(drivers, losses=1)
 
 
@@ -231,7 +234,8 @@ def test_the_only_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> 
     flags = (*FLAGS, "--agent-timeout", "3", "--durable-dir", str(tmp_path / "durable"))
     with DyingDrivers(tmp_path, TWO, *flags) as drivers:
         drivers.start()
-        before = {line["pid"] for line in drivers.trains(2, 10)}
+        before = {line["pid"] for line in drivers.trains(2)}
+        drivers.job.wait_for("a commit on disc", lambda: [*(tmp_path / "durable").glob("commit-*.state")])
         (agent,) = agents_of(drivers.runtime).values()
         os.kill(agent.pid, signal.SIGSTOP)
         drivers.die()

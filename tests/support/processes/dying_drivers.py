@@ -53,6 +53,7 @@ class DyingDrivers:
         self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(self.runtime), "DIES": str(self._dies)} | env
         self._hosts = hosts
         self.drivers = 0
+        self._takeovers = 0  # before the present one
         for path in (self.runtime, self._dies):
             path.mkdir(mode=0o700)
         self.job: Job
@@ -102,6 +103,7 @@ class DyingDrivers:
     def start(self) -> Job:
         """Starts a driver, like the one before."""
         said = self.said() if self.drivers else ""
+        self._takeovers = len(self.job.events("took_over")) if self.drivers else 0
         self.job = Job(
             self.folder,
             self._hosts,
@@ -120,9 +122,8 @@ class DyingDrivers:
         return cast("dict[str, Any]", self.job.wait_for("it has taken over", self._takeover))
 
     def _takeover(self) -> dict[str, Any] | None:
-        events = self.job.events()
-        started = max((n for n, event in enumerate(events) if event["event"] == "job_started"), default=len(events))
-        return next((event for event in events[started:] if event["event"] == "took_over"), None)
+        takeovers = self.job.events("took_over")
+        return takeovers[-1] if len(takeovers) > self._takeovers else None
 
     def said(self) -> str:
         """By the present driver."""
