@@ -45,7 +45,7 @@ def end(words: Sequence[str]) -> int:
             return 0 if _is_ended_by_parent(left[0].job.job_id) else _end_without_driver(left[0])
         from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
 
-        alone = undriven_jobs(arguments.job)
+        alone = undriven_jobs(arguments.job, [found.job.job_id for found in left])
         if len(alone) == 1:
             have_ended, what = end_undriven(alone[0])
             print(one_line(f"job {alone[0].job_id}: {what}"))

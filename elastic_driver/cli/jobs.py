@@ -85,7 +85,8 @@ def jobs(words: Sequence[str]) -> int:
     left: list[Recorded] = []
     alone: list[Undriven] = []
     if arguments.job is not None or not arguments.ids:  # a shell that completes a line does not wait for agents
-        left, alone = left_behind(arguments.job or ""), undriven_jobs(arguments.job or "")
+        left = left_behind(arguments.job or "")
+        alone = undriven_jobs(arguments.job or "", [found.job.job_id for found in left])
     is_there = bool(left or alone)
     if arguments.job is not None and not (is_there and not any(j.job_id.startswith(arguments.job) for j in running)):
         running, left, alone = [choose_job(running, arguments.job)], [], []

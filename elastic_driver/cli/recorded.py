@@ -6,9 +6,9 @@ be refused for it.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,28 @@ def look_into(folder: Path) -> Recorded | Closed:
     return found
 
 
-def without_driver() -> list[Recorded]:
+def without_driver(job_id: str, tell: Callable[[str], object]) -> list[Recorded]:
     """This user's jobs on this machine that have a journal, and no driver.
+
+    Args:
+        job_id: how their ids begin.
+        tell: is told of a journal that cannot be used: it may be damaged, or of another version.
 
     Raises:
         SettingsError: the jobs cannot be looked for.
     """
     jobs = []
     for file in left_jobs():
-        with contextlib.suppress(SettingsError):
+        try:
             found = read_job(Path(file.journal))
-            if isinstance(found, Recorded) and found.job.job_id == file.job_id:
-                jobs += [] if has_driver(found) else [found]
-            else:
-                forget(file)  # it has ended, or another has its folder
+        except SettingsError as error:
+            if file.job_id.startswith(job_id):
+                tell(f"job {file.job_id} has no driver, and nobody can take it over: {error}")
+            continue
+        if not isinstance(found, Recorded) or found.job.job_id != file.job_id:
+            forget(file)  # it has ended, somebody has removed its journal, or another has its folder
+        elif not has_driver(found) and file.job_id.startswith(job_id):
+            jobs.append(found)
     return jobs
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.job_files import JobFile, left_jobs, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
+from elastic_driver.report.printable import one_line
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
@@ -68,7 +70,7 @@ def left_behind(job_id: str) -> list[Recorded]:
         return []
     from elastic_driver.cli.recorded import without_driver  # late: it reads the core, which few commands need
 
-    return [found for found in without_driver() if found.job.job_id.startswith(job_id)]
+    return without_driver(job_id, lambda text: print(one_line(text), file=sys.stderr))
 
 
 def add_driver_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,18 @@
 """Agents of this machine that have lost a driver on another one: they are all that is seen of their job here.
 
 Owns what is made of them for people and programs. Of a job whose driver was on this machine its journal tells
-(:mod:`elastic_driver.cli.recorded`).
+(:mod:`elastic_driver.cli.recorded`), unless that is gone or cannot be read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elastic_driver.launch.agent.control import AgentHere, agents_here, end_alone
-from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
+from elastic_driver.rendezvous.job_files import running_jobs
 
 # Longer than it takes an agent to end workers that the kernel holds.
 _END_S = 30.0
@@ -50,8 +51,12 @@ def _of(agent: AgentHere) -> str:
     return f"{agent.host}: {agent.workers} worker{'' if agent.workers == 1 else 's'}"
 
 
-def undriven_jobs(job_id: str = "") -> list[Undriven]:
+def undriven_jobs(job_id: str, left: Collection[str]) -> list[Undriven]:
     """Those of this user whose ids begin so.
+
+    Args:
+        job_id: how.
+        left: ids of those whose journals tell of them.
 
     Raises:
         SettingsError: they cannot be looked for.
@@ -60,8 +65,8 @@ def undriven_jobs(job_id: str = "") -> list[Undriven]:
     for path, agent in agents_here().items():
         if agent.job and agent.job.startswith(job_id) and not agent.connected:
             alone.setdefault(agent.job, {})[path] = agent
-    for job in (*running_jobs(), *left_jobs()):
-        alone.pop(job.job_id, None)
+    for known in (*(job.job_id for job in running_jobs()), *left):
+        alone.pop(known, None)
     return [Undriven(each, agents) for each, agents in alone.items()]
 
 

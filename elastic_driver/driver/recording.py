@@ -18,7 +18,7 @@ from typing import Protocol
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed, JobFacts
-from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
+from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.journal.store import FolderStore
@@ -135,6 +135,7 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
         before = over = None
         if isinstance(found, Recorded):
             _check_nobody_answers(found, folder.path)
+            _check_is_in_its_place(found, folder.path)
             begins = resumed is None or resumed.begins
             before = _taken_over(found, tell, begins=begins)
             if before is None and (found.state.end is not None or not begins):
@@ -262,6 +263,18 @@ def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, path: Pat
     if there != resumed.job_id:
         what = f"that of job {there}" if there else "gone"
         raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {path} is {what} by now")
+
+
+def _check_is_in_its_place(found: Recorded, path: Path) -> None:
+    """Raises JournalError where agents look for a driver's socket in another folder: none of them would come back."""
+    before, socket = found.job.settings.journal, found.facts.ways.socket
+    if before is None or before == path or not socket or Path(socket).parent != before:
+        return
+    if any(kept.local and may_come_back(kept) for kept in found.facts.agents.values()):
+        raise JournalError(
+            f"cannot take over job {found.job.job_id}: its journal was {before}, where its agents on this machine look "
+            f"for a driver; move it back there, or end the job (elasticrun end {found.job.job_id})"
+        )
 
 
 def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Recorded | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elastic_driver.core.state import JobPhase
@@ -328,6 +329,38 @@ def test_the_unit_of_the_documentation_is_one(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.strip() for line in lines} >= {"Restart=on-failure", "KillMode=process", "SuccessExitStatus=143"}
+
+
+@pytest.mark.parametrize("how", ["damaged", "removed", "folder removed", "moved"])
+def test_a_job_whose_journal_is_no_more_is_told_of_and_can_be_ended(tmp_path: Path, runtime: Path, how: str) -> None:
+    kept = tmp_path / "kept"
+    with job_of_two(tmp_path, "--on-change", "in-place") as job:
+        job_id = job.events("job_started")[0]["job_id"]
+        driver = psutil.Process(job.driver_pid())
+        job.process.kill()
+        job.wait()
+        driver.wait(150)  # it ends with its parent, a moment later
+        match how:
+            case "damaged":
+                (kept / JOURNAL).write_bytes(b"elastic_driver journal 1\n rubbish")
+            case "removed":
+                (kept / JOURNAL).unlink()
+            case "folder removed":
+                shutil.rmtree(kept)
+            case _:
+                kept.rename(tmp_path / "elsewhere")
+        listed = elasticrun("jobs")
+        assert re.search(rf"{job_id} +- +none for \d+ s \(localhost: 2 workers\)", listed.stdout), listed
+        why = f"job {job_id} has no driver, and nobody can take it over: cannot read {kept / JOURNAL}: "
+        assert listed.stderr.startswith(why) == (how == "damaged")
+        resumed = elasticrun("resume", str(kept))
+        assert (resumed.returncode, resumed.stdout) == (2, "")
+        assert resumed.stderr.startswith("elasticrun: error: ")
+        assert len(resumed.stderr.splitlines()) == 1
+        ended = elasticrun("end", job_id)
+        assert ended.returncode == 0, ended.stderr
+        assert f"job {job_id}: ended on this machine (localhost: 2 workers), which had no driver" in ended.stdout
+        assert not job.leftovers()
 
 
 # --- elasticrun resume ----------------------------------------------------------------------------------------------

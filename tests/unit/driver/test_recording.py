@@ -283,6 +283,23 @@ def test_what_happens_to_a_job_that_is_taken_over_is_written_behind_its_past(tak
     assert found.facts.agents == {HERE.agent: HERE}
 
 
+@pytest.mark.parametrize("agent", [HERE, DEAD])
+def test_a_journal_that_was_moved_is_not_where_agents_look_for_a_driver(tmp_path: Path, agent: Fact) -> None:
+    kept, moved = tmp_path / "kept", tmp_path / "moved"
+    leave(kept, agent, WaysKept(str(kept / "driver.sock")))
+    kept.rename(moved)
+    if agent is HERE:
+        with (
+            pytest.raises(JournalError, match=r"its journal was .*kept, where .* move it back there, or end the job"),
+            recording(settings_in(moved), "0456", Told()),
+        ):
+            pass
+        moved.rename(kept)
+        moved = kept
+    with recording(settings_in(moved), "0456", Told()) as recorded:
+        assert (recorded.before is not None) == (agent is HERE)
+
+
 def test_a_driver_that_answers_is_not_dead_though_somebody_has_removed_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
