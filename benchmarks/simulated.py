@@ -38,7 +38,7 @@ from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.addresses import Addresses
-from elastic_driver.launch.fleet.admission import Admission, JobFacts
+from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.fleet import Fleet
@@ -212,7 +212,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     def warn(text: str) -> None:
         print(f"warning: {text}", file=sys.stderr)
 
-    job_facts = JobFacts(
+    welcome_facts = WelcomeFacts(
         job_id="simulated",
         agent_timeout_s=settings.agent_timeout_s,
         poll_s=0.0,
@@ -224,7 +224,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
     )
     return AgentSide(
         tickets,
-        Admission(tickets, job_facts, fleet),
+        Admission(tickets, welcome_facts, fleet),
         fleet,
         Addresses(fleet, warn),
         lambda facts, env: remote_environment(env),
