@@ -15,6 +15,7 @@ import pytest
 from elastic_driver.rendezvous.authentication import NONCE_BYTES, Proof
 from elastic_driver.rendezvous.certificate import client_context
 from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.server.guest import ServerLimits
 from elastic_driver.words import Backend
 from tests.support.fakes.fake_job import FakeJob, workers_on
 from tests.support.fakes.rendezvous_service import CERTIFICATE, IDENTITY, KEY, Service, request
@@ -65,7 +66,7 @@ def test_four_hundred_workers_exchange_in_one_request_each() -> None:
     async def everybody(port: int) -> list[bytes]:
         return await asyncio.gather(*(worker(port, key) for key in range(MANY)))
 
-    service = Service()
+    service = Service(limits=ServerLimits(request_s=LIMIT_S, idle_s=LIMIT_S))  # so many take their time to shake hands
     try:
         answers = asyncio.run(everybody(service.port))
     finally:
