@@ -39,6 +39,7 @@ def ends_well(drivers: DyingDrivers, losses: int = 0) -> None:
 # --- drivers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [5, pytest.param(50, marks=[pytest.mark.release, pytest.mark.timeout(1200)])])
 def test_two_drivers_start_at_the_same_instant(tmp_path: Path, times: int) -> None:
     """At first for a job that begins. One has it, and the other one says so."""
@@ -80,7 +81,9 @@ def test_the_clock_of_the_system_jumps(tmp_path: Path) -> None:
         ends_well(drivers)
 
 
-@pytest.mark.parametrize("which", ["format", "protocol", "core"])
+@pytest.mark.parametrize(
+    "which", ["protocol", *(pytest.param(each, marks=pytest.mark.release) for each in ("format", "core"))]
+)
 def test_a_journal_of_another_version_is_left_alone_and_so_is_its_job(tmp_path: Path, which: str) -> None:
     with DyingDrivers(tmp_path, TWO, *FLAGS) as drivers:
         drivers.start()
@@ -194,6 +197,7 @@ def test_a_worker_ends_with_0_while_there_is_no_driver(tmp_path: Path) -> None:
         assert "exited with code 0 while" in drivers.said()
 
 
+@pytest.mark.slow
 @hosts_that_join
 def test_drivers_die_while_an_agent_joins(tmp_path: Path) -> None:
     flags = (*FLAGS, "--accept-agents", "--join-token-file", str(write_token(tmp_path)))
@@ -201,7 +205,7 @@ def test_drivers_die_while_an_agent_joins(tmp_path: Path) -> None:
         where = where_to_join(drivers.start())
         drivers.trains(1)
         drivers.arm("join", "node-x")
-        with joined(tmp_path, "node-x", where, prefix=()) as agent:
+        with joined(tmp_path, "node-x", where, prefix=(), timeout_s=120) as agent:
             drivers.trains(2)
             drivers.disarm()
             ends_well(drivers)
@@ -210,6 +214,7 @@ def test_drivers_die_while_an_agent_joins(tmp_path: Path) -> None:
         assert "join: said start node-x[0]" in drivers.died_at
 
 
+@pytest.mark.slow
 @hosts_that_join
 def test_an_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> None:
     """The job goes on without it when its lease is over, and its workers end when it runs again."""
@@ -229,6 +234,7 @@ def test_an_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> None:
             ends_well(drivers, losses=1)
 
 
+@pytest.mark.slow
 def test_the_only_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> None:
     """It may be killed, as it is on the driver's machine: its workers do not train on beside those of the next job."""
     flags = (*FLAGS, "--agent-timeout", "3", "--durable-dir", str(tmp_path / "durable"))

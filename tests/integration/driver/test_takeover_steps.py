@@ -88,6 +88,7 @@ class Walk(DyingDrivers):
         self.check_steps(self.losses)
 
 
+@pytest.mark.slow
 def test_at_one_place_of_each_phase(tmp_path: Path) -> None:
     places = {
         "start": "^carried out StartWorker",

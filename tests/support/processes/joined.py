@@ -18,9 +18,26 @@ TOKEN = "a token of the test's own"
 
 @contextmanager
 def joined(
-    folder: Path, host: str, driver: str, *, token: str = TOKEN, prefix: Sequence[str] = HOST, **env: str
+    folder: Path,
+    host: str,
+    driver: str,
+    *,
+    token: str = TOKEN,
+    prefix: Sequence[str] = HOST,
+    timeout_s: int = 20,
+    **env: str,
 ) -> Iterator[subprocess.Popen[str]]:
-    """An agent that joins by itself; its secret comes on standard input."""
+    """An agent that joins by itself; its secret comes on standard input.
+
+    Args:
+        folder: for what it says.
+        host: its name.
+        driver: where it joins.
+        token: the secret.
+        prefix: words before the command.
+        timeout_s: how long it tries.
+        env: variables of its own.
+    """
     words = (
         "join",
         "--driver",
@@ -32,7 +49,7 @@ def joined(
         "--join-token-file",
         "-",
         "--agent-timeout",
-        "20",
+        str(timeout_s),
     )
     command = [*prefix, sys.executable, "-m", "elastic_driver", *words]
     with (folder / f"{host}.txt").open("w") as said:
