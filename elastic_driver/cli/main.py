@@ -73,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
         print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
-        return 2
+        if parent.started() is not None:
+            # There is a job to go on with, whatever keeps this one from it now: little memory, say.
+            parent.leave_to_another()
+        return parent.exit_code(2)
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130

@@ -458,25 +458,32 @@ from elastic_driver.cli.main import main
 from elastic_driver.driver import job
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import SettingsError
+from elastic_driver.system import parent
 from pathlib import Path
 mark, how, build, begin = Path(sys.argv.pop(1)), sys.argv.pop(1), job.build, Stepper.begin
 def fail():
     mark.touch()
     raise SettingsError("no port") if how == "refuses" else ZeroDivisionError("a bug")
 def build_or_fail(*args, before, **more):
-    if before is not None and how != "begins" and not mark.exists():
+    if before is not None and how in ("fails", "refuses") and not mark.exists():
         fail()
     return build(*args, before=before, **more)
 def begin_or_fail(self):
     if self.state.round_id and how == "begins" and not mark.exists():
         fail()
     begin(self)
-job.build, Stepper.begin = build_or_fail, begin_or_fail
+console = job.Console
+def console_or_fail(**more):
+    if parent.started() is not None and how == "lacks" and not mark.exists():
+        mark.touch()
+        raise MemoryError
+    return console(**more)
+job.build, Stepper.begin, job.Console = build_or_fail, begin_or_fail, console_or_fail
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("how", ["fails", "refuses", "begins"])
+@pytest.mark.parametrize("how", ["fails", "refuses", "begins", "lacks"])
 def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtime: Path, how: str) -> None:
     elasticrun = ("-c", _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
     with Job(
@@ -487,8 +494,9 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         job.wait_for("the third driver", lambda: "took over: no driver for" in job.said())
         said = job.said()
         assert said.count("has failed: starting it again in 2 s") == 1
-        assert ("ZeroDivisionError: a bug" in said) == (how != "refuses")
-        if how != "begins":
+        assert ("ZeroDivisionError: a bug" in said) == (how in ("fails", "begins"))
+        assert ("elasticrun: error: cannot start the driver: " in said) == (how == "lacks")
+        if how in ("fails", "refuses"):
             why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
             assert f"{why}; its workers are left alone, and wait for 600 s for a driver\n" in said
         lines = job.wait_for_steps(2, after=max(line["time"] for line in job.steps()))
