@@ -22,7 +22,8 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from multiprocessing.context import SpawnProcess as Process
 from typing import Any
 
 import uvloop
@@ -31,9 +32,10 @@ from elastic_driver.core.events import ReportResumed
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.build import build
-from elastic_driver.driver.recording import recording
+from elastic_driver.driver.recording import Recording, recording
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.hosts import Departure, Host, WorkerId
+from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -42,6 +44,7 @@ from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
 from elastic_driver.launch.fleet.dialling import Reach
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.fleet import Fleet
+from elastic_driver.launch.fleet.kept import NOTHING, Keeper
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.launch.words import Stream
@@ -63,6 +66,8 @@ from elastic_driver.rendezvous.agent_messages import (
     Stop,
     WarmUp,
     Welcome,
+    WorkerLevel,
+    WorkerPhase,
     worker_named,
 )
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
@@ -78,17 +83,18 @@ from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.happenings import TookOver
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.machines import remote_environment
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
-from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.process_name import name_of_this_process, place_of_sockets
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 SLOTS_PER_HOST = 8
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 _ADDRESS = b"\x09127.0.0.1\xff\xff\x03" + b"s" * 16  # about what a rank 0 publishes
 
 
@@ -180,15 +186,27 @@ class ToldHosts:
         return ""
 
 
-def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
-    """As a job has it (driver/job.py), but for how agents are started: none is of this machine."""
-    clock, tasks = JobClock(), Tasks()
-    tickets = Tickets(clock)
-    certificate = OwnCertificate()
-    ways = Ways("127.0.0.1", addresses=lambda: (), certificate=certificate)
+def _agents_of(recorded: Recording, clock: JobClock, dialler: SimulatedDialler) -> AgentSide:
+    """As a job has it (driver/agent_side.py), but for how agents are started: none is of this machine."""
+    settings, journal, tasks = recorded.job.settings, recorded.journal, Tasks()
+    facts = Facts() if recorded.before is None else recorded.before.facts
+    keeper: Keeper[Any] = journal or NOTHING
+    tickets = Tickets(clock, keeper=keeper)
+    tickets.take_over(facts.agents.values(), facts.tickets.values())
+    certificate = OwnCertificate(facts.ways.certificate)
+    ways = Ways(
+        "127.0.0.1",
+        addresses=lambda: (),
+        certificate=certificate,
+        before=facts.ways,
+        limit_s=settings.driver_timeout_s,
+        folder=settings.journal,
+        keeper=keeper,
+    )
 
     async def urls(host: str) -> tuple[str, ...]:
         """Over TLS, as those of other machines come."""
+        await certificate.make()  # before the journal has the ways, with the certificate
         return ((await ways.open_loopback()).replace("http:", "https:"),)
 
     fleet = Fleet(
@@ -207,7 +225,10 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         addresses_of=lambda name: [],
         address=lambda facts, route: route,
         tasks=tasks,
+        keeper=keeper,
+        clock=clock,
     )
+    fleet.take_over(facts.revoked.values(), facts.leavers.values())
 
     def warn(text: str) -> None:
         print(f"warning: {text}", file=sys.stderr)
@@ -221,10 +242,14 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         warm=False,
         preload=None,
         prefix_timestamp=False,
+        epoch=0 if journal is None else journal.epoch,
+        driver="" if journal is None else journal.driver,
+        driver_timeout_s=0.0 if journal is None else settings.driver_timeout_s,
+        place=place_of_sockets(),
     )
     return AgentSide(
         tickets,
-        Admission(tickets, welcome_facts, fleet),
+        Admission(tickets, welcome_facts, fleet, keeper),
         fleet,
         Addresses(fleet, warn),
         lambda facts, env: remote_environment(env),
@@ -249,6 +274,10 @@ class _Telling(Chronicle):
         super().round_resumed(command)
         self.pipe.send("resumed", command.round_id)
 
+    def took_over(self, taken: TookOver) -> None:
+        super().took_over(taken)
+        self.pipe.send("took over", taken.workers, taken.trained)
+
 
 def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> None:
     """The driver's process."""
@@ -266,19 +295,27 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
             EventLog(None) as log,
             recording(settings, "simulated", console) as recorded,
         ):
-            agents = _agents_of(settings, dialler)
+            before = recorded.before
+            clock = JobClock(begins=None if before is None else before.clock)
+            agents = _agents_of(recorded, clock, dialler)
             chronicle = _Telling(log, Narrator(console))
             chronicle.pipe = dialler.pipe
             driver = build(
                 settings,
-                discovery=FleetDiscovery(told, agents.fleet),
+                discovery=FleetDiscovery(
+                    told,
+                    agents.fleet,
+                    keeper=recorded.journal or NOTHING,
+                    machines=() if before is None else before.facts.machines.values(),
+                ),
                 chronicle=chronicle,
                 dialect=OurDialect(os.environ, exported={}),
                 job=recorded.job,
                 agents=agents,
                 tally=Tally(),
+                clock=clock,
                 journal=recorded.journal,
-                before=recorded.before,
+                before=before,
             )
             dialler.pipe.send("ready")
             await driver.run()
@@ -332,6 +369,19 @@ class SimulatedAgent:
     def seen(self) -> None:
         """The driver has taken something."""
 
+    def alone(self) -> None:
+        """There is no driver; workers train."""
+
+    def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
+        """Another driver is told all that there is (launch/agent/coming_back.py)."""
+        running = WorkerPhase.RUNS
+        levels = [
+            WorkerLevel(worker.key, running, one.pid, "", 0, leaving=False, exiting=False)
+            for worker, one in self.workers.items()
+        ]
+        for message in (self.rounds.levels(levels, alone_s), *self.rounds.reports(), *self.rounds.questions(), *untold):
+            self.link.send(message)
+
     def take(self, message: Said) -> None:
         """Does what the driver says."""
         match message:
@@ -341,7 +391,7 @@ class SimulatedAgent:
                 worker = worker_named(key)
                 self._started += 1
                 self.link.send(Started(key, self._started))
-                self.workers[worker] = self.job.workers[worker] = Worker(self, worker)
+                self.workers[worker] = self.job.workers[worker] = Worker(self, worker, self._started)
             case Stop(key):
                 self.end(worker_named(key), -15)
             case Kill(key):
@@ -425,8 +475,8 @@ class _Store:
 class Worker:
     """A simulated worker: what worker/rounds/runtime.py, watch.py and native_engine.py ask, and nothing else."""
 
-    def __init__(self, agent: SimulatedAgent, worker: WorkerId) -> None:
-        self.agent, self.job, self.worker = agent, agent.job, worker
+    def __init__(self, agent: SimulatedAgent, worker: WorkerId, pid: int) -> None:
+        self.agent, self.job, self.worker, self.pid = agent, agent.job, worker, pid
         self.assignment: RoundAssignment | None = None
         self.ended = False
         self._round = 0  # the last that was joined
@@ -501,10 +551,12 @@ class Simulation:
         received_bytes: of all connections to the driver, so far.
         on_assigned: asked when a worker has got its place; False keeps it from going on.
         commits: what workers say of their state.
-        driver_pid: the driver's process.
+        process: the driver's.
+        took_over: what the driver says that has taken over: how many workers went on, and whether a whole round trained.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[], tuple[Process, socket.socket]]) -> None:
+        self._start = start
         self.agents: list[SimulatedAgent] = []
         self.workers: dict[WorkerId, Worker] = {}
         self.received_bytes = 0
@@ -517,7 +569,29 @@ class Simulation:
         self._ending = False
         self._pipe: _Lines
         self._driver_ready = asyncio.Event()
-        self.driver_pid = 0
+        self.took_over: tuple[int, bool] | None = None
+
+    @property
+    def driver_pid(self) -> int:
+        return self.process.pid or 0
+
+    async def begin(self) -> None:
+        """Starts the driver's process."""
+        self.process, end = self._start()
+        self._driver_ready.clear()
+        _, self._pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(self.take), sock=end)
+
+    def kill_driver(self) -> None:
+        """Blocks until it is dead."""
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+
+    async def until_taken_over(self) -> tuple[int, bool]:
+        """Waits until another driver has all agents. Returns took_over."""
+        await self._until(lambda: self.took_over is not None)
+        assert self.took_over is not None
+        return self.took_over
 
     async def ready(self) -> None:
         """Waits until the driver's process has come up, with all it imports."""
@@ -533,6 +607,9 @@ class Simulation:
                 self.agents.append(SimulatedAgent(self, Bootstrap.from_word(word)))
             case ["agent"]:
                 self._came += 1
+                self._changed.set()
+            case ["took over", workers, trained]:
+                self.took_over = workers, trained
                 self._changed.set()
             case ["resumed", round_id]:
                 self._resumed = round_id
@@ -629,18 +706,22 @@ async def simulation(
         command=("true",), num_proc=size, min_num_proc=1, max_num_proc=size, hosts=hosts, log_level="FATAL", **limits
     )
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = socket.socketpair()
-    process = spawn.Process(target=_drive, args=(theirs, settings, profile_to), daemon=True)
-    process.start()
-    theirs.close()
-    job = Simulation()
+
+    def start() -> tuple[Process, socket.socket]:
+        ours, theirs = socket.socketpair()
+        process = spawn.Process(target=_drive, args=(theirs, settings, profile_to), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
+
+    job = Simulation(start)
+    await job.begin()
     try:
-        job.driver_pid = process.pid or 0
-        _, job._pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(job.take), sock=ours)
         with _counting(job):
             yield job
     finally:
         job.ends()
+        process = job.process
         process.terminate()
         deadline = time.monotonic() + 30
         while process.exitcode is None and time.monotonic() < deadline:
