@@ -70,7 +70,8 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
         return [GiveUpHost(levels.hostname, "it was given up while it was not heard")]
     commands = [command for worker in levels.there for command in _orders(state, worker)]
     fresh = [record.worker for record in _not_there(state, levels) if _is_to_start(state, record)]
-    return [*commands, *planned_starts(state, fresh, places_to_stand_by(state))]
+    # A plan is of all workers of the job: none is made for each of a thousand hosts that needs no start.
+    return [*commands, *planned_starts(state, fresh, places_to_stand_by(state))] if fresh else commands
 
 
 def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:
@@ -111,7 +112,7 @@ def _orders(state: State, worker: WorkerId) -> Iterator[Command]:
 
 def _not_there(state: State, levels: HostLevels) -> list[WorkerRecord]:
     known = {*levels.there, *levels.ended}
-    return [r for r in state.workers if r.worker.hostname == levels.hostname and r.worker not in known]
+    return [record for record in state.workers.by_host.get(levels.hostname, ()) if record.worker not in known]
 
 
 def _is_to_start(state: State, record: WorkerRecord) -> bool:

@@ -6,7 +6,7 @@ them up at each report, so that a tuple will not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from elastic_driver.hosts import WorkerId
@@ -31,13 +31,14 @@ _FEW_ITEMS = 64
 class Roster(Generic[T]):
     """Items, one for each worker; never changed. Equal to others with the same items in the same order."""
 
-    __slots__ = ("_changes", "_items", "_more")
+    __slots__ = ("_by_host", "_changes", "_items", "_more")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items = {item.worker: item for item in items}
         # In the places of those in _items, or behind them; None for those that are there no more.
         self._changes: dict[WorkerId, T | None] = {}
         self._more = 0  # how many more there are than in _items
+        self._by_host: dict[str, list[T]] | None = None  # made for who asks first
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._put_together().values())
@@ -57,6 +58,16 @@ class Roster(Generic[T]):
     def find(self, worker: WorkerId) -> T | None:
         """The worker's item; None when there is none."""
         return self._changes[worker] if worker in self._changes else self._items.get(worker)
+
+    @property
+    def by_host(self) -> Mapping[str, Sequence[T]]:
+        """The items of each host's workers, in their order. Whoever looks first pays for it."""
+        if self._by_host is None:
+            by_host: dict[str, list[T]] = {}
+            for item in self:
+                by_host.setdefault(item.worker.hostname, []).append(item)
+            self._by_host = by_host
+        return self._by_host
 
     def put(self, *items: T) -> Roster[T]:
         """With these: each in the place of its worker's former item, or behind all."""

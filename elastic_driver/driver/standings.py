@@ -21,6 +21,7 @@ class Standings:
 
     def __init__(self, chronicle: Chronicle) -> None:
         self._chronicle = chronicle
+        self._seen: State | None = None
         self._standing: Standing | None = None
         self._booting: dict[WorkerId, None] = {}
         self._places: frozenset[tuple[str, int | None]] = frozenset()
@@ -37,10 +38,13 @@ class Standings:
 
     def look(self, state: State) -> None:
         """To be called after each step, when its commands are carried out."""
-        standing = standing_of(state)
-        if standing != self._standing:
-            self._standing = standing
-            self._chronicle.stands(standing)
+        # Most reports after a takeover are no news, and a look at the state is one at all workers.
+        if state is not self._seen:
+            self._seen = state
+            standing = standing_of(state)
+            if standing != self._standing:
+                self._standing = standing
+                self._chronicle.stands(standing)
         ready = [worker for worker in self._booting if self._is_up(state, worker)]
         if ready:
             for worker in ready:

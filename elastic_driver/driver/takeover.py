@@ -72,6 +72,16 @@ class Parts:
     chronicle: Chronicle
 
 
+class _Known:
+    """The workers that a state knows: not a set of them, which each of a thousand agents would have made anew."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __contains__(self, worker: object) -> bool:
+        return isinstance(worker, WorkerId) and record_of(self._state, worker) is not None
+
+
 class Takeover:
     """See above.
 
@@ -114,6 +124,8 @@ class Takeover:
         self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
         self._trains = False  # whether that trained
         self._is_broken = False  # whether one of these is known to leave it
+        self._ranked: Sequence[WorkerId] = ()  # whose ranks these are
+        self._ranks: Mapping[WorkerId, int] = {}
 
     # --- the start -------------------------------------------------------------------------------------------------
 
@@ -196,7 +208,7 @@ class Takeover:
             link.give_up(given_up.reason)
             return
         gone = [worker for each in by_host for worker in unknown(state, each)]
-        known = frozenset(record.worker for record in state.workers)
+        known = _Known(state)
         running = parts.workers.back(link, levels, known)
         parts.fleet.returned(link, levels)
         self._is_awaited_no_more(link)
@@ -234,9 +246,10 @@ class Takeover:
         there: dict[str, list[WorkerId]] = {link.facts.host: []}
         ended: dict[str, list[WorkerId]] = {}
         fleet = self._parts.fleet
-        for record in state.workers:
-            if fleet.link_of(record.worker.hostname) is link:
-                there.setdefault(record.worker.hostname, [])
+        # Only this machine has more than one.
+        for name in fleet.names_of(link, state.workers.by_host):
+            if fleet.link_of(name) is link and name in state.workers.by_host:
+                there.setdefault(name, [])
         for one in state.silent:
             if fleet.link_of(one.hostname) is link:
                 there.setdefault(one.hostname, [])
@@ -263,10 +276,12 @@ class Takeover:
             self._parts.rounds.heard(one.id, 0, waiting=True, leaving=False, exiting=False)
 
     def _tell_labels(self, state: State, workers: Sequence[WorkerId]) -> None:
-        ranks: Mapping[WorkerId, int] = {worker: rank for rank, worker in enumerate(state.members)}
+        if state.members is not self._ranked:
+            self._ranked = state.members
+            self._ranks = {worker: rank for rank, worker in enumerate(state.members)}
         for worker in workers:
-            if worker in ranks:
-                self._parts.workers.label(worker, str(ranks[worker]))
+            if worker in self._ranks:
+                self._parts.workers.label(worker, str(self._ranks[worker]))
 
     def _lose(self, workers: Sequence[WorkerId], why: str) -> None:
         """The core hears of these that they are lost, as with a host."""

@@ -175,10 +175,10 @@ class Fleet:
         )
         self.returning = Returning(self._roster, self._names, self.changes, partial(self._link, is_away=True))
         if check is not None:
-            check.serve(HostsToCheck(self, self._roster, self._names_of, lambda: self._wanted, lambda: self._listener))
+            check.serve(HostsToCheck(self, self._roster, self.names_of, lambda: self._wanted, lambda: self._listener))
         self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)
         self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
-        self._silences = Silences(self._roster, self._names_of)
+        self._silences = Silences(self._roster, self.names_of)
         self._lists_are_to_come = False  # whether agents are there that this driver has not heard yet who wants them
         self._closing = False
         self._over = Close()  # what agents that are to end are told
@@ -304,7 +304,7 @@ class Fleet:
 
         A machine whose agent says nothing may acknowledge all the same what it is sent: see AgentLink.
         """
-        return {name: link.silent_s for link in self._roster.unheard(least_s) for name in self._names_of(link)}
+        return {name: link.silent_s for link in self._roster.unheard(least_s) for name in self.names_of(link)}
 
     def has_address(self, address: str) -> bool:
         """Whether one of the job's hosts has this address. Its other names are not looked up."""
@@ -524,7 +524,7 @@ class Fleet:
         if name in self._leaving and within_s is None:
             return
         self._leaving.leaves(name, within_s)
-        for each in self._names_of(link):
+        for each in self.names_of(link):
             self._listener.host_leaves(each, why, within_s)
         if link.facts.local and within_s is not None:
             self._listener.own_machine_leaves(why, within_s)
@@ -532,9 +532,9 @@ class Fleet:
             self._end(link)
         self.changes.report()
 
-    def _names_of(self, link: AgentLink) -> list[str]:
-        """The names under which the job knows a host: of this machine all that are listed."""
-        return self._roster.names_of(link, self._wanted)
+    def names_of(self, link: AgentLink, names: Iterable[str] | None = None) -> list[str]:
+        """The names under which the job knows a host: of this machine all of these, or all that are listed."""
+        return self._roster.names_of(link, self._wanted if names is None else names)
 
     def _end(self, link: AgentLink) -> None:
         if self._roster.ends(link):

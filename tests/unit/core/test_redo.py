@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from elastic_driver.core import redo as redo_module
 from elastic_driver.core.events import (
     Command,
     DrainRequested,
@@ -23,6 +24,7 @@ from elastic_driver.core.events import (
     WorkerHung,
 )
 from elastic_driver.core.redo import HostLevels, OlderStateError, redo, unknown
+from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import WorkerPhase
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.words import Ending, OnChange, ReadyCause
@@ -46,6 +48,19 @@ def job_of(*hosts: str, least: int = 1, **limits: object) -> Job:
     job = Job(num_proc=len(hosts), min_num_proc=least, **limits)
     job.train(*hosts, commits=1)
     return job
+
+
+def test_what_a_host_needs_costs_no_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of("a:1", "b:1", "c:1")
+    assert job.state.workers.by_host  # made once for all hosts
+
+    def refuse(*unused: object) -> None:
+        raise AssertionError("all workers are looked at")
+
+    monkeypatch.setattr(Roster, "__iter__", refuse)
+    monkeypatch.setattr(redo_module, "planned_starts", refuse)
+    assert due(job, "b", "b[0]") == []
+    assert unknown(job.state, levels("b", "b[0]")) == ()
 
 
 class TestWhoBoots:

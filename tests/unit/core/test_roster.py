@@ -30,6 +30,10 @@ def check(roster: Roster[Record], plain: dict[WorkerId, WorkerState]) -> None:
     for worker in WORKERS:
         found = roster.find(worker)
         assert (None if found is None else found.state) == plain.get(worker)
+    for hostname in {worker.hostname for worker in WORKERS}:
+        of_host = [record for record in same if record.worker.hostname == hostname]
+        assert list(roster.by_host.get(hostname, ())) == of_host
+    assert all(roster.by_host.values())
 
 
 @pytest.fixture(autouse=True, params=[(0, -1), (2, -1), (64, -1), (64, 3), (64, 64)])
