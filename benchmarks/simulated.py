@@ -552,7 +552,7 @@ class Simulation:
         on_assigned: asked when a worker has got its place; False keeps it from going on.
         commits: what workers say of their state.
         process: the driver's.
-        took_over: what the driver says that has taken over: how many workers went on, and whether a whole round trained.
+        took_over: what a new driver says: how many workers went on, and whether they are all of a round that trained.
     """
 
     def __init__(self, start: Callable[[], tuple[Process, socket.socket]]) -> None:
