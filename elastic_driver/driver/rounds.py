@@ -216,7 +216,7 @@ class Rounds:
 
     async def end(self) -> EndReply:
         """The job is about to end when this returns, whoever drives it then."""
-        await self._stepper.settled()
+        self._stepper.catch_up()  # not settled(): an end does not wait for a disc that hangs
         text = self._end()
         await self._stepper.settled()
         return EndReply(text)

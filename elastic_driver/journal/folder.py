@@ -230,9 +230,8 @@ class _Waiting:
             if not self._stands_by:
                 raise _held(self._path, process, job)
             self.job = job or self.job
-            if process:
-                whom = f"job {job}" if job else "another job"
-                self._tell(f"standing by: {whom} is driven by process {pid_in(process)}")
+            whom = f"job {job}" if job else "another job"
+            self._tell(f"standing by: {whom} is driven by {f'process {pid_in(process)}' if process else 'another'}")
         else:
             self._tell(
                 f"the journal {self._path} is still locked for process {pid_in(process)}, which is dead: waiting "
@@ -272,21 +271,31 @@ def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> int:
         except OSError as error:
             raise _unfit(path, f"{LOCK}: {in_words(error)}") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Of the file that is there now: somebody may remove it, and its driver makes another before it lets go.
+            while not _has_locked(descriptor):
+                _, process, job = _signed(descriptor)
+                if waiting is None:
+                    raise _held(path, process, job)
+                waiting.wait(process, job)
             if leads_to(path / LOCK, descriptor):
                 _sign(descriptor, job_id)
                 return descriptor
-        except BlockingIOError:
-            _, process, job = _signed(descriptor)
-            os.close(descriptor)
-            if waiting is None:
-                raise _held(path, process, job) from None
-            waiting.wait(process, job)
-            continue
         except OSError as error:
             os.close(descriptor)
             raise _unfit(path, f"{LOCK}: {in_words(error)}; a journal needs a file system with locks") from error
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
+        path = _checked(path)
+
+
+def _has_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sign(descriptor: int, job_id: str) -> None:

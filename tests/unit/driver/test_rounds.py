@@ -488,5 +488,20 @@ def test_a_leave_a_drain_and_an_end_are_written_before_they_are_answered() -> No
     play(test, journal=True)
 
 
+def test_an_end_does_not_wait_for_a_disc_that_hangs_over_something_else() -> None:
+    async def test(world: World) -> None:
+        world.disc.answers_soon = True
+        world.stepper.begin()
+        await world.train(A, B)
+        world.disc.answers_soon = False
+        world.stepper.post(DrainRequested("b", None, "as another has asked"))
+        asked = asyncio.ensure_future(world.rounds.end())
+        await asyncio.sleep(10)
+        assert world.stepper.is_over
+        assert (await asked).text == "it ends"
+
+    play(test, journal=True)
+
+
 def publish_request(worker: WorkerId) -> RouteRequest:
     return RouteRequest(Identity(Role.WORKER, worker), (), {}, PublishRequest(1, 0).to_json())

@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +330,38 @@ def test_one_that_stands_by_waits_for_the_end_of_a_living_process(tmp_path: Path
         assert (mine.path / LOCK).read_text().splitlines()[2] == "next"
     process.communicate()
     assert told == [f"standing by: job job is driven by process {process.pid}"]
+
+
+@pytest.mark.parametrize("removed", ["lock", "folder"])
+def test_one_that_stands_by_takes_no_folder_whose_files_were_removed_under_a_living_driver(
+    tmp_path: Path, removed: str
+) -> None:
+    path = tmp_path / "journal"
+    stood_by, is_over = threading.Event(), threading.Event()
+    looks: list[JournalFolder] = []
+
+    def stand_by() -> None:
+        with JournalFolder.take(path, "next", stands_by=True, on_wait=lambda _: stood_by.set()) as mine:
+            looks.append(mine)
+            is_over.wait()
+
+    with take(path) as taken:
+        waiting = threading.Thread(target=stand_by)
+        waiting.start()
+        stood_by.wait()
+        stood_by.clear()
+        (path / LOCK).unlink()
+        if removed == "folder":
+            path.rmdir()
+        assert not taken.is_ours
+        taken.take_again()
+        assert taken.is_ours
+        assert not looks
+    while not looks:
+        time.sleep(0.01)
+    assert looks[0].is_ours
+    is_over.set()
+    waiting.join()
 
 
 def test_one_that_stands_by_waits_for_nobody_where_the_folder_is_free(tmp_path: Path) -> None:
