@@ -140,7 +140,7 @@ def _run_job(
             if recorded.before is not None:
                 enter(recorded.job)
             if suspicions is None:
-                suspicions = _checked(recorded.job.settings, routes)
+                suspicions = _checked(recorded.job.settings, routes, runs_already=recorded.before is not None)
             for suspicion in suspicions:
                 console.warning(suspicion)
             return _run_recorded(recorded, routes, local, gathering, console)
@@ -292,9 +292,9 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
     return code
 
 
-def _checked(settings: Settings, routes: Routes) -> Sequence[str]:
+def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) -> Sequence[str]:
     """Looks whether there can be such a job on this machine. See preflight."""
-    suspicions = preflight(settings)
+    suspicions = preflight(settings, runs_already=runs_already)
     _check_recorded(settings, routes)
     return suspicions
 

@@ -5,6 +5,7 @@ Owns the questions to disc and PATH that settings raise. Called once, by the pro
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -26,8 +27,12 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 
 
-def preflight(settings: Settings) -> Sequence[str]:
+def preflight(settings: Settings, *, runs_already: bool = False) -> Sequence[str]:
     """Looks whether what the settings name is there, and makes the folders for output and commits.
+
+    Args:
+        settings: of the job.
+        runs_already: whether it is taken over: its workers have read their script.
 
     Returns:
         What the user should know of the folders that he named: who else can put something there.
@@ -45,8 +50,9 @@ def preflight(settings: Settings) -> Sequence[str]:
         )
     _check_files(settings)
     _check_command(settings.command[0])
-    _check_training_script(settings)
-    _check_ways_to_hosts(settings)
+    if not runs_already:
+        _check_training_script(settings)
+        _check_ways_to_hosts(settings)
     if settings.durable_dir is not None:
         try:
             make_folder(settings.durable_dir)
@@ -101,15 +107,17 @@ def _check_training_script(settings: Settings) -> None:
     here = {"localhost", "127.0.0.1", "::1", platform.node()}
     if settings.hosts is None or not any(host.name in here for host in settings.hosts):
         return
-    if not script.exists() and not is_in_mounted_volume(script):
-        where = "" if script.is_absolute() else f" in {Path.cwd()}"
-        raise SettingsError(f"cannot find the script {words[0]!r}: there is no such file{where}")
+    with contextlib.suppress(OSError):  # it may not be looked for from here, or there is no such folder any more
+        if not script.exists() and not is_in_mounted_volume(script):
+            where = "" if script.is_absolute() else f" in {Path.cwd()}"
+            raise SettingsError(f"cannot find the script {words[0]!r}: there is no such file{where}")
 
 
 def _check_ways_to_hosts(settings: Settings) -> None:
     """What hosts elsewhere are reached with, which is missed only when the first of them comes."""
     key = settings.ssh_identity_file
-    if key is not None and not os.access(key, os.R_OK):
+    # ssh reads ~ and % in its own way.
+    if key is not None and "%" not in key and not os.access(os.path.expanduser(key), os.R_OK):
         raise SettingsError(f"cannot read the file {key} (--ssh-identity-file)")
     if settings.rsh_agent is not None:
         _check_program(settings.rsh_agent[0], "--rsh-agent", hint="chmod +x it")

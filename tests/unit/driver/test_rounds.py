@@ -499,6 +499,8 @@ def test_an_end_does_not_wait_for_a_disc_that_hangs_over_something_else() -> Non
         await asyncio.sleep(10)
         assert world.stepper.is_over
         assert (await asked).text == "it ends"
+        assert len(world.errors) == 1, "that the disc does not answer"
+        world.errors.clear()
 
     play(test, journal=True)
 

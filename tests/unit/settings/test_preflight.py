@@ -67,6 +67,22 @@ def test_a_script_that_may_be_there_where_it_runs_is_not_looked_for(
     assert preflight(make(command=command, **values)) == []
 
 
+def test_what_a_running_job_needs_no_more_is_not_looked_for() -> None:
+    settings = make(command=("python", "/no/such.py"), ssh_identity_file="/no/such")
+    with pytest.raises(SettingsError):
+        preflight(settings)
+    assert preflight(settings, runs_already=True) == []
+
+
+def test_a_key_may_be_named_as_ssh_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "key").touch()
+    for name in ("~/key", "%d/no-such"):
+        assert preflight(make(ssh_identity_file=name)) == []
+    with pytest.raises(SettingsError, match=r"~/other \(--ssh-identity-file\)"):
+        preflight(make(ssh_identity_file="~/other"))
+
+
 def test_a_script_that_the_kubelet_has_not_put_there_yet_is_left_to_its_first_run(tmp_path: Path) -> None:
     script = str(tmp_path / "discover_hosts.sh")
     with pytest.raises(SettingsError, match="there is no such file"):
