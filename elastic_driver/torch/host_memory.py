@@ -6,6 +6,7 @@ whose sizes are powers of two.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,8 @@ from elastic_driver.torch_private.tensors import copy_each
 SLAB_BYTES = 64 << 20
 _ALIGNED_BYTES = 64
 
+_has_refused = threading.Event()  # the system has not given page-locked memory, once
+
 
 def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
     """New memory, (count,) uint8; page-locked if asked for and the system gives that much, else ordinary memory."""
@@ -23,9 +26,16 @@ def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
         try:
             return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
+            _has_refused.set()
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            say_once(f"cannot lock {count / 1e6:.0f} MB of host memory ({reason}); copies of GPU tensors take longer")
+            say_once(f"cannot page-lock host memory ({reason}): copies of GPU tensors take longer")
     return torch.empty(count, dtype=torch.uint8, device="cpu")
+
+
+def fits(former: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether memory that had a copy is as good for one of this tensor as new memory."""
+    is_alike = former.shape == tensor.shape and former.dtype == tensor.dtype
+    return is_alike and (not tensor.is_cuda or former.is_pinned() or _has_refused.is_set())
 
 
 def empty_like_each(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -45,8 +55,10 @@ def copy_to_host(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     """Copies tensors of any devices into host memory, after what their devices' current streams do."""
     if not targets:
         return
-    copy_each(targets, sources, wait=False)
-    for device in {source.device for source in sources if source.is_cuda}:
+    devices = {source.device for source in sources if source.device.type != "cpu"}
+    only_cuda = all(device.type == "cuda" for device in devices)
+    copy_each(targets, sources, wait=not only_cuda)
+    for device in devices if only_cuda else ():
         torch.cuda.current_stream(device).synchronize()
 
 

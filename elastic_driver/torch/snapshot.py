@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.device.math import flat_bytes
-from elastic_driver.torch.host_memory import copy_to_host, empty_like_each
+from elastic_driver.torch.host_memory import copy_to_host, empty_like_each, fits
 from elastic_driver.torch.tensors import tensor_bytes
 from elastic_driver.torch_private.tensors import coo_parts, copy_each, has_state_hooks, metadata_of, set_metadata
 from elastic_driver.worker.api.objects import broadcast_object
@@ -240,10 +240,10 @@ class HostCopies:
         skeleton, tensors = flatten(tree)
         skeleton = copy.deepcopy(skeleton)  # may fail: before anything is copied
         former = self._free.pop() if self._free else []
-        fits = [old.shape == new.shape and old.dtype == new.dtype for old, new in zip(former, tensors, strict=False)]
-        fits += [False] * (len(tensors) - len(fits))
-        made = iter(empty_like_each([tensor for tensor, fit in zip(tensors, fits, strict=True) if not fit]))
-        kept = [former[index] if fit else next(made) for index, fit in enumerate(fits)]
+        again = [fits(old, new) for old, new in zip(former, tensors, strict=False)]
+        again += [False] * (len(tensors) - len(again))
+        made = iter(empty_like_each([tensor for tensor, fit in zip(tensors, again, strict=True) if not fit]))
+        kept = [former[index] if fit else next(made) for index, fit in enumerate(again)]
         copy_to_host(kept, [tensor.resolve_conj().resolve_neg() for tensor in tensors])
         return HostCopy(skeleton, kept)
 

@@ -71,8 +71,9 @@ class SshDialler:
 
     async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
         """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
-        # ssh itself warns, and goes on with other keys.
-        if self._identity_file and not await asyncio.to_thread(os.access, self._identity_file, os.R_OK):
+        # ssh itself warns, and goes on with other keys. It reads ~ and % in its own way.
+        key = os.path.expanduser(self._identity_file)
+        if key and "%" not in key and not await asyncio.to_thread(os.access, key, os.R_OK):
             raise CommandNotFoundError(
                 f"cannot start an agent on {host}: ssh's identity file {self._identity_file} cannot be read"
             )

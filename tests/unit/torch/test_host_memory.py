@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +42,7 @@ def test_ordinary_memory_where_none_can_be_locked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(groups, "_warnings", set())
+    monkeypatch.setattr(host_memory, "_has_refused", threading.Event())
     make = torch.empty
 
     def refuses(*arguments: object, pin_memory: bool = False, **more: object) -> torch.Tensor:
@@ -51,5 +54,35 @@ def test_ordinary_memory_where_none_can_be_locked(
     for _ in range(2):
         assert host_memory.empty_bytes(3_000_000, pinned=True).shape == (3_000_000,)
     assert [record.getMessage() for record in caplog.records] == [
-        "elastic_driver: cannot lock 3 MB of host memory (CUDA error: out of memory); copies of GPU tensors take longer"
+        "elastic_driver: cannot page-lock host memory (CUDA error: out of memory): copies of GPU tensors take longer"
     ]
+
+
+class OnGpu:
+    """What is looked at of a tensor on a GPU."""
+
+    is_cuda = True
+    shape, dtype = torch.Size((3,)), torch.float32
+
+
+def test_memory_that_is_not_locked_is_not_used_again_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "_has_refused", threading.Event())
+    former = torch.empty(3)
+    on_gpu: Any = OnGpu()
+    assert host_memory.fits(former, torch.ones(3))
+    assert not host_memory.fits(former, torch.ones(4))
+    assert not host_memory.fits(former, on_gpu)
+    host_memory._has_refused.set()  # then there is no better
+    assert host_memory.fits(former, on_gpu)
+
+
+@pytest.mark.parametrize(("kind", "waits"), [("cpu", False), ("xpu", True)])
+def test_copies_that_nobody_could_wait_for_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, waits: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(host_memory, "copy_each", lambda targets, sources, *, wait: asked.append(wait))
+    source: Any = OnGpu()
+    source.device = torch.device(kind)
+    host_memory.copy_to_host([torch.empty(3)], [source])
+    assert asked == [waits]
