@@ -1,10 +1,11 @@
 """What the death of a driver costs a job with a journal.
 
-    python benchmarks/takeover.py [--runs 5] [--workers 4] [--folder DIR]
+    python benchmarks/takeover.py [--runs 5] [--workers 4] [--folder DIR] [--standby]
 
 One job on this machine: workers with 4 MB of gradients, 50 ms of sleep and a commit each step (elastic_loop.py). In
 turn its driver is killed, the same command is started again at once, and when that has taken over, a stretch of the
-same length passes undisturbed. Over all runs, medians and ranges, seconds:
+same length passes undisturbed. With --standby that command is there before, with --standby-driver. Over all runs,
+medians and ranges, seconds:
 
     took over   from SIGKILL until all agents are the new driver's (its event took_over), imports and all
     gap         the longest time between two steps of a rank, from SIGKILL until a second after the takeover
@@ -21,6 +22,7 @@ import itertools
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,10 +44,12 @@ class JournaledJob(ElasticJob):
     Args:
         folder: for its files, and its journal.
         workers: how many.
+        has_standby: whether the next driver is there before one dies.
     """
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    def __init__(self, folder: Path, workers: int, *, has_standby: bool) -> None:
         self.journal = folder / "journal"
+        self._has_standby = has_standby
         super().__init__(folder, workers, 1)
 
     def launcher(self) -> list[str]:
@@ -60,14 +64,26 @@ class JournaledJob(ElasticJob):
     def kill_driver(self) -> float:
         """Kills it, and whoever would start it again, and starts the same command anew. Returns when, unix seconds."""
         driver = self.driver
+        again = self._standing_by() if self._has_standby else None
         killed = time.time()
         for pid in (self.process.pid, driver):
             with contextlib.suppress(ProcessLookupError):  # it goes with its parent
                 os.kill(pid, signal.SIGKILL)
-        again = self._start()
+        if again is None:
+            again = self._start()
         self.process.wait()
         self.process = again
         return killed
+
+    def _standing_by(self) -> subprocess.Popen[bytes]:
+        words = "standing by: "
+        before = self.said().count(words)
+        self._command.insert(self._command.index("--journal"), "--standby-driver")
+        again = self._start()
+        self._command.remove("--standby-driver")
+        self.wait_for("a driver that stands by", lambda: self.said().count(words) > before)
+        time.sleep(AFTER_S)  # what it does at first is done
+        return again
 
     def gap(self, since: float, until: float) -> float:
         """The longest time in which some rank has made no step."""
@@ -111,8 +127,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--standby", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name, JournaledJob(Path(name), arguments.workers) as job:
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as name,
+        JournaledJob(Path(name), arguments.workers, has_standby=arguments.standby) as job,
+    ):
         job.wait_for_steps(arguments.workers, steps=20)
         runs = [one_run(job, arguments.workers) for _ in range(arguments.runs)]
         lost = job.lost()
