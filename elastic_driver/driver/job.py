@@ -193,7 +193,7 @@ def _run_recorded(
             is_shown=stdin.is_shown,
         ) as outputs,
     ):
-        console.is_copy = settings.output_filename is not None or (logs is not None and logs.keeps_files)
+        console.is_copy = lambda: outputs.has_all
         for remark in settings.remarks:
             console.line(remark)
         if logs is not None and logs.keeps_files:

@@ -70,6 +70,12 @@ class OutputFiles:
         self._writer: FileWriter | None = None  # made with the first worker
         self._files: dict[WorkerId, LogFiles] = {}
         self._disc_warned = False
+        self._is_lacking = False  # written by the writer's thread, too
+
+    @property
+    def has_all(self) -> bool:
+        """Whether files have all that workers have written. Torchrun's options choose among ranks and streams."""
+        return self._folder is not None and not self._is_lacking
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +91,7 @@ class OutputFiles:
         loop = asyncio.get_running_loop()
 
         def warn(message: str) -> None:
+            self._is_lacking = True
             with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
                 loop.call_soon_threadsafe(self._warn_disc, message)
 
@@ -92,6 +99,7 @@ class OutputFiles:
             if self._writer is None:
                 self._writer = FileWriter("elasticrun-files")
         except RuntimeError as error:  # no thread can be started
+            self._is_lacking = True
             self._warn_disc(f"cannot write the output of workers to {self._kept_in}: {in_words(error)}")
             return
         self.end(worker)

@@ -17,7 +17,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -64,7 +64,7 @@ class Console:
 
     Attributes:
         keeping: as given.
-        is_copy: whether files have all that workers write, too: then a reader that has stopped is not waited for.
+        is_copy: asked whether files have all that workers write, too: then a reader that has stopped is not waited for.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Console:
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there
         self.keeping = keeping
-        self.is_copy = False
+        self.is_copy: Callable[[], bool] = lambda: False
         # What is to be written; how much of workers' output is written then.
         self._queue: queue.SimpleQueue[tuple[Stream, bytes] | int | None] = queue.SimpleQueue()
         self._backlog = 0  # bytes queued; written by both threads, under _lock
@@ -159,7 +159,7 @@ class Console:
         """Has it counted when all that workers have written so far is there, unless something of that is held."""
         if self.keeping is None:
             return
-        if self.is_copy:
+        if self.is_copy():
             with self._lock:
                 has_stopped = self._backlog > _STOPPED_BYTES
             if has_stopped:

@@ -10,11 +10,13 @@ import pytest
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.output_files import OutputFiles
+from elastic_driver.launch.rank_logs import RankLogs
+from elastic_driver.settings.logs import OUT, Logs, Streams
 from elastic_driver.system.keeping import Keeping
 
 pytestmark = [pytest.mark.unit]
 
-A = WorkerId("a", 0, 0)
+A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
 
 
 class Screen:
@@ -49,3 +51,24 @@ def test_where_there_are_no_files_nothing_is_counted() -> None:
         outputs.begin(A, 42, 0, "0")
         outputs.write(A, "stdout", b"one\n")
         assert keeping.came == 0
+
+
+def test_files_of_some_ranks_or_streams_do_not_have_all(tmp_path: Path) -> None:
+    logs = Logs(folder=tmp_path, tee=Streams(OUT))
+    kept = RankLogs(logs, folder=tmp_path, name="job", role="default", with_hosts=False)
+    with OutputFiles(Screen(), folder=None, width=1, logs=kept) as outputs:
+        assert not outputs.has_all
+
+
+def test_files_have_all_until_one_of_them_cannot_be_written(tmp_path: Path) -> None:
+    async def play() -> None:
+        warned = asyncio.Event()
+        with OutputFiles(Screen(), folder=tmp_path, width=1, warn=lambda text: warned.set()) as outputs:
+            outputs.begin(A, 42, 0, "0")
+            assert outputs.has_all
+            (tmp_path / "rank.1").write_text("no folder")
+            outputs.begin(B, 43, 1, "1")
+            await warned.wait()
+            assert not outputs.has_all
+
+    asyncio.run(play())

@@ -429,7 +429,7 @@ def test_a_reader_that_has_stopped_is_waited_for_unless_files_have_the_same(is_c
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         console = Console(stdout=out_write, stderr=err_write, keeping=keeping)
-        console.is_copy = is_copy
+        console.is_copy = lambda: is_copy
         line = b"x" * 9999 + b"\n"
         console.write("stdout", line)
         keeping.when_kept(1000, is_kept.set)
