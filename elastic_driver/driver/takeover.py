@@ -7,13 +7,14 @@ here comes before that: what it knows becomes what the driver knows, and it is t
 An agent keeps its workers for as long as its driver's machine says that there is no driver, and no longer than
 ``agent_timeout_s`` without that. So it has met this driver, or its lease is over, when that time and a margin have
 passed since this driver listens (docs/decisions/0044, "While there is no driver"). An agent that is stopped keeps no
-lease, and its workers may train on, among themselves. On this machine it is killed then. Elsewhere, as long as no
+lease, and its workers may train on, among themselves. On this machine it is killed then. Otherwise, as long as no
 member of the present round is known to leave it, all of them are waited for, until no agent waits for a driver any
 more.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ from elastic_driver.rendezvous.agent_messages import Levels, worker_named
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import TookOver
-from elastic_driver.system.process_name import kill
+from elastic_driver.system.process_name import is_stopped, pid_in, send
 
 _AWAY = "the driver before this one told of it, and has died"
 _UNKNOWN = "its agent knows nothing of it, after the driver was away"
@@ -120,7 +121,7 @@ class Takeover:
         self._back = 0  # agents
         self._went_on: dict[WorkerId, int] = {}  # their workers, and their processes
         self._killed: set[str] = set()  # agents
-        self._late: list[AgentLink] = []  # whose leases are over, and that may be stopped
+        self._late: list[AgentLink] = []  # whose leases are over, and that may stand still
         self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
         self._trains = False  # whether that trained
         self._is_broken = False  # whether one of these is known to leave it
@@ -160,35 +161,42 @@ class Takeover:
         self._look_who_is_away()
 
     def _wait_for(self, link: AgentLink, waited_s: float = 0.0) -> None:
-        rest_s = self._limits.agent_timeout_s + MARGIN_S - waited_s
-        is_hopeless = waited_s > self._limits.driver_timeout_s + MARGIN_S
+        """Until its lease is over, or longer: see :meth:`_may_train_on`. One of this machine is looked at meanwhile."""
+        lease_s, last_s = self._limits.agent_timeout_s + MARGIN_S, self._limits.driver_timeout_s + MARGIN_S
         if not may_come_back(self._agents[link.agent]):
             # What it has left is gone within that time, see docs/decisions/0009.
             link.wait_for_return(AGAIN_S, lambda: self._has_died(link))
-        elif not link.facts.local:
-            link.wait_for_return(rest_s, lambda: self._is_late(link))
-        elif rest_s > 0:
-            look_s = min(AGAIN_S, rest_s)
-            link.wait_for_return(look_s, lambda: self._wait_for(link, waited_s + look_s))
-        elif not is_hopeless and self._kill(link):
-            link.wait_for_return(AGAIN_S, lambda: self._wait_for(link, waited_s + AGAIN_S))
-        else:
-            self._is_late(link)
+            return
+        rest_s = lease_s - waited_s
+        if rest_s <= 0:
+            rest_s = last_s - waited_s
+            if rest_s <= 0 or not (self._kill_stopped(link) or self._may_train_on(link, rest_s)):
+                self._lose_agent(link)
+                return
+        look_s = min(AGAIN_S, rest_s) if link.facts.local else rest_s
+        link.wait_for_return(look_s, lambda: self._wait_for(link, waited_s + look_s))
 
     def _has_died(self, link: AgentLink) -> None:
+        self._is_awaited_no_more(link)
         self._note_leaving(link)
         link.lose("its agent has died while the driver was away")
 
-    def _kill(self, link: AgentLink) -> bool:
-        """Kills an agent of this machine that neither comes back nor ends. Returns whether it can be."""
-        if not kill(link.facts.hello.owner):
+    def _kill_stopped(self, link: AgentLink) -> bool:
+        """Kills an agent of this machine that is stopped. Returns whether it has been killed, now or before.
+
+        One that only runs slowly is not: its workers may have trained for long since their last commit.
+        """
+        owner = link.facts.hello.owner
+        pid = pid_in(owner)
+        if link.agent in self._killed:
+            return True
+        if not link.facts.local or pid is None or not is_stopped(pid) or not send(owner, signal.SIGKILL):
             return False
-        if link.agent not in self._killed:
-            self._killed.add(link.agent)
-            self._parts.chronicle.warning(
-                f"host {link.facts.host}: its agent lives and has not come back, so it is stopped: it is killed, and "
-                "its workers end with it"
-            )
+        self._killed.add(link.agent)
+        self._parts.chronicle.warning(
+            f"host {link.facts.host}: its agent is stopped, and has not come back: it is killed, and its workers end "
+            "with it"
+        )
         return True
 
     # --- who comes back (Former) -----------------------------------------------------------------------------------
@@ -293,18 +301,22 @@ class Takeover:
     def _has_trained(self, link: AgentLink) -> bool:
         return any(self._parts.fleet.link_of(worker.hostname) is link for worker in self._trained)
 
-    def _is_late(self, link: AgentLink) -> None:
-        """It has met this driver by now, or its lease is over; unless it is stopped."""
-        rest_s = self._limits.driver_timeout_s - self._limits.agent_timeout_s
-        if self._is_broken or not self._has_trained(link) or rest_s <= 0:
-            self._lose_agent(link)
-            return
-        self._late.append(link)
-        self._parts.chronicle.warning(
-            f"host {link.facts.host}: its agent has not come back, nor has any of the round's: its workers may train "
-            f"on among themselves, so they are waited for, for {rest_s:.0f} s at most"
-        )
-        link.wait_for_return(rest_s, lambda: self._lose_agent(link))
+    def _may_train_on(self, link: AgentLink, rest_s: float) -> bool:
+        """Whether its workers may: it has met this driver by now, or its lease is over; unless it stands still.
+
+        Args:
+            link: of an agent that is late.
+            rest_s: for how long an agent may wait for a driver yet.
+        """
+        if self._is_broken or not self._has_trained(link):
+            return False
+        if link not in self._late:
+            self._late.append(link)
+            self._parts.chronicle.warning(
+                f"host {link.facts.host}: its agent has not come back, nor has any of the round's: its workers may "
+                f"train on among themselves, so they are waited for, for {rest_s:.0f} s at most"
+            )
+        return True
 
     def _note_leaving(self, link: AgentLink) -> None:
         """Members that are back can be told to leave their round, or are dead: no collective of it completes elsewhere.

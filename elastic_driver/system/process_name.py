@@ -85,7 +85,7 @@ def name_of(pid: int) -> str:
 
 
 def send(name: str, number: signal.Signals) -> bool:
-    """Sends a signal to the process of that name. Returns whether it lives, and can be sent one from here."""
+    """Sends a signal to the process of that name, and to no other. Returns whether it lives, and can be sent one."""
     process = ProcessName.parse(name)
     if process is None or not process.is_of_this_place:
         return False
@@ -111,26 +111,6 @@ def lives(name: str) -> bool:
     """
     process = ProcessName.parse(name)
     return process is not None and (not process.is_of_this_place or process.state() is not None)
-
-
-def kill(name: str) -> bool:
-    """Sends SIGKILL to the process of that name, and to no other. Returns whether it has been sent."""
-    process = ProcessName.parse(name)
-    if process is None or not process.is_of_this_place:
-        return False
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if process.state() is None:  # another may have the number; from here on it is this one's
-            return False
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def is_of_this_boot(name: str) -> bool:

@@ -6,9 +6,10 @@ Both drivers are real; at the other ends of their links are the same hosts (docs
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -542,40 +543,108 @@ def test_an_agent_of_this_machine_that_is_dead_is_not_waited_for(
     play(tmp_path, test)
 
 
-@pytest.mark.parametrize("others_are_back", [True, False])
-def test_an_agent_of_this_machine_that_is_stopped_is_killed(*, tmp_path: Path, others_are_back: bool) -> None:
-    """Its workers would train on, or have the memory of their devices, for as long as it lives."""
+def _is_here(lives: Lives, name: str, process: subprocess.Popen[bytes]) -> None:
+    """The agent of that host is on the driver's machine, and is this process."""
+    for number, kept in lives.agents.items():
+        if kept.host == name:
+            assert kept.hello is not None
+            owner = str(ProcessName.of(process.pid))
+            lives.agents[number] = replace(kept, local=True, hello=replace(kept.hello, owner=owner))
 
-    async def test(lives: Lives, stopped: subprocess.Popen[bytes]) -> None:
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """In the place of an agent's process."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("others_are_back", [True, False])
+def test_an_agent_of_this_machine_that_is_stopped_is_killed(
+    *, tmp_path: Path, sleeper: subprocess.Popen[bytes], others_are_back: bool
+) -> None:
+    """Its workers would train on, or have the memory of their devices, for as long as it lives."""
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+
+    async def test(lives: Lives) -> None:
         await lives.job.train(2)
         await lives.dies()
-        for number, kept in lives.agents.items():
-            if kept.host == "b":
-                assert kept.hello is not None
-                owner = str(ProcessName.of(stopped.pid))
-                lives.agents[number] = replace(kept, local=True, hello=replace(kept.hello, owner=owner))
+        _is_here(lives, "b", sleeper)
         lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
         await lives.listens()
         if others_are_back:
             await lives.are_back("a")
         await asyncio.sleep(15.0)
         assert lives.record(B0) is not None
-        assert stopped.poll() is None
+        assert sleeper.poll() is None
         if others_are_back:
             await lives.until(lambda: lives.record(B0) is None, "it is lost")
             assert lives.record(A0) is not None
         else:
             await lives.job.end()
             assert lives.job.driver.is_in_vain, "nobody's lease is longer, and no round goes on without one of its own"
-        assert stopped.wait() == -signal.SIGKILL
+        assert sleeper.wait() == -signal.SIGKILL
         assert lives.job.text().count("it is killed, and its workers end with it") == 1
 
-    with subprocess.Popen(["sleep", "1000"]) as stopped:
-        stopped.send_signal(signal.SIGSTOP)
-        try:
-            play(tmp_path, lambda lives: test(lives, stopped))
-        finally:
-            stopped.kill()
+    play(tmp_path, test)
+
+
+def test_one_that_only_runs_slowly_is_waited_for(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """Its workers may have trained for long since their last commit."""
+
+    async def test(lives: Lives) -> None:
+        await lives.job.train(1)
+        await lives.dies()
+        _is_here(lives, "a", sleeper)
+        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        await lives.listens()
+        await asyncio.sleep(300.0)
+        assert lives.job.text().count("its workers may train on among themselves") == 1
+        assert sleeper.poll() is None
+        await lives.are_back()
+        assert "no driver for 1.5 s; 1 worker on 1 host" in lives.job.text()
+        assert lives.job.driver.stepper.state.round_id == 1
+
+    play(tmp_path, test, A)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_or_until_it_is_stopped_or_dies(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    async def test(lives: Lives) -> None:
+        loop = asyncio.get_running_loop()
+        await lives.job.train(2)
+        await lives.dies()
+        _is_here(lives, "a", sleeper)
+        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        await lives.listens()
+        await asyncio.sleep(100.0)
+        began = loop.time()
+        sleeper.send_signal(number)
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        await lives.job.end()
+        assert lives.job.driver.is_in_vain
+        assert sleeper.wait() == -signal.SIGKILL
+        assert loop.time() - began < 10.0, "of a round of which one is dead nobody is waited for"
+
+    play(tmp_path, test)
+
+
+def test_one_that_is_late_is_lost_where_others_are_back(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    async def test(lives: Lives) -> None:
+        await lives.job.train(2)
+        await lives.dies()
+        _is_here(lives, "b", sleeper)
+        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        await lives.are_back("a")
+        await lives.until(lambda: lives.record(B0) is None, "it is lost")
+        assert sleeper.poll() is None
+        assert "killed" not in lives.job.text()
+
+    play(tmp_path, test)
 
 
 def test_a_worker_of_a_host_whose_agent_was_lost_is_lost(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from elastic_driver.system.process_name import (
     ProcessName,
     is_below,
     is_stopped,
-    kill,
     lives,
     name_of_this_process,
     pid_in,
+    send,
 )
 
 pytestmark = pytest.mark.unit
@@ -70,16 +70,16 @@ def test_what_is_no_name_of_a_process(text: str) -> None:
     assert not lives(text)
 
 
-def test_only_the_process_of_that_name_is_killed() -> None:
+def test_only_the_process_of_that_name_gets_a_signal() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         name = ProcessName.of(other.pid)
         for wrong in (replace(name, started=name.started + 1), replace(name, place="elsewhere"), "nobody"):
-            assert not kill(str(wrong))
+            assert not send(str(wrong), signal.SIGKILL)
         assert lives(str(name))
         other.send_signal(signal.SIGSTOP)
-        assert kill(str(name))
+        assert send(str(name), signal.SIGKILL)
         assert other.wait() == -signal.SIGKILL
-        assert not kill(str(name))
+        assert not send(str(name), signal.SIGKILL)
 
 
 def test_a_zombie_does_not_live() -> None:
