@@ -41,11 +41,12 @@ def end(words: Sequence[str]) -> int:
         raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
     if arguments.driver is None and not any(job.job_id.startswith(arguments.job) for job in running_jobs()):
         left = left_behind(arguments.job)
-        if len(left) == 1:
-            return 0 if _is_ended_by_parent(left[0].job.job_id) else _end_without_driver(left[0])
+        if len(left.jobs) == 1:
+            found = left.jobs[0]
+            return 0 if _is_ended_by_parent(found.job.job_id) else _end_without_driver(found)
         from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
 
-        alone = undriven_jobs(arguments.job, [found.job.job_id for found in left])
+        alone = undriven_jobs(arguments.job, left.ids)
         if len(alone) == 1:
             have_ended, what = end_undriven(alone[0])
             print(one_line(f"job {alone[0].job_id}: {what}"))

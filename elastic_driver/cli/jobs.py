@@ -82,11 +82,12 @@ def jobs(words: Sequence[str]) -> int:
         url = _write_token(choose_job(running, arguments.job), Role.READER, arguments.write_reader_token)
         print(one_line(f"{url.partition('#')[0]}{METRICS}"))
         return 0
-    left: list[Recorded] = []
+    left: Sequence[Recorded] = ()
     alone: list[Undriven] = []
     if arguments.job is not None or not arguments.ids:  # a shell that completes a line does not wait for agents
-        left = left_behind(arguments.job or "")
-        alone = undriven_jobs(arguments.job or "", [found.job.job_id for found in left])
+        behind = left_behind(arguments.job or "")
+        left = behind.jobs
+        alone = undriven_jobs(arguments.job or "", behind.ids)
     is_there = bool(left or alone)
     if arguments.job is not None and not (is_there and not any(j.job_id.startswith(arguments.job) for j in running)):
         running, left, alone = [choose_job(running, arguments.job)], [], []

@@ -14,6 +14,7 @@ from typing import Any
 
 from elastic_driver import codec
 from elastic_driver.cli import event_words
+from elastic_driver.cli.target import Left
 from elastic_driver.core.events import Event
 from elastic_driver.core.explain import explain
 from elastic_driver.driver.status import standing, standing_of
@@ -23,7 +24,7 @@ from elastic_driver.journal.folder import JournalError, check_folder
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.rendezvous.job_files import forget, left_jobs
 from elastic_driver.report.lengths import length
-from elastic_driver.system.process_name import lives, pid_in
+from elastic_driver.system.process_name import lives, lives_here, pid_in
 
 # Of the events, so many are shown to people.
 _SHOWN = 20
@@ -46,8 +47,8 @@ def look_into(folder: Path) -> Recorded | Closed:
     return found
 
 
-def without_driver(job_id: str, tell: Callable[[str], object]) -> list[Recorded]:
-    """This user's jobs on this machine that have a journal, and no driver.
+def left_behind(job_id: str, tell: Callable[[str], object]) -> Left:
+    """This user's jobs on this machine whose driver has died, and that have a journal.
 
     Args:
         job_id: how their ids begin.
@@ -56,7 +57,7 @@ def without_driver(job_id: str, tell: Callable[[str], object]) -> list[Recorded]
     Raises:
         SettingsError: the jobs cannot be looked for.
     """
-    jobs = []
+    jobs, taken = [], []
     for file in left_jobs():
         try:
             found = read_job(Path(file.journal))
@@ -66,9 +67,12 @@ def without_driver(job_id: str, tell: Callable[[str], object]) -> list[Recorded]
             continue
         if not isinstance(found, Recorded) or found.job.job_id != file.job_id:
             forget(file)  # it has ended, somebody has removed its journal, or another has its folder
-        elif not has_driver(found) and file.job_id.startswith(job_id):
-            jobs.append(found)
-    return jobs
+        elif file.job_id.startswith(job_id):
+            if not has_driver(found):
+                jobs.append(found)
+            elif lives_here(found.took.process):
+                taken.append(file.job_id)
+    return Left(jobs, taken)
 
 
 def has_driver(recorded: Recorded) -> bool:

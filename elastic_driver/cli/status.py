@@ -111,7 +111,7 @@ def _is_left(arguments: argparse.Namespace) -> bool:
         SettingsError: the jobs cannot be looked for.
     """
     given: str = arguments.job or ""
-    meant = left_behind(given)
+    meant = left_behind(given).jobs
     if len(meant) != 1 or any(job.job_id.startswith(given) for job in running_jobs()):
         return False
     _print_recorded(meant[0], arguments)

@@ -60,17 +60,35 @@ class Target:
     job: JobFile | None = None
 
 
-def left_behind(job_id: str) -> list[Recorded]:
-    """This user's jobs on this machine that have a journal and no driver, and whose ids begin so.
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Jobs with a journal whose driver has died.
+
+    Attributes:
+        jobs: those that have no other driver.
+        taken: ids of those that another driver has taken over, and cannot be asked for yet.
+    """
+
+    jobs: Sequence[Recorded] = ()
+    taken: Sequence[str] = ()
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all of them."""
+        return [*(found.job.job_id for found in self.jobs), *self.taken]
+
+
+def left_behind(job_id: str) -> Left:
+    """Those of this user on this machine whose ids begin so.
 
     Raises:
         SettingsError: the jobs cannot be looked for.
     """
     if not left_jobs():
-        return []
-    from elastic_driver.cli.recorded import without_driver  # late: it reads the core, which few commands need
+        return Left()
+    from elastic_driver.cli import recorded  # late: it reads the core, which few commands need
 
-    return without_driver(job_id, lambda text: print(one_line(text), file=sys.stderr))
+    return recorded.left_behind(job_id, lambda text: print(one_line(text), file=sys.stderr))
 
 
 def add_driver_flags(parser: argparse.ArgumentParser) -> None:

@@ -113,6 +113,12 @@ def lives(name: str) -> bool:
     return process is not None and (not process.is_of_this_place or process.state() is not None)
 
 
+def lives_here(name: str) -> bool:
+    """Likewise of one that can be looked up from here; another one may have died."""
+    process = ProcessName.parse(name)
+    return process is not None and process.is_of_this_place and process.state() is not None
+
+
 def is_of_this_boot(name: str) -> bool:
     """Whether the process of that name ran since this machine was started, in whichever container; no where the system
     does not say.

@@ -12,27 +12,22 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.core.events import EndJob
-from elastic_driver.core.membership import Policy, new_state
-from elastic_driver.core.state import State
 from elastic_driver.driver import recording as module
 from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
-from elastic_driver.journal.entries import Closed, Fact, JobFacts, WaysKept
+from elastic_driver.journal.entries import Closed, Fact, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
-from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
-from elastic_driver.journal.store import FolderStore
-from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_processes
 from tests.support.fakes.job_facts import SECRET, an_agent, greeting, job_of_one
+from tests.support.fakes.left_jobs import STATE, leave, settings_in
 
 pytestmark = pytest.mark.unit
 
 HERE = an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=name_of_this_process()))
 DEAD = an_agent(hello=dataclasses.replace(greeting("a" * 32), owner=f"{place_of_processes()} {os.getpid()} 1"))
-STATE = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
 
 
 class Told:
@@ -47,27 +42,6 @@ class Told:
 
     def warning(self, text: str) -> None:
         self.warnings.append(text)
-
-
-def settings_in(folder: Path, **more: object) -> Settings:
-    given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, "accept_agents": True, "journal": folder}
-    return Settings(command=("true",), **(given | more))  # type: ignore[arg-type]
-
-
-def leave(folder: Path, *facts: Fact, state: State = STATE, job: JobFacts | None = None) -> JobFacts:
-    """A driver has died there, with these facts."""
-    job = job or job_of_one(settings=settings_in(folder), directory=str(folder.parent))
-
-    async def write() -> None:
-        with JournalFolder.take(folder, job.job_id) as taken:
-            journal = Journal(FolderStore(taken), job, epoch=4, facts=facts)
-            done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-            journal.write(1.0, state, (), done.set_result)
-            assert await done is None
-            journal.give_up()
-
-    asyncio.run(write())
-    return job
 
 
 def test_without_a_journal_a_job_has_its_facts_all_the_same() -> None:
