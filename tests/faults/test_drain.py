@@ -40,9 +40,9 @@ def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path) -> None:
             job.wait_for("its end", lambda: len(job.events("worker_exited")) == len(left))
             assert [(event["pid"], event["returncode"]) for event in job.events("worker_exited")] == left
             worker = f"127.0.0.1[{rank - 1}]"
-            assert f"worker {worker} leaves at the next commit: it was sent {number.name}" in job.said()
-        assert "3 -> 2 workers" in job.said()
-        assert "2 -> 1 worker" in job.said()
+            job.wait_to_say(f"worker {worker} leaves at the next commit: it was sent {number.name}")
+        job.wait_to_say("3 -> 2 workers")
+        job.wait_to_say("2 -> 1 worker")
         assert "blacklisted" not in job.said()
         assert "taken out of the job" not in job.said()
         assert len(job.events("worker_started")) == 3, "its place stays free"
@@ -71,7 +71,7 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         assert "step_program.py" in said.stdout
         job.wait_for_steps(1, after=at)
         job.wait_for("its worker's end", lambda: job.events("worker_exited"))
-        assert "2 -> 1 worker, host 127.0.0.1 drained" in job.said()
+        job.wait_to_say("2 -> 1 worker, host 127.0.0.1 drained")
         assert drain("127.0.0.1").stdout.startswith("host 127.0.0.1 is already drained (job ")
         assert drain("--undo", "localhost").stdout.startswith("host localhost was not drained (job ")
         at = time.time()
@@ -91,6 +91,6 @@ def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) 
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGUSR1)
         job.wait_for_steps(1, after=at)
-        assert "did not leave within 0.5 s (--drain-timeout)" in job.said()
+        job.wait_to_say("did not leave within 0.5 s (--drain-timeout)")
         assert "blacklisted" not in job.said()
         assert "taken out of the job" not in job.said()

@@ -26,7 +26,7 @@ def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path) -> None:
         os.kill(next(line["pid"] for line in before if line["rank"] == 0), signal.SIGSTOP)
         job.wait_for_steps(1, after=at)
         check_agreement(job.steps())
-        assert "host localhost lost (worker localhost[0] hung: no heartbeat for " in job.said()
+        job.wait_to_say("host localhost lost (worker localhost[0] hung: no heartbeat for ")
         job.wait_for("its stack", lambda: "most recent call first" in job.said() and "step_program.py" in job.said())
         assert [event["worker"] for event in job.events("worker_hung")] == ["localhost[0]#0"]
 

@@ -96,9 +96,9 @@ def test_who_has_no_commit_before_the_end_is_killed_a_second_before(tmp_path: Pa
         killed = [event for event in job.events("worker_stopped") if "had not left" in event["reason"]]
         assert len(killed) == 2
         assert all(at + 1.9 < event["time"] for event in killed), [e["time"] - at for e in killed]
-        assert "about to go: what it has done since the last commit is lost" in job.said()
+        job.wait_to_say("about to go: what it has done since the last commit is lost")
+        job.wait_to_say("resumed from commit 0 in")
         assert "127.0.0.1[0] had not left when its host was about to go" in job.said().partition("round 2: 3 -> 1")[2]
-        assert "resumed from commit 0 in" in job.said()
         assert "blacklisted" not in job.said()
         assert "taken out of the job" not in job.said()
 

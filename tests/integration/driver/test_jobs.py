@@ -77,8 +77,8 @@ def test_hosts_are_removed_and_added_without_losing_a_step(tmp_path: Path, backe
         }
         expected = [event for event in job.events("worker_exited") if event["expected"]]
         assert [event["returncode"] for event in expected] == [0, 0], "who is removed ends with exit code 0"
-        assert "4 -> 2 workers, host 127.0.0.1 removed, resumed from commit" in job.said()
-        assert "2 -> 4 workers, host 127.0.0.1 added, resumed from commit" in job.said()
+        job.wait_to_say("4 -> 2 workers, host 127.0.0.1 removed, resumed from commit")
+        job.wait_to_say("2 -> 4 workers, host 127.0.0.1 added, resumed from commit")
         backends = {event["backend"] for event in job.events("round_formed")}
         assert backends == {backend}
 
@@ -105,7 +105,7 @@ def test_a_killed_worker_costs_the_steps_since_the_last_commit(tmp_path: Path, b
             assert repeated_steps(job.steps(), pid) <= 5, "at most the steps since the last commit"
         check_agreement(job.steps())
         lost = "localhost" if victim == 0 else "127.0.0.1"
-        assert f"4 -> 2 workers, host {lost} lost (worker {lost}[{victim % 2}] killed by SIGKILL)" in job.said()
+        job.wait_to_say(f"4 -> 2 workers, host {lost} lost (worker {lost}[{victim % 2}] killed by SIGKILL)")
 
 
 UNEVEN = "localhost:1\n127.0.0.1:2\n"

@@ -152,7 +152,7 @@ def test_all_are_restarted_when_one_is_killed(tmp_path: Path) -> None:
         assert members(job, 2) == ["localhost[0]", "localhost[1]"]
         assert {line["pid"] for line in first}.isdisjoint(line["pid"] for line in second)
         assert [line["local_rank"] for line in second] == [0, 1]
-        assert "round 2: 3 -> 2 workers on localhost:2, host 127.0.0.1 lost" in job.said()
+        job.wait_to_say("round 2: 3 -> 2 workers on localhost:2, host 127.0.0.1 lost")
         job.done.touch()
         assert job.wait() == 0, job.said()
 

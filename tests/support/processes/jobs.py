@@ -121,6 +121,10 @@ class Job:
             time.sleep(0.02)
         raise AssertionError(f"{what}: not seen (exit code {self.process.poll()})\n{self.said()[-4000:]}")
 
+    def wait_to_say(self, text: str) -> None:
+        """Waits for a line of the driver's: that a round has resumed it hears after workers have done their steps."""
+        self.wait_for(f"it says {text!r}", lambda: text in self.said())
+
     def wait_for_steps(self, size: int, count: int = 5, *, after: float = 0.0) -> list[dict[str, Any]]:
         """Waits until every rank of a round of this size has done so many steps since then; gives those lines."""
 
