@@ -80,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+    except Exception:
+        # Likewise: a package that is being replaced, say.
+        if parent.started() is None or not parent.leave_to_another():
+            raise
+        sys.excepthook(*sys.exc_info())
+        return parent.exit_code(1)
 
 
 def _as_flags(words: list[str]) -> list[str]:

@@ -42,11 +42,11 @@ _PASSED = tuple(sorted((*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM
 # Linux: what the kernel sends, a terminal's for instance, has a code above this. It is sent to the whole group, so the
 # child has it already; twice would mean something else there.
 _SENT_BY_A_PROCESS = 0
-# Of who is started again: its parent, and the end of the pipe that ties it.
+# Of who is started again: its parent, the end of the pipe that ties it, and that on which it says that it has come up.
 _ENV = "ELASTIC_DRIVER_PARENT"
 # What the child ends with that has failed, and has left its job to another; for its parent alone.
 _FAILED = 76
-# What the child ends with whose program could not be executed.
+# What the child ends with whose program could not be executed, or has failed before it knew whose child it is.
 _NOT_STARTED = 77
 # By which a driver's parent passes on the first of the signals above: so the driver knows which it has got twice.
 _FIRST = signal.SIGRTMIN + 8
@@ -126,8 +126,10 @@ def started_again() -> Started | None:
     parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
     if parent != str(os.getppid()):  # it is another's, which has left its environment to its children
         return _started
-    reading_end, is_last, numbers, before = rest.split(" ", 3)
+    reading_end, has_come_up, is_last, numbers, before = rest.split(" ", 4)
     os.set_inheritable(int(reading_end), False)
+    os.write(int(has_come_up), b"x")
+    os.close(int(has_come_up))
     signals = [signal.Signals(int(number)) for number in numbers.split(",") if number]
     _has_counting_parent, _started = True, Started(is_last == "last", before, signals)
     for number in _ENDING:
@@ -236,6 +238,8 @@ class _Parent:
         self._again = again
         self._before = which_file(again.journal) if again is not None else ""
         self._failures = 0
+        # Where a child says that it has come up; None for the first, which is a fork of this one.
+        self._come_up: int | None = None
         # The signal by which the user has asked for the end. A program that is killed before it has ended, or before it
         # has taken the signal, leaves that to the next one.
         self._asked: list[signal.Signals] = []
@@ -246,6 +250,8 @@ class _Parent:
         while True:
             began = time.monotonic()
             code = self._end_of(child)
+            if not self._has_come_up() and code >= 0:
+                code = _NOT_STARTED
             os.close(rope)
             if again is None or not self._goes_on(code, which_file(again.journal)):
                 self._end(code)
@@ -303,6 +309,18 @@ class _Parent:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child, number if self._again is None else _as_passed_on(number))
 
+    def _has_come_up(self) -> bool:
+        """Whether the child that has ended had got as far as :func:`started_again`: else its code says nothing."""
+        if self._come_up is None:
+            return True
+        try:
+            return os.read(self._come_up, 1) != b""
+        except BlockingIOError:  # somebody has inherited the other end
+            return False
+        finally:
+            os.close(self._come_up)
+            self._come_up = None
+
     def _remember(self, number: signal.Signals) -> None:
         if number in _LASTING and not self._asked:
             self._asked = [number]
@@ -316,18 +334,30 @@ class _Parent:
         return code == _FAILED
 
     def _start(self, again: Again, signals: Sequence[signal.Signals], *, is_last: bool) -> tuple[int, int]:
+        come_up, has_come_up = os.pipe()
+
         def run(reading_end: int) -> None:
             # Not sent: what is sent counts as one with what the user sends next (see news).
             numbers = ",".join(str(int(number)) for number in signals)
-            mark = f"{os.getppid()} {reading_end} {'last' if is_last else 'next'} {numbers} {self._before}"
+            ends = f"{os.getppid()} {reading_end} {has_come_up}"
+            mark = f"{ends} {'last' if is_last else 'next'} {numbers} {self._before}"
             try:
                 os.set_inheritable(reading_end, True)
+                os.set_inheritable(has_come_up, True)
                 os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})
             except OSError as error:
                 _say(f"cannot start the driver again: {error}")
 
-        started = _fork(run)
+        try:
+            started = _fork(run)
+        except OSError:
+            os.close(come_up)
+            raise
+        finally:
+            os.close(has_come_up)
         assert started is not None
+        os.set_blocking(come_up, False)
+        self._come_up = come_up
         return started
 
     def _end(self, code: int) -> NoReturn:

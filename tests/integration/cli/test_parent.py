@@ -358,6 +358,24 @@ def test_who_cannot_be_executed_yet_is_started_later(tmp_path: Path) -> None:
         assert process.wait(150) == 51
 
 
+def test_who_ends_before_it_knows_whose_child_it_is_is_started_later(tmp_path: Path) -> None:
+    """Python does so where the package cannot be imported, with the code of a script that has failed."""
+    (tmp_path / "journal").touch()
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with again(tmp_path, "absent", "kill", "early") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith("was killed by SIGKILL: starting it again\n")
+        assert process.stderr.readline().endswith("could not be started: starting it again in 2 s\n")
+        new = tmp_path / "new"
+        new.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        new.chmod(0o755)
+        new.rename(program)
+        process.send_signal(signal.SIGTERM)  # ends the pause
+        assert process.wait(150) == 51
+
+
 def test_a_parent_that_can_have_no_child_tries_again(tmp_path: Path) -> None:
     with again(tmp_path, "wait+write", "early") as process:
         assert process.stdout is not None
@@ -478,12 +496,18 @@ def console_or_fail(**more):
         mark.touch()
         raise MemoryError
     return console(**more)
-job.build, Stepper.begin, job.Console = build_or_fail, begin_or_fail, console_or_fail
+run = job.run_job
+def run_or_fail(*args, **more):
+    if parent.started() is not None and how == "lacks a part" and not mark.exists():
+        mark.touch()
+        raise ImportError("no part")
+    return run(*args, **more)
+job.build, Stepper.begin, job.Console, job.run_job = build_or_fail, begin_or_fail, console_or_fail, run_or_fail
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("how", ["fails", "refuses", "begins", "lacks"])
+@pytest.mark.parametrize("how", ["fails", "refuses", "begins", "lacks", "lacks a part"])
 def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtime: Path, how: str) -> None:
     elasticrun = ("-c", _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
     with Job(
@@ -496,6 +520,7 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         assert said.count("has failed: starting it again in 2 s") == 1
         assert ("ZeroDivisionError: a bug" in said) == (how in ("fails", "begins"))
         assert ("elasticrun: error: cannot start the driver: " in said) == (how == "lacks")
+        assert ("ImportError: no part" in said) == (how == "lacks a part")
         if how in ("fails", "refuses"):
             why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
             assert f"{why}; its workers are left alone, and wait for 600 s for a driver\n" in said
