@@ -27,10 +27,11 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
-from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
+from elastic_driver.driver.recording import ENDED, Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
+from elastic_driver.journal.folder import JournalFolder
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.error_files import ENV_ERROR_FILE
@@ -102,9 +103,10 @@ def run_job(
     """
     try:
         local = LocalDialler(early=early, outlives=settings.journal is not None)
-        while (code := _run_job(settings, routes, local, gathering, resumed)) is None:
-            resumed = None
-        return code
+        done = _run_job(settings, routes, local, gathering, resumed)
+        while isinstance(done, JournalFolder):
+            done = _run_job(settings, routes, local, gathering, None, done)
+        return done
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:
@@ -116,9 +118,14 @@ def run_job(
 
 
 def _run_job(
-    given: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None, resumed: Resumed | None
-) -> int | None:
-    """Runs it; None where nothing was left of a job that was taken over, and another is to be begun."""
+    given: Settings,
+    routes: Routes,
+    local: LocalDialler,
+    gathering: Gathering | None,
+    resumed: Resumed | None,
+    folder: JournalFolder | None = None,
+) -> int | JournalFolder:
+    """Runs it; the folder where nothing was left of a job that was taken over, and another is to be begun there."""
     if given.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
     # What is asked for now does not count for a job that is taken over.
@@ -132,7 +139,7 @@ def _run_job(
             keeping=None if given.journal is None else Keeping(),
         ) as console,
         warnings_told(console.warning),
-        recording(given, secrets.token_hex(8), console, resumed=resumed) as recorded,
+        recording(given, secrets.token_hex(8), console, resumed=resumed, folder=folder) as recorded,
     ):
         if recorded.over is not None:
             return recorded.over
@@ -157,7 +164,7 @@ def _run_job(
 
 def _run_recorded(
     recorded: Recording, routes: Routes, local: LocalDialler, gathering: Gathering | None, console: Console
-) -> int | None:
+) -> int | JournalFolder:
     job, journal, before = recorded.job, recorded.journal, recorded.before
     settings, job_id = job.settings, job.job_id
     on_change = first_kind(settings)
@@ -260,15 +267,18 @@ def _run_recorded(
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
-        is_closed = False
+        is_closed, begins = False, driver.is_in_vain and recorded.begins
+        if driver.is_in_vain and not begins:
+            code = ENDED
         if journal is not None and not driver.end.is_abandoned:
-            is_closed = close(journal, code, console, is_in_vain=driver.is_in_vain)
-        if driver.is_in_vain and not is_closed:
+            is_closed = close(journal, code, console, is_in_vain=begins)
+        if begins and not is_closed:
             # What is there would be taken over in vain again and again.
             console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
-        elif driver.is_in_vain:
+        elif begins:
             console.line(f"nothing is left of job {job_id}: this is a new job")
-            return None
+            assert recorded.folder is not None, "it has a journal"
+            return recorded.folder.handed_on()
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])

@@ -32,8 +32,8 @@ from elastic_driver.words import ExitCode, in_seconds
 
 # A driver that is dying may have its socket a moment longer than its lock.
 _DYING_S, _LOOK_S = 1.0, 0.05
-# What a job ends with that an operator ends.
-_SIGTERM = 128 + signal.SIGTERM
+ENDED = 128 + signal.SIGTERM
+"""What a job ends with that an operator ends."""
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
 _OF_NOW = ("journal", "log_level", "quiet", "standby_driver", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
@@ -64,12 +64,16 @@ class Recording:
         journal: what happens to it is written there; None for nowhere.
         before: what there is of it already, where its driver has died; None for a new job.
         over: the exit code of a job that had ended, of which nothing is left; None for others.
+        folder: of the journal, which is locked; None for nowhere.
+        begins: whether another job begins where nothing is left of that one.
     """
 
     job: JobFacts
     journal: Journal | None = None
     before: Recorded | None = None
     over: int | None = None
+    folder: JournalFolder | None = None
+    begins: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,14 @@ def has_journal(settings: Settings) -> bool:
 
 
 @contextlib.contextmanager
-def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed | None = None) -> Iterator[Recording]:
+def recording(
+    settings: Settings,
+    job_id: str,
+    tell: Teller,
+    *,
+    resumed: Resumed | None = None,
+    folder: JournalFolder | None = None,
+) -> Iterator[Recording]:
     """Locks the folder for as long as this context lasts, where there is one, and reads what is in it.
 
     Args:
@@ -99,6 +110,7 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
         job_id: of a new job.
         tell: is told whose job it is.
         resumed: the job that has to be there; None where a new one may be begun as well.
+        folder: where a job of this process was, of which nothing is left; None where the folder is not locked yet.
 
     Raises:
         SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it; or it is not
@@ -108,13 +120,16 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
         yield Recording(job_of(settings, job_id))
         return
     try:
-        folder = JournalFolder.take(
-            settings.journal,
-            job_id,
-            stands_by=settings.standby_driver,
-            on_wait=tell.line,
-            look=parent.interruption(),
-        )
+        if folder is None:
+            folder = JournalFolder.take(
+                settings.journal,
+                job_id,
+                stands_by=settings.standby_driver,
+                on_wait=tell.line,
+                look=parent.interruption(),
+            )
+        else:
+            folder.is_of(job_id)
     except JournalHeldError as error:
         if parent.started() is None:
             raise
@@ -133,14 +148,14 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
             yield Recording(job_of(settings, found.job_id), over=found.exit_code)
             return
         before = over = None
+        begins = resumed is None or resumed.begins
         if isinstance(found, Recorded):
             _check_nobody_answers(found, folder.path)
             _check_is_in_its_place(found, folder.path)
-            begins = resumed is None or resumed.begins
             before = _taken_over(found, tell, begins=begins)
             if before is None and (found.state.end is not None or not begins):
                 job_id = found.job.job_id
-                over = _SIGTERM if found.state.end is None else found.state.end.exit_code
+                over = ENDED if found.state.end is None else found.state.end.exit_code
         last = 0 if found is None else found.epoch
         if before is None:
             # Without symbolic links, as for whoever takes it over: agents know a job by it.
@@ -155,6 +170,7 @@ def recording(settings: Settings, job_id: str, tell: Teller, *, resumed: Resumed
             recorded = Recording(
                 job, Journal(FolderStore(folder), job, epoch=last + 1, facts=before.facts.all()), before
             )
+        recorded = replace(recorded, folder=folder, begins=begins)
         assert recorded.journal is not None
         if over is not None:
             close(recorded.journal, over, tell)

@@ -117,6 +117,12 @@ class JournalFolder:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def handed_on(self) -> Self:
+        """Locked as before, for another driver of this process: this one does not release it any more."""
+        other = type(self)(self.path, self._job_id, self._descriptor)
+        self._descriptor = -1
+        return other
+
     def is_of(self, job_id: str) -> None:
         """The job in it is this one, as it turns out: for messages."""
         self._job_id = job_id

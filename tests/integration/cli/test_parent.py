@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.rendezvous.job_files import running_jobs
 from tests.support.processes.jobs import AFRESH, Job
@@ -635,6 +638,43 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
         assert "none of its agents has come back" in job.said()
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
+
+
+# Finds that nothing is left of a job before it takes the signal.
+_LATE = """
+import sys
+from elastic_driver.cli.main import main
+from elastic_driver.system import parent
+parent.early_signals = lambda: iter(())
+sys.exit(main())
+"""
+
+
+def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_back(
+    tmp_path: Path, runtime: Path
+) -> None:
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept")) as job:
+        job.wait_for_steps(2)
+        [number] = agents_here()
+        agent = psutil.Process(agents_here()[number].pid)
+        driver = job.driver_pid()
+        agent.suspend()
+        job.process.kill()
+        job.wait()
+        words = [sys.executable, "-c", _LATE, "end", job.events("job_started")[0]["job_id"]]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as end:
+            while not [each.pid for each in running_jobs() if each.pid != driver]:
+                assert end.poll() is None
+                time.sleep(0.02)
+            agent.kill()
+            _, said = end.communicate(timeout=150)
+        assert end.returncode == 0, said
+        assert "none of its agents has come back" in said
+        assert "this is a new job" not in said
+        assert len(job.events("job_started")) == 1
+    found = read_job(tmp_path / "kept")
+    assert isinstance(found, Closed)
+    assert found.exit_code == 128 + signal.SIGTERM
 
 
 # Whose first driver locks the folder, leaves that to a child that outlives it, and is killed.

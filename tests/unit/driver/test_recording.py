@@ -16,7 +16,7 @@ from elastic_driver.driver import recording as module
 from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import Closed, Fact, WaysKept
-from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder
+from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder, JournalHeldError
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.system import parent
 from elastic_driver.system.local_socket import SocketFolder
@@ -176,6 +176,26 @@ def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
         with recording(settings_in(kept), "0456", told := Told()) as recorded:
             assert (recorded.over, recorded.journal) == (75, None)
     assert "another driver has this job by now" in told.warnings[0]
+
+
+def test_nobody_else_gets_the_folder_before_another_job_begins_in_it(tmp_path: Path) -> None:
+    """One that stands by would end with the exit code of the job of which nothing is left."""
+    kept = tmp_path / "kept"
+    leave(kept, HERE)
+    with recording(settings_in(kept), "0456", Told()) as recorded:
+        assert recorded.journal is not None
+        assert recorded.folder is not None
+        assert close(recorded.journal, 70, Told(), is_in_vain=True)
+        folder = recorded.folder.handed_on()
+    with pytest.raises(JournalHeldError, match="job 0123 is driven by process"):
+        JournalFolder.take(kept, "0789")
+    with recording(settings_in(kept), "0456", Told(), folder=folder) as recorded:
+        assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
+        with pytest.raises(JournalHeldError, match="job 0456 is driven by process"):
+            JournalFolder.take(kept, "0789")
+        assert recorded.journal is not None
+        recorded.journal.close(0)
+    JournalFolder.take(kept, "0789").release()
 
 
 @pytest.fixture
