@@ -6,20 +6,26 @@ borne, and a disc that hangs is a thread's business.
 
 from __future__ import annotations
 
+import errno
 import functools
+import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.report.event_records import line_of, records_of
-from elastic_driver.report.happenings import Happening
+from elastic_driver.report.happenings import Happening, JobStarted
 from elastic_driver.report.instant import Instant
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.safe_files import open_named
+
+_BLOCK_BYTES = 1 << 20
 
 
 class EventLog:
@@ -62,9 +68,15 @@ class EventLog:
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
-        if self._writer is not None:
-            for record in records_of(happening):
-                self.write(**record)
+        if self._writer is None:
+            return
+        if isinstance(happening, JobStarted) and happening.again:
+            # Its first driver may have died before it had written that; or the file is another by now.
+            [record] = records_of(replace(happening, again=False))
+            data = line_of(record, self._instant)
+            self._writer.put(functools.partial(self._append_start, happening.job_id, data), len(data))
+        for record in records_of(happening):
+            self.write(**record)
 
     def write(self, event: str, **fields: object) -> None:
         """Appends ``{"time": unix seconds, "at_s": seconds, "event": event, **fields}``.
@@ -93,6 +105,12 @@ class EventLog:
             self._trouble = "there is no room for a whole line"
         except OSError as error:
             self._trouble = in_words(error)
+
+    def _append_start(self, job_id: str, data: bytes) -> None:
+        """Of a job that has had another driver. In the writer's thread."""
+        # The end of that line; within texts the quotes are escaped.
+        if not _says(self._descriptor, f'"job_id": {json.dumps(job_id)}}}\n'.encode()):
+            self._append(data)
 
     def _close(self) -> None:
         try:
@@ -123,17 +141,30 @@ class EventLog:
 
 def _is_torn(descriptor: int) -> bool:
     """Whether the last line of a file has no end: its writer was killed in the middle of it, or the disc was full."""
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or not status.st_size:
-        return False
+    size = os.fstat(descriptor).st_size
     try:
-        # The same file, also where another has its name by now.
-        reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # it may be written only
-        return False
-    try:
-        return os.pread(reader, 1, status.st_size - 1) != b"\n"
+        with _reading(descriptor) as file:
+            return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
     except OSError:
         return False
-    finally:
-        os.close(reader)
+
+
+def _says(descriptor: int, text: bytes) -> bool:
+    """Whether it is in a file; yes where nobody can tell."""
+    try:
+        with _reading(descriptor) as file:
+            rest = b""
+            while block := file.read(_BLOCK_BYTES):
+                if text in rest + block:
+                    return True
+                rest = (rest + block)[-len(text) :]
+            return False
+    except OSError:
+        return True
+
+
+def _reading(descriptor: int) -> FileIO:
+    """The same file, also where another has its name by now. Raises OSError where it can only be written."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
+    return open(f"/proc/self/fd/{descriptor}", "rb", buffering=0)

@@ -15,6 +15,7 @@ import pytest
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.happenings import JobStarted
 from elastic_driver.system import file_writer
 
 pytestmark = [pytest.mark.unit]
@@ -48,6 +49,39 @@ def test_a_later_job_begins_a_line_of_its_own_behind_one_that_was_torn(tmp_path:
     with EventLog(path) as log:
         log.write("again")
     assert path.read_bytes().count(b"\n") == torn.count(b"\n") + 3
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_a_job_that_is_taken_over_is_told_of_once_as_started(tmp_path: Path, lacks: bool) -> None:
+    """Its first driver may have died before it had written that."""
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.hear(JobStarted("unix:/one", "0122"))
+        log.write("report", text='"job_id": "0123"}\n')
+        if not lacks:
+            log.hear(JobStarted("unix:/one", "0123"))
+        log.write("filler", text="x" * (2 << 20))
+    if lacks:
+        with path.open("ab") as file:
+            file.write(b'{"event": "job_started", "job_id": "0123"')  # torn
+    with EventLog(path) as log:
+        log.hear(JobStarted("unix:/two", "0123", again=True))
+        log.hear(JobStarted("unix:/three", "0123", again=True))
+    lines = [line for line in path.read_bytes().splitlines() if line.endswith(b"}")]
+    started = [event for event in map(json.loads, lines) if event["event"] == "job_started"]
+    assert [each["rendezvous"] for each in started if each["job_id"] == "0123"] == [
+        "unix:/two" if lacks else "unix:/one"
+    ]
+    assert len(started) == 2
+
+
+def test_where_a_log_cannot_be_read_a_job_that_is_taken_over_is_not_told_of_as_started(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with EventLog(tmp_path / "pipe") as log:
+        log.hear(JobStarted("unix:/two", "0123", again=True))
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 def test_no_log() -> None:
