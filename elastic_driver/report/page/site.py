@@ -284,11 +284,11 @@ class Site:
             task.cancel()
 
     def close(self) -> None:
-        """The driver ends."""
+        """The driver ends; the job may go on with another."""
         while self._asking:
             stream, task = self._asking.popitem()
             task.cancel()
-            _finish(stream, "the job has ended")
+            _finish(stream, "the driver has ended")
 
 
 def _finish(stream: WebStream, text: str) -> None:

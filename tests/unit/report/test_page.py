@@ -295,7 +295,7 @@ def test_an_action_is_answered_when_it_is_done(job: ShownJob) -> None:
                 job.is_on_disc.set()
             while not reader.is_closed:
                 await asyncio.sleep(0)
-            assert reader.data == (b"the job has ended" if is_over else b"it ends now")
+            assert reader.data == (b"the driver has ended" if is_over else b"it ends now")
 
     asyncio.run(main())
 
