@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_driver.cli.flags import parse
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.system import parent
@@ -73,18 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
         print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
-        if parent.started() is not None:
-            # There is a job to go on with, whatever keeps this one from it now: little memory, say.
-            parent.leave_to_another()
+        _leave_job(place)
         return parent.exit_code(2)
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
     except Exception:
-        # Likewise: a package that is being replaced, say.
-        if parent.started() is None or not parent.leave_to_another():
+        if parent.started() is None:
             raise
         sys.excepthook(*sys.exc_info())
+        _leave_job(place)
         return parent.exit_code(1)
 
 
@@ -103,9 +101,13 @@ class _Place:
     """Which process this is: the user's own, process 1 of a container, or one that its parent has started again.
 
     To be made before anything else is done.
+
+    Attributes:
+        journal: of the job that it runs; None for none, and as long as that is not known.
     """
 
     def __init__(self) -> None:
+        self.journal: Path | None = None
         self._started = parent.started_again()
         self._environ = dict(os.environ)
         if os.getpid() == 1:
@@ -113,6 +115,7 @@ class _Place:
 
     def leave(self, journal: Path | None) -> None:
         """Returns in a child where this process has to be the parent of one, which starts it again with a journal."""
+        self.journal = journal
         if self._started is None and (journal is not None or os.getpid() == 1):
             again = None
             if journal is not None:
@@ -120,6 +123,21 @@ class _Place:
 
                 again = parent.Again(parent.this_command(), self._environ, journal / JOURNAL)
             parent.go_on_in_a_child(again)
+
+
+def _leave_job(place: _Place | None) -> None:
+    """Of one that was started again. It has a job to go on with, whatever keeps it from that: too little memory, or a
+    package that is being replaced. Another one is started for it, or nobody any more: then it ends what it can."""
+    if parent.started() is None or parent.leave_to_another() or not parent.is_last():
+        return
+    said = "the job is not ended: its workers wait until --driver-timeout is over"
+    try:
+        from elastic_driver.cli.undriven import end_here
+
+        said = end_here(place.journal) if place is not None and place.journal is not None else said
+    except Exception as error:  # whatever has kept it from the job may keep it from this
+        said = f"{said} ({one_line(in_words(error))})"
+    print(f"elasticrun: warning: {said}", file=sys.stderr)
 
 
 def _early_agent(journal: Path | None) -> EarlyAgent | None:

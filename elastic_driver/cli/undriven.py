@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_driver.launch.agent.control import AgentHere, agents_here, end_alone
-from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
 
 # Longer than it takes an agent to end workers that the kernel holds.
 _END_S = 30.0
@@ -83,3 +83,15 @@ def end_undriven(job: Undriven) -> tuple[bool, str]:
         hosts = ", ".join(agent.host for agent in late)
         said = [*said[: bool(ended)], f"not ended within {_END_S:g} s, or has a driver again: {hosts}"]
     return not late, "; ".join(said)
+
+
+def end_here(journal: Path) -> str:
+    """Has agents of this machine end whose job has its journal there, and no driver any more. Blocks until they have.
+
+    Returns:
+        What has become of the job, in words.
+    """
+    ids = [file.job_id for file in left_jobs() if Path(file.journal) == journal.resolve()]
+    for job in (job for job_id in ids for job in undriven_jobs(job_id, ())):
+        return f"job {job.job_id}: {end_undriven(job)[1]}"
+    return f"the job in {journal} is not ended: its workers wait until --driver-timeout is over"

@@ -186,8 +186,13 @@ def leave_to_another() -> bool:
     written anything would do so again.
     """
     global _has_failed
-    _has_failed = _has_counting_parent and not (_started is not None and _started.is_last)
+    _has_failed = _has_counting_parent and not is_last()
     return _has_failed
+
+
+def is_last() -> bool:
+    """Whether this process was started again to end its job, and nobody is started after it."""
+    return _has_counting_parent and _started is not None and _started.is_last
 
 
 def exit_code(code: int) -> int:
@@ -249,9 +254,7 @@ class _Parent:
         again = self._again
         while True:
             began = time.monotonic()
-            code = self._end_of(child)
-            if not self._has_come_up() and code >= 0:
-                code = _NOT_STARTED
+            code = self._outcome_of(child)
             os.close(rope)
             if again is None or not self._goes_on(code, which_file(again.journal)):
                 self._end(code)
@@ -290,9 +293,16 @@ class _Parent:
                 self._failures += 1
                 continue
             if is_last:
-                self._end_of(started[0])
+                last = self._outcome_of(started[0])
+                if last < 0 or last == _NOT_STARTED:
+                    _say(f"the driver (process {started[0]}) that was to end it {_how(last)}: nobody ends the job")
                 self._end(code)
             return started
+
+    def _outcome_of(self, child: int) -> int:
+        """The same as :meth:`_end_of`. One that has not come up was not started, whatever its exit code is."""
+        code = self._end_of(child)
+        return code if self._has_come_up() or code < 0 else _NOT_STARTED
 
     def _end_of(self, child: int) -> int:
         """How the child has ended, as Popen says it. Blocks until it has, and passes signals on to it."""
@@ -310,7 +320,7 @@ class _Parent:
                         os.kill(child, number if self._again is None else _as_passed_on(number))
 
     def _has_come_up(self) -> bool:
-        """Whether the child that has ended had got as far as :func:`started_again`: else its code says nothing."""
+        """Whether the child that has ended had got as far as :func:`started_again`. To be asked once."""
         if self._come_up is None:
             return True
         try:

@@ -418,6 +418,15 @@ def test_the_tenth_failure_ends_the_job(tmp_path: Path) -> None:
         assert warned.endswith(f"the driver (process {last}) has failed, 10 times in a row: ending the job\n")
 
 
+def test_nobody_ends_the_job_where_the_last_is_killed(tmp_path: Path) -> None:
+    """That is said, at least."""
+    with again(tmp_path, "quick", "kill+write", *["kill"] * 10) as process:
+        said, warned = process.communicate(timeout=150)
+        last = starts(said)[-1][0]
+        told = f"the driver (process {last}) that was to end it was killed by SIGKILL: nobody ends the job\n"
+        assert warned.endswith(told)
+
+
 # --- whole jobs -----------------------------------------------------------------------------------------------------
 
 RUN = ("-np", "2", "--min-np", "1", "--on-change", "in-place")
@@ -531,6 +540,46 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         assert {line["pid"] for line in lines} == workers
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
+
+
+# No driver but the first ever has the job; the third is the last.
+_NEVER_TAKES_OVER = """
+import sys
+from elastic_driver.cli.main import main
+from elastic_driver.driver import job, recording
+from elastic_driver.errors import SettingsError
+from elastic_driver.system import parent
+parent.SETBACKS_LIMIT = 2
+how, build = sys.argv.pop(1), job.build
+def refuse(*args, before=None, **more):
+    if parent.started() is None:
+        return build(*args, before=before, **more)
+    raise SettingsError("no port")
+def fail(*args, **more):
+    raise ZeroDivisionError("a bug")
+if how == "refuses":
+    job.build = refuse
+elif parent.started_again() is not None:
+    recording.read_job = fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["refuses", "fails"])
+def test_the_last_driver_ends_what_it_can_though_it_cannot_take_over(tmp_path: Path, runtime: Path, how: str) -> None:
+    with Job(
+        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"),
+        elasticrun=("-c", _NEVER_TAKES_OVER, how), prefix=("env",),
+    ) as job:  # fmt: skip
+        job.wait_for_steps(2)
+        os.kill(job.driver_pid(), signal.SIGKILL)
+        assert job.wait() == 70
+        said = job.said()
+        assert "has failed, 2 times in a row: ending the job\n" in said
+        assert said.count("no port" if how == "refuses" else "ZeroDivisionError: a bug\n") == 2
+        assert ": ended on this machine (localhost: 2 workers), which had no driver; " in said
+        assert not agents_here()
+        assert not job.leftovers()
 
 
 # Fails before anything is written.
