@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,10 +14,14 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
 from elastic_driver.report.printable import one_line
 from elastic_driver.system import parent
-from elastic_driver.system.process_name import pid_in, send
+from elastic_driver.system.process_name import lives, pid_in, send
+from elastic_driver.words import ExitCode
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
+
+# How often it looks whether another driver has ended.
+_LOOK_S = 0.1
 
 
 def parser_of_end() -> Parser:
@@ -39,36 +45,69 @@ def end(words: Sequence[str]) -> int:
     arguments = parser_of_end().parse_args(words)
     if arguments.job is None and arguments.driver is None:
         raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
-    if arguments.driver is None and not any(job.job_id.startswith(arguments.job) for job in running_jobs()):
-        left = left_behind(arguments.job)
-        if len(left.jobs) == 1:
-            found = left.jobs[0]
-            return 0 if _is_ended_by_parent(found.job.job_id) else _end_without_driver(found)
-        from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
-
-        alone = undriven_jobs(arguments.job, left.ids)
-        if len(alone) == 1:
-            have_ended, what = end_undriven(alone[0])
-            print(one_line(f"job {alone[0].job_id}: {what}"))
-            return 0 if have_ended else 1
+    if arguments.driver is None:
+        code = _end_without_driver(arguments)
+        if code is not None:
+            return code
     target = target_of(arguments, arguments.job)
     reply = ask(target, lambda client: client.end())
-    print(one_line(f"job {target.name}: {reply.text}"))
+    _say(target.name, reply.text)
     return 0
 
 
-def _is_ended_by_parent(job_id: str) -> bool:
-    """Has the elasticrun that is about to start its driver again end it. Returns whether there is one."""
+def _end_without_driver(arguments: argparse.Namespace) -> int | None:
+    """Ends the job that is meant where its driver has died. Blocks until it has ended.
+
+    Another driver may take it over at any moment, also one that knows nothing of this: so this looks again until there
+    is such a job no more. What is meant by the arguments is one job then.
+
+    Returns:
+        The exit code; None where there is a driver to be asked.
+    """
+    said: set[str] = set()
+    asked, is_known = "", False  # the process that was told to have it ended; whether there was such a job
+    while True:
+        running = [job for job in running_jobs() if job.job_id.startswith(arguments.job)]
+        if any(not asked or job.parent != asked for job in running):
+            return None
+        if running or lives(asked):
+            time.sleep(_LOOK_S)
+            continue
+        left = left_behind(arguments.job, said)
+        if len(left.jobs) == 1:
+            arguments.job, is_known = left.jobs[0].job.job_id, True
+            asked = _told_parent(arguments.job)
+            if not asked and (code := _taken_over(left.jobs[0])) != ExitCode.OTHER_DRIVER:
+                return code
+        elif len(left.ids) == 1:
+            arguments.job, is_known = left.ids[0], True
+            time.sleep(_LOOK_S)
+        else:
+            from elastic_driver.cli.undriven import end_undriven, undriven_jobs  # late: most jobs have a driver
+
+            alone = undriven_jobs(arguments.job, left.ids)
+            if len(alone) == 1:
+                have_ended, what = end_undriven(alone[0])
+                _say(alone[0].job_id, what)
+                return 0 if have_ended else 1
+            if is_known:
+                _say(arguments.job, "it has ended")
+                return 0
+            return None
+
+
+def _told_parent(job_id: str) -> str:
+    """Has the elasticrun that is about to start its driver again end it. Returns that process; "" for none."""
     for file in left_jobs():
         if file.job_id == job_id and send(file.parent, signal.SIGTERM):
             whose = f"its elasticrun (process {pid_in(file.parent)})"
-            print(one_line(f"job {job_id}: its driver has died, and {whose} starts another that ends it"))
-            return True
-    return False
+            _say(job_id, f"its driver has died, and {whose} starts another that ends it")
+            return file.parent
+    return ""
 
 
-def _end_without_driver(found: Recorded) -> int:
-    """Takes it over to end it. Blocks until it has ended."""
+def _taken_over(found: Recorded) -> int:
+    """Takes it over to end it. Blocks until it has ended. Returns the exit code."""
     from elastic_driver.cli.resume import go_on
 
     folder = found.job.settings.journal
@@ -76,3 +115,7 @@ def _end_without_driver(found: Recorded) -> int:
     parent.begin_with(signal.SIGTERM)
     code = go_on(folder, begins=False)
     return 0 if code == 128 + signal.SIGTERM else code
+
+
+def _say(job_id: str, text: str) -> None:
+    print(one_line(f"job {job_id}: {text}"), flush=True)

@@ -78,8 +78,12 @@ class Left:
         return [*(found.job.job_id for found in self.jobs), *self.taken]
 
 
-def left_behind(job_id: str) -> Left:
+def left_behind(job_id: str, said: set[str] | None = None) -> Left:
     """Those of this user on this machine whose ids begin so.
+
+    Args:
+        job_id: how.
+        said: the warnings that were given, and are not given again; of one command that looks several times.
 
     Raises:
         SettingsError: the jobs cannot be looked for.
@@ -88,7 +92,13 @@ def left_behind(job_id: str) -> Left:
         return Left()
     from elastic_driver.cli import recorded  # late: it reads the core, which few commands need
 
-    return recorded.left_behind(job_id, lambda text: print(one_line(text), file=sys.stderr))
+    def tell(text: str) -> None:
+        if said is None or text not in said:
+            print(one_line(text), file=sys.stderr)
+        if said is not None:
+            said.add(text)
+
+    return recorded.left_behind(job_id, tell)
 
 
 def add_driver_flags(parser: argparse.ArgumentParser) -> None:
