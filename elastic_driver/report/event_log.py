@@ -166,5 +166,5 @@ def _says(descriptor: int, text: bytes) -> bool:
 def _reading(descriptor: int) -> FileIO:
     """The same file, also where another has its name by now. Raises OSError where it can only be written."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
+        raise OSError(errno.ESPIPE, "it is no plain file")
     return open(f"/proc/self/fd/{descriptor}", "rb", buffering=0)
