@@ -464,8 +464,8 @@ def test_a_commit_that_fails_half_way_leaves_the_restore_point(
             else:  # as a signal's handler raises when the call in which it came returns
                 copy_into = torch._foreach_copy_
 
-                def interrupted(*args: Any, copy_into: Any = copy_into) -> None:
-                    copy_into(*args)
+                def interrupted(*args: Any, copy_into: Any = copy_into, **options: Any) -> None:
+                    copy_into(*args, **options)
                     raise error
 
                 patch.setattr(torch, "_foreach_copy_", interrupted)
