@@ -22,6 +22,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,10 @@ from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, Ex
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # What asks for the end once and for all.
 _LASTING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What is for workers alone.
+_FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 # By number: so those that wait together are taken in the same order when they are passed on.
-_PASSED = tuple(sorted((*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)))
+_PASSED = tuple(sorted((*_ENDING, *_FOR_WORKERS)))
 # Linux: what the kernel sends, a terminal's for instance, has a code above this. It is sent to the whole group, so the
 # child has it already; twice would mean something else there.
 _SENT_BY_A_PROCESS = 0
@@ -165,11 +168,16 @@ def early_signals() -> Iterator[signal.Signals]:
 def interruption() -> Callable[[], None]:
     """What a driver that waits calls again and again. It ends this process once a signal has come since.
 
-    What has come before is for the job that the driver waits for.
+    What has come before is for the job that the driver waits for. Signals that are for workers mean nothing to it from
+    now on: it has none yet.
 
     Returns:
         Raises SystemExit with the exit code of one that a signal has ended.
     """
+    if threading.current_thread() is threading.main_thread():
+        for each in (each for number in _FOR_WORKERS for each in numbers_of(number)):
+            if signal.getsignal(each) is signal.SIG_DFL:
+                signal.signal(each, lambda got, frame: None)  # not ignored: workers would inherit that
     before = 0 if _started is None else len(_started.signals)
 
     def look() -> None:

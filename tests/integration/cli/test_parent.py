@@ -19,9 +19,11 @@ import psutil
 import pytest
 
 from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.folder import JournalFolder
 from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.rendezvous.job_files import running_jobs
+from tests.support.fakes.left_jobs import leave
 from tests.support.processes.jobs import AFRESH, Job
 from tests.support.processes.subcommands import elasticrun as subcommand
 
@@ -687,6 +689,24 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
         assert "none of its agents has come back" in job.said()
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
+
+
+def test_signals_for_workers_mean_nothing_to_a_driver_that_stands_by(tmp_path: Path, runtime: Path) -> None:
+    """It may do so for days, and has no workers."""
+    kept = tmp_path / "kept"
+    leave(kept)
+    words = [sys.executable, "-m", "elastic_driver", *RUN, "--journal", str(kept), "--standby-driver", "true"]
+    with (
+        JournalFolder.take(kept, "0123"),
+        subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process,
+    ):
+        assert process.stderr is not None
+        assert "standing by: job 0123 is driven by process" in process.stderr.readline()
+        # Passed on in the order of their numbers.
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM):
+            process.send_signal(number)
+        _, said = process.communicate(timeout=150)
+        assert (process.returncode, said) == (128 + signal.SIGTERM, "")
 
 
 # Finds that nothing is left of a job before it takes the signal.
