@@ -305,11 +305,15 @@ def _has_locked(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int, job_id: str) -> None:
-    text = "\n".join((platform.node(), name_of_this_process(), job_id, ""))
-    # Without room on the disc nobody is told whose it is, and it is locked all the same.
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text.encode(), 0)
+    data = "\n".join((platform.node(), name_of_this_process(), job_id, "")).encode()
+    try:
+        # In this order: whoever reads meanwhile finds somebody, by the first three lines.
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    except OSError:
+        # Without room on the disc nobody is told whose it is, and it is locked all the same.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
 
 
 def _signed(descriptor: int) -> tuple[str, str, str]:
