@@ -82,7 +82,7 @@ class Stepper:
         self._reports: list[WorkerReport | HostLost] = []
         self._host_reports: list[HostReport] = []
         self._reporting: asyncio.Handle | None = None
-        self._busy_until = 0.0
+        self._busy_until = 0.0  # by the job's clock
         self._steps = False
         self._timer: asyncio.TimerHandle | None = None
         # What waits for the next write.
@@ -131,7 +131,7 @@ class Stepper:
     def _catch_up_soon(self) -> None:
         if self._reporting is None and not self._writes:
             loop = asyncio.get_running_loop()
-            rest_s = self._busy_until - time.perf_counter()
+            rest_s = self._busy_until - self._clock()
             take = self.catch_up
             self._reporting = loop.call_later(rest_s, take) if rest_s > 0 else loop.call_soon(take)
 
@@ -257,7 +257,7 @@ class Stepper:
         if self._ahead is not None:
             self._write(self._ahead, events)
             return
-        began = time.perf_counter()
+        began = self._clock()
         for event in events:
             self._step(event)
         self._rest(began)
@@ -302,7 +302,7 @@ class Stepper:
 
     def _rest(self, began: float) -> None:
         """What has taken some time gives as much to others."""
-        now = time.perf_counter()
+        now = self._clock()
         self._busy_until = max(self._busy_until, now + (now - began))
 
     # --- with a journal (Maker) ------------------------------------------------------------------------------------
@@ -311,6 +311,7 @@ class Stepper:
         """Makes a step of each, and has all of them written. One that raises is not in the journal."""
         steps: list[Step] = []
         state, failed = self.state, None
+        all_began = self._clock()
         for event in events:
             now, began = self._clock(), time.perf_counter()
             self.history.append((now, event))
@@ -320,7 +321,7 @@ class Stepper:
                 failed = error
                 break
             steps.append(Step(now, event, state, commands, time.perf_counter() - began))
-        self._busy_until = time.perf_counter() + sum(each.took_s for each in steps)
+        self._rest(all_began)
         ahead.write(self._clock(), state, steps)
         if failed is not None:
             self._on_error(failed)
@@ -330,7 +331,7 @@ class Stepper:
 
         The time that the disc took was one for other things.
         """
-        began = time.perf_counter()
+        began = self._clock()
         with self._stepping():
             for each in steps:
                 self.state = each.state

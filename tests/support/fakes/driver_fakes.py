@@ -350,6 +350,7 @@ class Job:
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualLoop):
             loop.set_default_executor(AtOnce())
+            clock = clock or JobClock(loop.time)
         self.world = FakeWorld()
         self.discovery = FakeSource(*hosts)
         self.console = FakeConsole()

@@ -37,6 +37,7 @@ class SteppedJob:
         errors: all that were told.
         fails_at: carrying out such a command fails.
         comes_of: events that come of such commands, once.
+        takes_s: how long carrying out the commands of a step takes.
     """
 
     def __init__(self, loop: VirtualLoop, ahead: WriteAhead | None = None) -> None:
@@ -45,6 +46,7 @@ class SteppedJob:
         self.errors: list[Exception] = []
         self.fails_at: type | None = None
         self.comes_of: dict[type, Event] = {}
+        self.takes_s = 0.0
         self.stepper = Stepper(
             Policy(num_proc=2, min_num_proc=1, start_timeout_s=60.0),
             clock=loop.time,
@@ -54,6 +56,7 @@ class SteppedJob:
         )
 
     def _carry_out(self, commands: Sequence[Command], now: float) -> None:
+        self.loop.stand_still(self.takes_s)
         for command in commands:
             self.commands.append(command)
             if (event := self.comes_of.pop(type(command), None)) is not None:

@@ -81,6 +81,21 @@ def test_hosts_that_are_silent_together_are_one_step_after_what_workers_have_sai
     play(test)
 
 
+def test_after_a_step_the_loop_has_as_much_time_for_other_things() -> None:
+    async def test(world: SteppedJob) -> None:
+        world.takes_s = 2.0
+        world.stepper.post(HOSTS)
+        world.stepper.report(ready(A))
+        await asyncio.sleep(0)
+        ended = world.loop.time()
+        assert [event for _, event in world.stepper.history] == [HOSTS, ready(A)]
+        world.stepper.report(ready(B))
+        await asyncio.sleep(10)
+        assert world.stepper.history[-1] == (pytest.approx(ended + 2.0), ready(B))
+
+    play(test)
+
+
 def test_catching_up_with_nothing_is_no_step() -> None:
     async def test(world: SteppedJob) -> None:
         world.stepper.catch_up()

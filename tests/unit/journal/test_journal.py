@@ -87,6 +87,23 @@ def broken(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> Iterator[l
         yield calls
 
 
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
+    """A method of files does nothing meanwhile, and then what it was called for."""
+    free, whole = threading.Event(), getattr(RecordFile, name)
+
+    def wait(*given: Any) -> Any:
+        free.wait()
+        return whole(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, name, wait)
+        try:
+            yield
+        finally:
+            free.set()
+
+
 def test_it_begins_with_a_file_of_its_own_and_goes_on_in_it(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         assert await world.write() is None
@@ -117,7 +134,9 @@ def records(world: World) -> list[list[str]]:
     return [[type(entry).__name__ for entry in decode(record.body)] for record in rest]
 
 
-def test_a_fact_is_on_disc_with_the_next_record_or_at_once_where_there_is_none(tmp_path: Path) -> None:
+def test_a_fact_is_on_disc_with_the_next_record_or_at_once_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(world: World) -> None:
         world.journal.keep(LeaverKept("a", 1.0))
         await world.write()
@@ -132,10 +151,12 @@ def test_a_fact_is_on_disc_with_the_next_record_or_at_once_where_there_is_none(t
         assert records(world) == [["Kept", "Kept"]]
 
         # Something is: they wait for that, and stand before the next steps.
-        writing = asyncio.ensure_future(world.write(world.step()))
-        await asyncio.sleep(0)
-        world.journal.drop(LeaverKept, "a")
-        again = asyncio.ensure_future(world.write(world.step()))
+        with held(monkeypatch, "append"):
+            writing = asyncio.ensure_future(world.write(world.step()))
+            await asyncio.sleep(0)
+            world.journal.drop(LeaverKept, "a")
+            again = asyncio.ensure_future(world.write(world.step()))
+            await asyncio.sleep(0)
         await asyncio.gather(writing, again)
         assert records(world) == [["Kept", "Kept"], ["Stepped"], ["Dropped", "Stepped"]]
         assert (list(world.read().facts.leavers), world.read().state) == (["b"], world.state)
