@@ -18,7 +18,7 @@ from typing import Protocol
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed, JobFacts
-from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError
+from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError, Signature
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.journal.store import FolderStore
@@ -142,10 +142,14 @@ def recording(
             resumed = Resumed(folder.waited_for)
         if resumed is not None:
             _check_is_there(resumed, found, folder.path)
-        if isinstance(found, Closed) and (resumed is not None or _was_ours(found, folder.path)):
+        exit_code = _has_ended(found, folder.last)
+        if exit_code is not None and (resumed is not None or _was_ours(found, folder.path)):
+            ended = _job_in(found)
             if resumed is not None:
-                tell.line(f"job {found.job_id} has ended with exit code {found.exit_code}")
-            yield Recording(job_of(settings, found.job_id), over=found.exit_code)
+                tell.line(f"job {ended} has ended with exit code {exit_code}")
+            folder.is_of(ended)
+            folder.has_ended(exit_code)  # whoever else stands by looks at that next
+            yield Recording(job_of(settings, ended), over=exit_code)
             return
         before = over = None
         begins = resumed is None or resumed.begins
@@ -199,7 +203,7 @@ def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = 
         Whether the journal says that the job has ended.
     """
     if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
-        journal.give_up()
+        journal.close(exit_code, keeps=True)
         tell.warning(f"what led to this is kept in {journal.name}: elasticrun status --journal {journal.name} shows it")
         return False
     why = journal.close(exit_code)
@@ -305,10 +309,17 @@ def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Recorded | No
     return None
 
 
-def _was_ours(found: Closed, path: Path) -> bool:
+def _has_ended(found: Recorded | Closed | None, last: Signature) -> int | None:
+    """The exit code of the job that is there; None for one that has not ended, as far as its driver could say so."""
+    if isinstance(found, Closed):
+        return found.exit_code
+    return last.exit_code if found is not None and last.job == found.job.job_id else None
+
+
+def _was_ours(found: Recorded | Closed | None, path: Path) -> bool:
     """Whether the job that is over there was that of this command, whose last driver was killed on its way out."""
-    if found.exit_code == ExitCode.INTERNAL_ERROR:  # nothing was left to take over, see close(): another job begins
-        return False
+    if isinstance(found, Closed) and found.exit_code == ExitCode.INTERNAL_ERROR:
+        return False  # nothing was left to take over, see close(): another job begins
     started = parent.started()
     return started is not None and started.before != parent.which_file(path / JOURNAL)
 

@@ -19,6 +19,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -62,17 +63,36 @@ class JournalHeldError(JournalError):
     """Another driver has it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What whoever locks a folder writes into the lock.
+
+    Attributes:
+        process: which; "" where that cannot be read.
+        job: whose job is in the folder, or begins there; likewise.
+        exit_code: what that has ended with; None for one that has not, as far as its driver could say so.
+    """
+
+    process: str = ""
+    job: str = ""
+    exit_code: int | None = None
+
+
 class JournalFolder:
     """A folder that this process has locked. Used by one thread at a time.
 
     Attributes:
         path: where it is, without symbolic links.
+        last: what the process before this one has left in the lock.
         waited_for: the job whose driver's end was waited for; "" where nobody had the folder.
     """
 
-    def __init__(self, path: Path, job_id: str, descriptor: int, waited_for: str = "") -> None:
+    def __init__(
+        self, path: Path, job_id: str, descriptor: int, last: Signature = Signature(), *, waited: bool = False
+    ) -> None:
         self.path = path
-        self.waited_for = waited_for
+        self.last = last
+        self.waited_for = last.job if waited else ""
         self._job_id = job_id
         self._descriptor = descriptor
 
@@ -103,7 +123,8 @@ class JournalFolder:
         """
         path = _checked(path)
         waiting = _Waiting(path, on_wait, look, stands_by=stands_by)
-        return cls(path, job_id, _lock(path, job_id, waiting), waiting.job)
+        descriptor, last = _lock(path, job_id, waiting)
+        return cls(path, job_id, descriptor, last, waited=waiting.is_stood_by)
 
     def __enter__(self) -> Self:
         return self
@@ -128,6 +149,10 @@ class JournalFolder:
         self._job_id = job_id
         _sign(self._descriptor, job_id)
 
+    def has_ended(self, exit_code: int) -> None:
+        """So has the job in it: for who has waited for that, also where its journal cannot say so."""
+        _sign(self._descriptor, self._job_id, str(exit_code))
+
     @property
     def is_ours(self) -> bool:
         """Whether the lock is still where others look for it."""
@@ -140,7 +165,7 @@ class JournalFolder:
             JournalHeldError: somebody else has it now.
             JournalError: see :meth:`take`.
         """
-        descriptor = _lock(_checked(self.path), self._job_id, None)
+        descriptor, _ = _lock(_checked(self.path), self._job_id, None)
         self.release()
         self._descriptor = descriptor
 
@@ -220,7 +245,7 @@ class _Waiting:
     """For a lock that another process has. See :meth:`JournalFolder.take`.
 
     Attributes:
-        job: that of a living process whose end was waited for; "" for none.
+        is_stood_by: whether the end of a living process was waited for.
     """
 
     def __init__(
@@ -228,14 +253,14 @@ class _Waiting:
     ) -> None:
         self._path, self._on_wait, self._look, self._stands_by = path, on_wait, look, stands_by
         self._told = ""
-        self.job = ""
+        self.is_stood_by = False
 
     def wait(self, process: str, job: str) -> None:
         """A while, or until the process has ended. Raises JournalHeldError where there is nothing to wait for."""
         if not process or lives(process):
             if not self._stands_by:
                 raise _held(self._path, process, job)
-            self.job = job or self.job
+            self.is_stood_by = True
             whom = f"job {job}" if job else "another job"
             self._tell(f"standing by: {whom} is driven by {f'process {pid_in(process)}' if process else 'another'}")
         else:
@@ -269,8 +294,8 @@ def _wait_for_end(pid: int | None) -> bool:
         os.close(process)
 
 
-def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> int:
-    """The descriptor that holds the lock. ``waiting``: None for who does not wait."""
+def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> tuple[int, Signature]:
+    """The descriptor that holds the lock, and who had it before. ``waiting``: None for who does not wait."""
     while True:
         try:
             descriptor = open_private(path / LOCK, os.O_RDWR | os.O_CREAT)
@@ -279,13 +304,14 @@ def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> int:
         try:
             # Of the file that is there now: somebody may remove it, and its driver makes another before it lets go.
             while not _has_locked(descriptor):
-                _, process, job = _signed(descriptor)
+                holder = _signed(descriptor)
                 if waiting is None:
-                    raise _held(path, process, job)
-                waiting.wait(process, job)
+                    raise _held(path, holder.process, holder.job)
+                waiting.wait(holder.process, holder.job)
             if leads_to(path / LOCK, descriptor):
+                last = _signed(descriptor)
                 _sign(descriptor, job_id)
-                return descriptor
+                return descriptor, last
         except OSError as error:
             os.close(descriptor)
             raise _unfit(path, f"{LOCK}: {in_words(error)}; a journal needs a file system with locks") from error
@@ -304,8 +330,8 @@ def _has_locked(descriptor: int) -> bool:
     return True
 
 
-def _sign(descriptor: int, job_id: str) -> None:
-    data = "\n".join((platform.node(), name_of_this_process(), job_id, "")).encode()
+def _sign(descriptor: int, job_id: str, exit_code: str = "") -> None:
+    data = "\n".join((platform.node(), name_of_this_process(), job_id, exit_code, "")).encode()
     try:
         # In this order: whoever reads meanwhile finds somebody, by the first three lines.
         os.pwrite(descriptor, data, 0)
@@ -316,11 +342,11 @@ def _sign(descriptor: int, job_id: str) -> None:
             os.ftruncate(descriptor, 0)
 
 
-def _signed(descriptor: int) -> tuple[str, str, str]:
-    """Machine, process and job of whoever has locked it, as far as they are there already."""
+def _signed(descriptor: int) -> Signature:
+    """What whoever has locked it last has written, as far as that is there already."""
     lines = os.pread(descriptor, _MOST_TEXT, 0).decode(errors="replace").split("\n")
-    machine, process, job = (*lines[:3], "", "", "")[:3]
-    return machine, process, job
+    _, process, job, exit_code = (*lines[:4], "", "", "", "")[:4]
+    return Signature(process, job, int(exit_code) if exit_code.isdecimal() else None)
 
 
 def _held(path: Path, process: str, job: str) -> JournalHeldError:

@@ -209,15 +209,20 @@ class Journal:
         """Nothing of the job is written any more, and nobody waits for what was."""
         self._given_up.set()
 
-    def close(self, exit_code: int) -> str:
+    def close(self, exit_code: int, *, keeps: bool = False) -> str:
         """Says that nothing of the job is left, in a file without anything else. Blocks for some seconds at most.
+
+        Args:
+            exit_code: of the job.
+            keeps: whether what there is stays as it is: then it is said beside it alone.
 
         Returns:
             Why it cannot be said; "" when it is on disc.
         """
         self.give_up()
         outcome = ["the disc does not answer"]
-        self._writer.put(partial(self._close, exit_code, outcome))
+        body = None if keeps else encode([Closed(self.epoch, self.job.job_id, exit_code)])
+        self._writer.put(partial(self._close, exit_code, body, outcome))
         self._writer.close(FLUSH_S)
         return outcome[0]
 
@@ -290,11 +295,13 @@ class Journal:
             self.at_s(),
         )
 
-    def _close(self, exit_code: int, outcome: list[str]) -> None:
+    def _close(self, exit_code: int, body: bytes | None, outcome: list[str]) -> None:
         try:
             self._store.look()
-            self._store.begin(encode([Closed(self.epoch, self.job.job_id, exit_code)]))
+            if body is not None:
+                self._store.begin(body)
             outcome[0] = ""
         except (OSError, JournalError) as error:
             outcome[0] = in_words(error)
         self._store.close()
+        self._store.has_ended(exit_code)

@@ -41,6 +41,9 @@ class Store(Protocol):
     def close(self) -> None:
         """Nothing is appended to what is there any more: :meth:`begin` comes next, if anything does."""
 
+    def has_ended(self, exit_code: int) -> None:
+        """Says beside what is there that its job has ended so, for who waits for that. Never raises."""
+
 
 class FolderStore:
     """Of a folder that is locked."""
@@ -85,3 +88,7 @@ class FolderStore:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def has_ended(self, exit_code: int) -> None:
+        """See Store."""
+        self._folder.has_ended(exit_code)

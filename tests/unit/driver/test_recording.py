@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ from elastic_driver.driver.recording import Recording, Resumed, close, enter, ha
 from elastic_driver.errors import SettingsError
 from elastic_driver.journal.entries import Closed, Fact, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder, JournalHeldError
+from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded, read_job
+from elastic_driver.journal.store import FolderStore
 from elastic_driver.system import parent
 from elastic_driver.system.local_socket import SocketFolder
 from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_processes
@@ -313,21 +316,33 @@ def test_a_driver_that_answers_is_not_dead_though_somebody_has_removed_its_lock(
     folder.close()
 
 
+async def written(journal: Journal) -> None:
+    """There is something of the job in it."""
+    done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    journal.write(1.0, STATE, (), done.set_result)
+    assert await done is None
+
+
+def refuse(*unused: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 class Standing:
     """A driver that stands by, in a thread, until the one that has the folder lets go of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job_id: str = "0456") -> None:
         self.told = Told()
         self.waits = threading.Event()
         self.told.line = lambda text: (self.told.lines.append(text), self.waits.set())  # type: ignore[method-assign, assignment]
         self.found: Recording | None = None
         self._folder = folder
+        self._job_id = job_id
         self._thread = threading.Thread(target=self._stand_by)
         self._thread.start()
         self.waits.wait()
 
     def _stand_by(self) -> None:
-        with recording(settings_in(self._folder, standby_driver=True), "0456", self.told) as recorded:
+        with recording(settings_in(self._folder, standby_driver=True), self._job_id, self.told) as recorded:
             self.found = recorded
             if recorded.journal is not None:
                 recorded.journal.close(0)
@@ -338,14 +353,51 @@ class Standing:
         return self.found
 
 
-def test_one_that_stands_by_ends_with_the_job_that_it_has_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [0, 2, 3, 70, 143])
+def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(tmp_path: Path, code: int) -> None:
+    """With 70, too, though its journal stays as it is for the report."""
     kept = tmp_path / "kept"
     with recording(settings_in(kept), "0123", Told()) as recorded:
         assert recorded.journal is not None
+        asyncio.run(written(recorded.journal))
+        later = [Standing(kept, job_id) for job_id in ("0456", "0789")]
+        close(recorded.journal, code, Told())
+    for each in later:
+        assert each.ends_with().over == code
+        assert each.told.lines[-1] == f"job 0123 has ended with exit code {code}"
+    assert isinstance(read_job(kept), Recorded if code == 70 else Closed)
+
+
+def test_a_job_whose_end_could_not_be_written_has_ended_for_one_that_stands_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    with recording(settings_in(kept), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        asyncio.run(written(recorded.journal))
         later = Standing(kept)
-        recorded.journal.close(3)
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderStore, "begin", refuse)
+            assert not close(recorded.journal, 3, Told())
     assert later.ends_with().over == 3
-    assert later.told.lines[-1] == "job 0123 has ended with exit code 3"
+
+
+def test_a_job_that_has_ended_with_an_error_of_its_drivers_is_begun_anew_by_its_command_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    with recording(settings_in(kept), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        asyncio.run(written(recorded.journal))
+        close(recorded.journal, 70, Told())
+    with recording(settings_in(kept), "0456", Told(), resumed=Resumed("0123")) as recorded:
+        assert recorded.over == 70
+    with monkeypatch.context() as patch:  # its driver was killed when it had said so
+        patch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+        with recording(settings_in(kept), "0456", Told()) as recorded:
+            assert recorded.over == 70
+    with recording(settings_in(kept), "0456", Told()) as recorded:
+        assert (recorded.job.job_id, recorded.over) == ("0456", None)
 
 
 def test_one_that_stands_by_begins_the_job_whose_driver_died_before_it_wrote_anything(tmp_path: Path) -> None:
