@@ -35,6 +35,10 @@ class SettingsError(ElasticError, ValueError):
     """What the user asked for cannot be: a flag, a config key, a combination of them."""
 
 
+class TakeoverError(SettingsError):
+    """A job that is there cannot be gone on with: it is left to another driver. Where it has a cause, that says why."""
+
+
 class DiscoveryError(ElasticError):
     """The host-discovery script failed, hung, or printed something that is not a list of hosts."""
 

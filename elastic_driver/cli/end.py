@@ -109,12 +109,13 @@ def _told_parent(job_id: str) -> str:
 def _taken_over(found: Recorded) -> int:
     """Takes it over to end it. Blocks until it has ended. Returns the exit code."""
     from elastic_driver.cli.resume import go_on
+    from elastic_driver.driver.recording import ENDED
 
     folder = found.job.settings.journal
     assert folder is not None, "it has a journal"
     parent.begin_with(signal.SIGTERM)
     code = go_on(folder, begins=False)
-    return 0 if code == 128 + signal.SIGTERM else code
+    return 0 if code == ENDED else code
 
 
 def _say(job_id: str, text: str) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_driver.cli.flags import parse
-from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.system import parent
+from elastic_driver.words import ExitCode
 
 if TYPE_CHECKING:
     from elastic_driver.launch.dial.early import EarlyAgent
@@ -71,10 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return parent.exit_code(run_job(settings, early=early))
     except SettingsError as error:
-        # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
-        print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
-        _leave_job(place)
-        return parent.exit_code(2)
+        return _refused(error, place)
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
@@ -84,6 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.excepthook(*sys.exc_info())
         _leave_job(place)
         return parent.exit_code(1)
+
+
+def _refused(error: SettingsError, place: _Place | None) -> int:
+    """Says why there is no driver. Returns the exit code."""
+    code, why = ExitCode.BAD_USAGE, error.__cause__
+    is_takeover = isinstance(error, TakeoverError)
+    if is_takeover and why is not None and not isinstance(why, SettingsError) and not shortage(why):
+        sys.excepthook(type(why), why, why.__traceback__)
+        code = ExitCode.INTERNAL_ERROR
+    # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
+    print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
+    if is_takeover or parent.started() is not None:
+        _leave_job(place)
+    return parent.exit_code(code)
 
 
 def _as_flags(words: list[str]) -> list[str]:
@@ -126,18 +138,20 @@ class _Place:
 
 
 def _leave_job(place: _Place | None) -> None:
-    """Of one that was started again. It has a job to go on with, whatever keeps it from that: too little memory, or a
-    package that is being replaced. Another one is started for it, or nobody any more: then it ends what it can."""
-    if parent.started() is None or parent.leave_to_another() or not parent.is_last():
+    """There is a job to go on with, or this process was started again for one, whatever keeps it from that: too little
+    memory, or a package that is being replaced. Another one is started for it, or nobody any more: then this one ends
+    what it can."""
+    if parent.leave_to_another() or not parent.is_last():
         return
-    said = "the job is not ended: its workers wait until --driver-timeout is over"
+    ended = why = ""
     try:
         from elastic_driver.cli.undriven import end_here
 
-        said = end_here(place.journal) if place is not None and place.journal is not None else said
+        ended = end_here(place.journal) if place is not None and place.journal is not None else ""
     except Exception as error:  # whatever has kept it from the job may keep it from this
-        said = f"{said} ({one_line(in_words(error))})"
-    print(f"elasticrun: warning: {said}", file=sys.stderr)
+        why = f" ({one_line(in_words(error))})"
+    left = f"the job is not ended: its workers wait until --driver-timeout is over{why}"
+    print(f"elasticrun: warning: {ended or left}", file=sys.stderr)
 
 
 def _early_agent(journal: Path | None) -> EarlyAgent | None:

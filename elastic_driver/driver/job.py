@@ -8,9 +8,7 @@ import os
 import re
 import secrets
 import socket
-import sys
 import tempfile
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +27,9 @@ from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.recording import ENDED, Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
-from elastic_driver.errors import SettingsError, in_words, shortage
+from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
+from elastic_driver.journal.file import has_job
 from elastic_driver.journal.folder import JournalFolder
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
@@ -62,7 +61,6 @@ from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
-from elastic_driver.system import parent
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.system.logged import warnings_told
@@ -100,6 +98,7 @@ def run_job(
     Raises:
         SettingsError: a program or a folder that the settings name cannot be used, the port or the event log cannot be
             had, a fixed host is not this machine, or the machine lacks what a driver needs.
+        TakeoverError: for whatever reason a job that is there cannot be taken over.
     """
     try:
         local = LocalDialler(early=early, outlives=settings.journal is not None)
@@ -111,6 +110,8 @@ def run_job(
         reason = shortage(error)
         if not reason:
             raise
+        if settings.journal is not None and has_job(settings.journal):
+            raise TakeoverError(f"cannot take over the job in {settings.journal}: {reason}") from error
         raise SettingsError(f"cannot start the driver: {reason}") from error
     finally:
         if early is not None:
@@ -152,14 +153,12 @@ def _run_job(
                 console.warning(suspicion)
             return _run_recorded(recorded, routes, local, gathering, console)
         except Exception as error:
-            if recorded.before is None or not parent.leave_to_another():
+            if recorded.before is None:
                 raise
-            if not isinstance(error, SettingsError):
-                traceback.print_exception(error, file=sys.stderr)
-            why = str(error) if isinstance(error, SettingsError) else f"internal error: {error!r}"
+            is_ours = not isinstance(error, SettingsError) and not shortage(error)
+            why = f"internal error: {error!r}" if is_ours else in_words(error)
             left = f"its workers are left alone, and wait for {recorded.job.settings.driver_timeout_s:g} s for a driver"
-            console.error(f"cannot take over job {recorded.job.job_id}: {why}; {left}")
-            return ExitCode.INTERNAL_ERROR
+            raise TakeoverError(f"cannot take over job {recorded.job.job_id}: {why}; {left}") from error
 
 
 def _run_recorded(

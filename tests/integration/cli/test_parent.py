@@ -533,7 +533,7 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         said = job.said()
         assert said.count("has failed: starting it again in 2 s") == 1
         assert ("ZeroDivisionError: a bug" in said) == (how in ("fails", "begins"))
-        assert ("elasticrun: error: cannot start the driver: " in said) == (how == "lacks")
+        assert ("elasticrun: error: cannot take over the job in " in said) == (how == "lacks")
         assert ("ImportError: no part" in said) == (how == "lacks a part")
         if how in ("fails", "refuses"):
             why = "no port" if how == "refuses" else "internal error: ZeroDivisionError('a bug')"
@@ -542,6 +542,48 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
         assert {line["pid"] for line in lines} == workers
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
+
+
+# Lacks memory once, when it has begun to take over.
+_LACKS_ONCE = """
+import sys
+from pathlib import Path
+from elastic_driver.cli.main import main
+from elastic_driver.driver import job
+mark, console = Path(sys.argv.pop(1)), job.Console
+def console_or_fail(**more):
+    if not mark.exists():
+        mark.touch()
+        raise MemoryError
+    return console(**more)
+job.Console = console_or_fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("words", ["command", "resume"])
+def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, words: str) -> None:
+    """No memory is left, before it has read the journal: no service manager would start it again after a 2."""
+    kept, mark = tmp_path / "kept", tmp_path / "mark"
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(kept), prefix=("env",)) as job:
+        job.wait_for_steps(2)
+        job.process.kill()
+        job.wait()
+        assert isinstance(job.process.args, list)
+        again = job.process.args[job.process.args.index("--event-log") :] if words == "command" else ["resume", kept]
+        lacking = [sys.executable, "-c", _LACKS_ONCE, mark, *again]
+        with subprocess.Popen(lacking, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as second:
+            assert second.stderr is not None
+            assert second.stderr.readline() == (
+                f"elasticrun: error: cannot take over the job in {kept}: no memory is left\n"
+            )
+            assert "has failed: starting it again" in second.stderr.readline()
+            while not job.events("took_over"):
+                assert second.poll() is None
+                time.sleep(0.02)
+            second.send_signal(signal.SIGTERM)
+            second.communicate(timeout=150)
+        assert second.returncode == 128 + signal.SIGTERM
 
 
 # No driver but the first ever has the job; the third is the last.
@@ -738,7 +780,7 @@ def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_
             agent.kill()
             _, said = end.communicate(timeout=150)
         assert end.returncode == 0, said
-        assert "none of its agents has come back" in said
+        assert "none of its agents has come back (exit code 143)" in said
         assert "this is a new job" not in said
         assert len(job.events("job_started")) == 1
     found = read_job(tmp_path / "kept")
