@@ -61,6 +61,7 @@ from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.version import __version__
+from elastic_driver.words import ExitCode
 
 
 def build(
@@ -78,6 +79,7 @@ def build(
     routes: Routes = (),
     journal: Journal | None = None,
     before: Recorded | None = None,
+    code_in_vain: int = ExitCode.INTERNAL_ERROR,
 ) -> ElasticDriver:
     """Makes the driver of one job. It does nothing before it is run.
 
@@ -95,6 +97,7 @@ def build(
         routes: what workers may ask beside what all workers may.
         journal: where steps are written before they are made; None for nowhere.
         before: the job as the driver before it has left it; None for a new one.
+        code_in_vain: what it ends with where nothing is left of that one.
     """
     clock = clock or JobClock()
     fleet, tasks = agents.fleet, agents.tasks
@@ -272,7 +275,7 @@ def build(
             away_s=before.away_s,
             carry_out=carry_out,
             clock=clock,
-            on_nobody=lambda: driver.begin_anew(),
+            on_nobody=lambda: driver.end_in_vain(code_in_vain),
         )
     driver = ElasticDriver(
         settings=settings,

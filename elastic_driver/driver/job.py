@@ -262,13 +262,12 @@ def _run_recorded(
             routes=routes,
             journal=journal,
             before=before,
+            code_in_vain=ExitCode.INTERNAL_ERROR if recorded.begins else ENDED,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
         is_closed, begins = False, driver.is_in_vain and recorded.begins
-        if driver.is_in_vain and not begins:
-            code = ENDED
         if journal is not None and not driver.end.is_abandoned:
             is_closed = close(journal, code, console, is_in_vain=begins)
         if begins and not is_closed:

@@ -289,10 +289,10 @@ class ElasticDriver:
         if self.stepper.state.end is not None:
             self._end_job(self.stepper.state.end)
 
-    def begin_anew(self) -> None:
-        """Nothing is left of the job that there was: it is over, and whoever runs this driver begins another."""
+    def end_in_vain(self, exit_code: int) -> None:
+        """Nothing is left of the job that there was: it is over, and whoever runs this driver may begin another."""
         self.is_in_vain = True
-        end = EndJob(ExitCode.INTERNAL_ERROR, "its driver had died, and none of its agents has come back")
+        end = EndJob(exit_code, "its driver had died, and none of its agents has come back")
         self.stepper.abandon(end)
         self._end_job(end)
 
