@@ -106,6 +106,8 @@ async def dial_in(
             transport, _ = await loop.create_connection(encrypted, host, port)
         return await met
     except BaseException:
+        if not met.cancel() and not met.cancelled():
+            met.exception()  # nobody waits for it any more
         if layer is not None and layer.is_connected:
             layer.abort()  # uvloop does not tell it where the connect is cancelled once it is made
         elif transport is not None:
@@ -161,6 +163,9 @@ class _Dialler(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
+        if self._met.done():  # nobody waits for it any more
+            self._transport.abort()
+            return
         name = str(self._credential.identity)
         if not isinstance(transport, TlsTransport):
             self._transport.write(opening(name))

@@ -14,11 +14,13 @@ import pytest
 import uvloop
 
 from elastic_driver.errors import OtherCertificateError, StrangerError, WrongTokenError
+from elastic_driver.launch.agent import dial_in as module
 from elastic_driver.launch.agent.dial_in import Met, dial_in
 from elastic_driver.rendezvous.authentication import MAGIC, NONCE_BYTES, Challenge, opening, read_request, refusal
 from elastic_driver.rendezvous.certificate import Certificate, client_context
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message, pack_frame
+from elastic_driver.rendezvous.tls import TlsLayer
 from elastic_driver.system.local_socket import SocketFolder, url_of
 from tests.support.fakes.rendezvous_service import CERTIFICATE, PATIENCE_S
 from tests.support.fakes.scripted_driver import authenticate, listening, over_tls
@@ -242,6 +244,30 @@ def test_who_does_not_shake_hands_is_waited_for_no_longer_than_the_caller_likes(
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         act(main)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_one_that_is_cancelled_when_it_has_just_connected_leaves_nothing_behind(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(agent: Agent) -> None:
+        dialling = asyncio.ensure_future(agent.dial(f"https://127.0.0.1:{silent.getsockname()[1]}"))
+
+        class Cut(TlsLayer):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                dialling.cancel()
+
+        monkeypatch.setattr(module, "TlsLayer", Cut)
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        silent.setblocking(True)
+        other, _ = silent.accept()
+        with other:
+            await asyncio.to_thread(lambda: list(iter(lambda: other.recv(1024), b"")))
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        act(main, loop)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
