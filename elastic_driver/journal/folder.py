@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.system.parent import Interruption
 from elastic_driver.system.process_name import lives, name_of_this_process, pid_in
 from elastic_driver.system.safe_files import leads_to, who_exchanges_in, why_not_private
 
@@ -104,7 +105,7 @@ class JournalFolder:
         *,
         stands_by: bool = False,
         on_wait: Callable[[str], None] = lambda text: None,
-        look: Callable[[], None] = lambda: None,
+        look: Interruption = lambda *, drives: None,
     ) -> Self:
         """Makes the folder where it is not there, checks it, and locks it.
 
@@ -115,7 +116,7 @@ class JournalFolder:
             job_id: what is written into the lock, for messages.
             stands_by: whether the end of a living process that has it is waited for, too.
             on_wait: told once, in words, when it has to wait.
-            look: called again and again while it waits; what it raises ends that.
+            look: called again and again while it waits, also for a living process; what it raises ends that.
 
         Raises:
             JournalHeldError: a living process has it.
@@ -248,16 +249,15 @@ class _Waiting:
         is_stood_by: whether the end of a living process was waited for.
     """
 
-    def __init__(
-        self, path: Path, on_wait: Callable[[str], None], look: Callable[[], None], *, stands_by: bool
-    ) -> None:
+    def __init__(self, path: Path, on_wait: Callable[[str], None], look: Interruption, *, stands_by: bool) -> None:
         self._path, self._on_wait, self._look, self._stands_by = path, on_wait, look, stands_by
         self._told = ""
         self.is_stood_by = False
 
     def wait(self, process: str, job: str) -> None:
         """A while, or until the process has ended. Raises JournalHeldError where there is nothing to wait for."""
-        if not process or lives(process):
+        drives = not process or lives(process)
+        if drives:
             if not self._stands_by:
                 raise _held(self._path, process, job)
             self.is_stood_by = True
@@ -268,7 +268,7 @@ class _Waiting:
                 f"the journal {self._path} is still locked for process {pid_in(process)}, which is dead: waiting "
                 "until the kernel has let go of it"
             )
-        self._look()
+        self._look(drives=drives)
         if not _wait_for_end(pid_in(process)):
             time.sleep(_LOOK_S)
 

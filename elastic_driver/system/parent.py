@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from elastic_driver.errors import in_words
 from elastic_driver.system.process_name import name_of
@@ -165,14 +165,22 @@ def early_signals() -> Iterator[signal.Signals]:
         yield _started.signals.pop(0)
 
 
-def interruption() -> Callable[[], None]:
+class Interruption(Protocol):
+    """Ends a driver that waits for another's end, where a signal has come for it. To be called again and again."""
+
+    def __call__(self, *, drives: bool) -> None:
+        """Raises SystemExit with the exit code of one that a signal has ended.
+
+        Args:
+            drives: whether the other lives, and its job goes on without this one.
+        """
+
+
+def interruption() -> Interruption:
     """What a driver that waits calls again and again. It ends this process once a signal has come since.
 
-    What has come before is for the job that the driver waits for. Signals that are for workers mean nothing to it from
-    now on: it has none yet.
-
-    Returns:
-        Raises SystemExit with the exit code of one that a signal has ended.
+    What has come before is for the job of a driver that is dead: this one takes that over, to end it. Signals that are
+    for workers mean nothing to it from now on: it has none yet.
     """
     if threading.current_thread() is threading.main_thread():
         for each in (each for number in _FOR_WORKERS for each in numbers_of(number)):
@@ -180,9 +188,9 @@ def interruption() -> Callable[[], None]:
                 signal.signal(each, lambda got, frame: None)  # not ignored: workers would inherit that
     before = 0 if _started is None else len(_started.signals)
 
-    def look() -> None:
-        if _started is not None and len(_started.signals) > before:
-            sys.exit(128 + _started.signals[before])
+    def look(*, drives: bool) -> None:
+        if _started is not None and (signals := _started.signals[0 if drives else before :]):
+            sys.exit(128 + signals[0])
 
     return look
 

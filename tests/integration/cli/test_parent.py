@@ -751,6 +751,30 @@ def test_signals_for_workers_mean_nothing_to_a_driver_that_stands_by(tmp_path: P
         assert (process.returncode, said) == (128 + signal.SIGTERM, "")
 
 
+def test_one_that_stands_by_ends_though_it_was_killed_before_it_took_the_signal(tmp_path: Path, runtime: Path) -> None:
+    """The next one is told of it. It is not for the job, which has a driver."""
+    kept = tmp_path / "kept"
+    leave(kept)
+    words = [sys.executable, "-m", "elastic_driver", *RUN, "--journal", str(kept), "--standby-driver", "true"]
+    with (
+        JournalFolder.take(kept, "0123"),
+        subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process,
+    ):
+        assert process.stderr is not None
+        assert "standing by: job 0123" in process.stderr.readline()
+        [first] = psutil.Process(process.pid).children()
+        first.kill()  # it has no handlers: what comes would kill it
+        assert "was killed by SIGKILL: starting it again" in process.stderr.readline()
+        assert "standing by: job 0123" in process.stderr.readline()
+        [driver] = psutil.Process(process.pid).children()
+        driver.suspend()
+        process.send_signal(signal.SIGTERM)
+        driver.kill()
+        _, said = process.communicate(timeout=150)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert said.count("was killed by SIGKILL: starting it again") == 1
+
+
 # Finds that nothing is left of a job before it takes the signal.
 _LATE = """
 import sys

@@ -303,7 +303,8 @@ def test_whoever_waits_can_be_interrupted(tmp_path: Path) -> None:
     taken, _ = held_for_the_dead(tmp_path / "journal")
     looks = iter([None, None, SystemExit(143)])
 
-    def look() -> None:
+    def look(*, drives: bool) -> None:
+        assert not drives
         if error := next(looks):
             raise error
 
@@ -320,7 +321,8 @@ def test_one_that_stands_by_waits_for_the_end_of_a_living_process(tmp_path: Path
     told: list[str] = []
     looks: list[None] = []
 
-    def look() -> None:
+    def look(*, drives: bool) -> None:
+        assert drives
         looks.append(None)
         if len(looks) == 2:
             process.kill()
