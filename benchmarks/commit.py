@@ -21,7 +21,7 @@ import statistics
 import time
 
 import torch
-from optimizer import shapes
+from optimizer import with_adams_state
 
 import elastic_driver.torch as hvd
 
@@ -32,12 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(shape)) for shape in shapes()])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for param in model.parameters():
-        param.grad = torch.ones_like(param)
-    optimizer.step()
-    optimizer.zero_grad()
+    model, optimizer = with_adams_state()
     state = hvd.elastic.TorchState(model, optimizer, step=0)
     state.commit()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

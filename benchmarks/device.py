@@ -86,17 +86,12 @@ def rank_main(paths: list[str], turns: int) -> dict[str, float]:
 
 
 def commits(turns: int) -> dict[str, float]:
-    from optimizer import shapes
+    from optimizer import with_adams_state
 
     import elastic_driver.torch as hvd
 
     hvd.init()
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape, device="cuda")) for shape in shapes()])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for param in model.parameters():
-        param.grad = torch.randn_like(param)
-    optimizer.step()
-    optimizer.zero_grad()
+    model, optimizer = with_adams_state("cuda")
     state = hvd.elastic.TorchState(model, optimizer, step=0)
     sources = [param.detach() for _ in range(3) for param in model.parameters()]
     hosts = {

@@ -46,6 +46,17 @@ def shapes() -> Iterator[tuple[int, ...]]:
     yield from ((1000, 2048), (1000,))
 
 
+def with_adams_state(device: str = "cpu") -> tuple[torch.nn.ParameterList, torch.optim.Adam]:
+    """Such a model of 100 MB, and its optimizer, which has its state: 300 MB in all."""
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(shape, device=device)) for shape in shapes()])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
 class Touch(torch.autograd.Function):
     """Passes its input on; the parameter gets a gradient of ones."""
 

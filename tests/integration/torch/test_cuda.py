@@ -147,14 +147,7 @@ def test_nothing_is_left_of_fifty_rounds_over_nccl() -> None:
         for worker in workers:
             env = NCCL | {"STEP_LOG": "/dev/stdout", "HOROVOD_HOSTNAME": worker.hostname}
             job.spawn(worker, "ddp-cuda-resets", env=env, file=PROGRAM)
-
-        def have_ended() -> bool:
-            return all(job.processes[worker].popen.poll() is not None for worker in workers)
-
-        while not have_ended():
-            count = len(job.rounds)
-            job.plan(workers)
-            job.wait_for(lambda count=count: len(job.rounds) > count or have_ended(), "another round")
+        job.plan_until_all_have_ended(workers)
         for worker in workers:
             distributed_program.check_nothing_is_left(job.wait_end(worker).lines)
 

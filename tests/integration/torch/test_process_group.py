@@ -275,14 +275,7 @@ def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
 @pytest.mark.parametrize("kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("fsdp", "zero"))])
 def test_nothing_is_left_of_fifty_rounds(kind: str) -> None:
     with training(f"{kind}-resets", STAYING) as running:
-
-        def have_ended() -> bool:
-            return all(running.processes[worker].popen.poll() is not None for worker in STAYING)
-
-        while not have_ended():
-            count = len(running.rounds)
-            running.plan(STAYING)
-            running.wait_for(lambda count=count: len(running.rounds) > count or have_ended(), "another round")
+        running.plan_until_all_have_ended(STAYING)
         ends = [running.wait_end(worker).lines for worker in STAYING]
     for mine in ends:
         check_nothing_is_left(mine)

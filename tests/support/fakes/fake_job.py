@@ -237,6 +237,17 @@ class FakeJob:
 
         self._call(apply)
 
+    def plan_until_all_have_ended(self, members: Sequence[WorkerId]) -> None:
+        """One round after the other with these, each as soon as there is the one before. Blocks until they have."""
+
+        def have_ended() -> bool:
+            return all(self.processes[worker].popen.poll() is not None for worker in members)
+
+        while not have_ended():
+            count = len(self.rounds)
+            self.plan(members)
+            self.wait_for(lambda count=count: len(self.rounds) > count or have_ended(), "another round")
+
     def notify(self, kind: NoticeKind, reason: str) -> None:
         """Tells the members of the round."""
 
