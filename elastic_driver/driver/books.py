@@ -1,7 +1,8 @@
 """What is counted and summed up of a job, kept for a later driver now and then.
 
 Owns when. It is no news that anything would come of, so it costs few writes of its own: it goes with others, at most
-each BESIDE_S, and after ALONE_S by itself. So a later driver's clock is at most that far behind, too, and drivers that
+each BESIDE_S, and after ALONE_S by itself; but a drain of a slow worker, whose pause it has, is never written without
+it. So a later driver's clock is at most that far behind, too, and drivers that
 die again and again do not begin a limit anew each time.
 """
 
@@ -47,6 +48,7 @@ class Books:
         self._vitals = vitals
         self._drains = drains
         self._kept_at = clock()
+        self._drained_at: float | None = None
         journal.beside = self._beside
 
     async def keep(self) -> None:
@@ -60,12 +62,15 @@ class Books:
 
     def _beside(self) -> BooksKept | None:
         """What goes with the record that is written now; None for nothing."""
-        return self._now() if self._clock() - self._kept_at >= BESIDE_S else None
+        is_new = self._drains is not None and self._drains.last_at != self._drained_at
+        return self._now() if is_new or self._clock() - self._kept_at >= BESIDE_S else None
 
     def _now(self) -> BooksKept:
         self._kept_at = now = self._clock()
         chronicle = self._chronicle
-        drains = None if self._drains is None else self._drains.kept()
+        drains = None
+        if self._drains is not None:
+            drains, self._drained_at = self._drains.kept(), self._drains.last_at
         return BooksKept(
             now, self._tally.kept(), chronicle.goodput.kept(), chronicle.kept(), self._vitals.kept(), drains
         )

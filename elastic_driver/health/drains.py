@@ -34,20 +34,24 @@ class DrainsKept:
 
 
 class Drains:
-    """The slow workers of one job."""
+    """The slow workers of one job.
+
+    Attributes:
+        last_at: when one was drained last, on the job's clock; None for never.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[WorkerId, StragglerFound] = {}  # those that could not be drained when they were found
-        self._last_at: float | None = None
+        self.last_at: float | None = None
         self._hosts: dict[str, float] = {}  # by host: when one of its places was drained last
 
     def kept(self) -> DrainsKept:
         """For the journal. Who waits for a drain is found slow again."""
-        return DrainsKept(self._last_at, dict(self._hosts))
+        return DrainsKept(self.last_at, dict(self._hosts))
 
     def go_on(self, kept: DrainsKept) -> None:
         """Goes on with the pauses of a driver that has died. To be called before all else."""
-        self._last_at, self._hosts = kept.last_at, dict(kept.hosts)
+        self.last_at, self._hosts = kept.last_at, dict(kept.hosts)
 
     def take(self, news: StragglerFound | StragglerGone, state: State, now: float) -> list[DrainRequested | NotDrained]:
         """A worker is slow, and leaves where the job can spare it; or is slow no more."""
@@ -74,7 +78,7 @@ class Drains:
             self._waiting[worker] = slow
             return [] if is_known else [NotDrained(worker, why)]
         self._waiting.pop(worker, None)
-        self._last_at = now
+        self.last_at = now
         # Hosts of always new names may come.
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < HOST_PAUSE_S}
         self._hosts[worker.hostname] = now
@@ -82,8 +86,8 @@ class Drains:
         return [DrainRequested(worker.hostname, slot, how)]
 
     def _why_not_yet(self, hostname: str, now: float) -> str:
-        if self._last_at is not None and now - self._last_at < DRAIN_PAUSE_S:
-            return f"another slow worker was drained {now - self._last_at:.0f} s ago"
+        if self.last_at is not None and now - self.last_at < DRAIN_PAUSE_S:
+            return f"another slow worker was drained {now - self.last_at:.0f} s ago"
         if now - self._hosts.get(hostname, float("-inf")) < HOST_PAUSE_S:
             return f"a place of host {hostname} was drained for that already"
         return ""

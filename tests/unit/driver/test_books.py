@@ -56,6 +56,20 @@ def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
     run_virtually(main)
 
 
+def test_the_drain_of_a_slow_worker_is_never_written_without_its_pause() -> None:
+    """Else the next driver could drain another one at once."""
+
+    async def main(loop: VirtualLoop) -> None:
+        journal, drains = Journal(), Drains()
+        Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable(), drains)
+        assert journal.beside() is None
+        drains.go_on(DrainsKept(loop.time(), {"a": loop.time()}))
+        assert journal.beside().drains == drains.kept()
+        assert journal.beside() is None
+
+    run_virtually(main)
+
+
 def past(kept: BooksKept | None) -> Recorded:
     state = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
     return Recorded(a_took(), job_of_one(), state, 100.0, facts=Facts(books=kept), away_s=7.0)
