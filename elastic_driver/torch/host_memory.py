@@ -1,5 +1,7 @@
 """Host memory for copies of a state: page-locked for what lies on a GPU, which then copies at the speed of its bus.
 
+Owns how much of it is page-locked: nobody else can have that, and the kernel kills for what is lacking then.
+
 torch's allocator of page-locked memory rounds up to a power of two and keeps what it once had. So tensors share slabs
 whose sizes are powers of two.
 """
@@ -10,21 +12,61 @@ import threading
 from collections.abc import Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from elastic_driver.system.cgroups import memory_limit
 from elastic_driver.torch.device.groups import say_once
 from elastic_driver.torch_private.tensors import copy_each
+from elastic_driver.worker.rounds.current import is_initialized, local_size
+from elastic_driver.worker.settings import ENV_PAGE_LOCKED, worker_settings
 
 SLAB_BYTES = 64 << 20
 _ALIGNED_BYTES = 64
 
-_has_refused = threading.Event()  # the system has not given page-locked memory, once
+# Of the memory that a machine or a container has, the workers there page-lock no more together.
+_SHARE = 2
+
+_has_refused = threading.Event()  # there was no page-locked memory to be had, once
+
+
+class _Locked:
+    """The page-locked memory that copies have."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the other
+        self._pieces: list[tuple[StorageWeakRef, int]] = []
+
+    def take(self, count: int) -> torch.Tensor:
+        """New memory, (count,) uint8. Raises RuntimeError where there is none, or no more is allowed."""
+        with self._lock:
+            self._pieces = [piece for piece in self._pieces if not piece[0].expired()]  # type: ignore[no-untyped-call]
+            limit = _limit()
+            if limit is not None and count + sum(nbytes for _, nbytes in self._pieces) > limit:
+                raise RuntimeError(f"this process may have {limit >> 20} MiB of it, see {ENV_PAGE_LOCKED}")
+            made = torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
+            memory = StorageWeakRef(made.untyped_storage())  # type: ignore[no-untyped-call]
+            self._pieces.append((memory, count))
+            return made
+
+
+_locked = _Locked()
+
+
+def _limit() -> int | None:
+    """The most bytes that this process page-locks; None for any number."""
+    if (given := worker_settings().page_locked_bytes) is not None:
+        return given
+    all_there_is = memory_limit()
+    return None if all_there_is is None else all_there_is // _SHARE // (local_size() if is_initialized() else 1)
 
 
 def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:
-    """New memory, (count,) uint8; page-locked if asked for and the system gives that much, else ordinary memory."""
-    if pinned:
+    """New memory, (count,) uint8; page-locked if asked for and there is that much of it, else ordinary memory."""
+    if pinned and worker_settings().page_locked_bytes == 0:
+        _has_refused.set()
+    elif pinned:
         try:
-            return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
+            return _locked.take(count)
         except RuntimeError as error:
             _has_refused.set()
             reason = (str(error).splitlines() or [type(error).__name__])[0]

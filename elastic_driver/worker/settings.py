@@ -37,6 +37,7 @@ from elastic_driver.rendezvous.environment import (
 from elastic_driver.words import Backend
 
 ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
+ENV_PAGE_LOCKED = "ELASTIC_DRIVER_PAGE_LOCKED_BYTES"
 
 _MOST_WAIT_S = 1e9  # what elasticrun takes
 _MOST = 1 << 50  # what elasticrun takes of MB, in bytes
@@ -160,6 +161,7 @@ class WorkerSettings:
         timeline: file for the trace; "" for none.
         timeline_mark_cycles: whether it has the engine's cycles.
         device_lane: how CUDA tensors are carried: "auto", "cuda", "off" or "cpu" (see docs/devices.md).
+        page_locked_bytes: most of the host's memory that this worker page-locks, in bytes; None for its share.
         interface: of the network, in jobs that mpirun or srun has started: a name, an address or a network; "" for any.
         start_timeout_s: how long ranks of such a job wait for others that have not called ``init()``, seconds.
         durable_dir: folder for commits on disc; None for none.
@@ -206,6 +208,7 @@ class WorkerSettings:
     timeline: str = field(default="", metadata=_by("HOROVOD_TIMELINE", _timeline))
     timeline_mark_cycles: bool = field(default=False, metadata=_by("HOROVOD_TIMELINE_MARK_CYCLES", _switch))
     device_lane: str = field(default="auto", metadata=_by(ENV_LANE, _one_of("auto", "cuda", "off", "cpu")))
+    page_locked_bytes: int | None = field(default=None, metadata=_by(ENV_PAGE_LOCKED, _bytes))
     interface: str = field(default="", metadata=_by("HOROVOD_GLOO_IFACE", str))
     start_timeout_s: float = field(default=300.0, metadata=_by("HOROVOD_START_TIMEOUT", _seconds(_MOST_WAIT_S)))
     durable_dir: Path | None = field(default=None, metadata=_by("ELASTIC_DRIVER_DURABLE_DIR", Path))

@@ -1,7 +1,7 @@
 """Whether the kernel's OOM killer has ended a process of this process's cgroup.
 
-Owns the count that it goes by. A container's limit of memory, a pod's and a Slurm step's are limits of cgroups. The
-kernel counts there whom it kills, before it does; those, too, that it kills since the whole machine is out of memory.
+Owns the count that it goes by. The kernel counts in a cgroup whom it kills, before it does; those, too, that it kills
+since the whole machine is out of memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 
 from elastic_driver.launch.words import OUT_OF_MEMORY, ExitStatus
+from elastic_driver.system.cgroups import memory_files
 
 # A shell says so when SIGKILL has ended its command.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -24,7 +25,10 @@ class OomKills:
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._file = next((file for file in _candidates(root) if _count(file) is not None), None)
+        self._file = next(
+            (file for file in memory_files("memory.oom_control", "memory.events", root) if _count(file) is not None),
+            None,
+        )
         self.forget()
 
     def forget(self) -> None:
@@ -40,21 +44,6 @@ class OomKills:
 
     def _now(self) -> int:
         return 0 if self._file is None else _count(self._file) or 0
-
-
-def _candidates(root: Path) -> list[Path]:
-    """Where the count may be: of version 1 and 2 of cgroups, also where a container sees its own cgroup only."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            folders = [path.strip("/"), ""]
-            if "memory" in controllers.split(","):
-                found += [root / "sys/fs/cgroup/memory" / folder / "memory.oom_control" for folder in folders]
-            elif number == "0" and not controllers:
-                found += [root / "sys/fs/cgroup" / folder / "memory.events" for folder in folders]
-    return found
 
 
 def _count(file: Path) -> int | None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.torch import host_memory
 from elastic_driver.torch.device import groups
+from elastic_driver.worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.unit
 
@@ -56,6 +57,55 @@ def test_ordinary_memory_where_none_can_be_locked(
     assert [record.getMessage() for record in caplog.records] == [
         "elastic_driver: cannot page-lock host memory (CUDA error: out of memory): copies of GPU tensors take longer"
     ]
+
+
+def test_no_more_is_locked_than_is_allowed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(groups, "_warnings", set())
+    monkeypatch.setattr(host_memory, "_has_refused", threading.Event())
+    monkeypatch.setattr(host_memory, "_locked", host_memory._Locked())
+    monkeypatch.setattr(host_memory, "worker_settings", lambda: WorkerSettings(page_locked_bytes=3 << 20))
+    locked: list[int] = []
+    make = torch.empty
+
+    def empty(count: int, *, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        if pin_memory:
+            locked.append(count)
+        return make(count, **more)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    first, second = (host_memory.empty_bytes(1 << 20, pinned=True) for _ in range(2))
+    whole = first
+    first = first[10:]  # what is left of it keeps it
+    del whole
+    assert host_memory.empty_bytes(2 << 20, pinned=True).shape == (2 << 20,)
+    assert locked == [1 << 20] * 2
+    assert host_memory._has_refused.is_set()
+    del first, second
+    host_memory.empty_bytes(3 << 20, pinned=True)
+    assert locked[2:] == [3 << 20], "the others are free"
+    assert [record.getMessage() for record in caplog.records] == [
+        "elastic_driver: cannot page-lock host memory (this process may have 3 MiB of it, see "
+        "ELASTIC_DRIVER_PAGE_LOCKED_BYTES): copies of GPU tensors take longer"
+    ]
+
+
+def test_none_is_locked_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(host_memory, "_has_refused", threading.Event())
+    monkeypatch.setattr(host_memory, "worker_settings", lambda: WorkerSettings(page_locked_bytes=0))
+    assert not host_memory.empty_bytes(10, pinned=True).is_pinned()
+    assert host_memory._has_refused.is_set()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 1 << 30), (0, 0), (5, 5)])
+def test_workers_of_a_machine_share_half_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, limit: int
+) -> None:
+    monkeypatch.setattr(host_memory, "worker_settings", lambda: WorkerSettings(page_locked_bytes=given))
+    monkeypatch.setattr(host_memory, "memory_limit", lambda: 4 << 30)
+    monkeypatch.setattr(host_memory, "is_initialized", lambda: True)
+    monkeypatch.setattr(host_memory, "local_size", lambda: 2)
+    assert host_memory._limit() == limit
 
 
 class OnGpu:

@@ -63,6 +63,7 @@ def test_without_variables_the_defaults_hold() -> None:
         ("ELASTIC_DRIVER_DURABLE_DIR", "/d", Path("/d")),
         ("ELASTIC_DRIVER_DURABLE_INTERVAL", "1e9", 1e9),
         ("ELASTIC_DRIVER_DURABLE_KEEP", "3", 3),
+        ("ELASTIC_DRIVER_PAGE_LOCKED_BYTES", "0", 0),
     ],
 )
 def test_values(name: str, text: str, value: object) -> None:
