@@ -272,8 +272,10 @@ class ElasticDriver:
             self.chronicle.remark(self.agents.invitation)
             return
         file = self.settings.join_token_file
+        # Who has not been welcomed yet knows nothing of a journal, and would not wait for another driver.
+        patience = "" if self.settings.journal is None else f" --agent-timeout {self.settings.driver_timeout_s:g}"
         for url in self.agents.urls[:1]:
-            command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}"
+            command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}{patience}"
             if not file:
                 self.chronicle.remark(
                     f"the join token is written by: elasticrun jobs --write-join-token FILE {self.job.job_id}"

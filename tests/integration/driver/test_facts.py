@@ -179,6 +179,7 @@ def test_a_later_driver_is_in_the_place_of_the_first(tmp_path: Path, runtime: Pa
         first.wait_for_steps(2)
         before = recorded_in(kept)
         assert before is not None
+        assert "--join-token-file FILE --agent-timeout 600\n" in first.said(), "a host that is to join waits as long"
         first.process.kill()
         first.process.wait()
         later = ("--grace-time", "3", "-x", "TOKEN=a-new-word")
