@@ -1,11 +1,11 @@
 """What the death of a driver costs a job with a journal.
 
-    python benchmarks/takeover.py [--runs 5] [--workers 4] [--folder DIR] [--standby]
+    python benchmarks/takeover.py [--runs 5] [--workers 4] [--folder DIR] [--standby] [--loop torchrun]
 
-One job on this machine: workers with 4 MB of gradients, 50 ms of sleep and a commit each step (elastic_loop.py). In
-turn its driver is killed, the same command is started again at once, and when that has taken over, a stretch of the
-same length passes undisturbed. With --standby that command is there before, with --standby-driver. Over all runs,
-medians and ranges, seconds:
+One job on this machine: workers with 4 MB of gradients, 50 ms of sleep and a commit each step (elastic_loop.py); with
+``--loop torchrun`` those of a script for torchrun, DDP over gloo (torchrun_loop.py). In turn its driver is killed, the
+same command is started again at once, and when that has taken over, a stretch of the same length passes undisturbed.
+With --standby that command is there before, with --standby-driver. Over all runs, medians and ranges, seconds:
 
     took over   from SIGKILL until all agents are the new driver's (its event took_over), imports and all
     gap         the longest time between two steps of a rank, from SIGKILL until a second after the takeover
@@ -45,12 +45,13 @@ class JournaledJob(ElasticJob):
         folder: for its files, and its journal.
         workers: how many.
         has_standby: whether the next driver is there before one dies.
+        loop: see ElasticJob.
     """
 
-    def __init__(self, folder: Path, workers: int, *, has_standby: bool) -> None:
+    def __init__(self, folder: Path, workers: int, *, has_standby: bool, loop: str) -> None:
         self.journal = folder / "journal"
         self._has_standby = has_standby
-        super().__init__(folder, workers, 1)
+        super().__init__(folder, workers, 1, loop=loop)
 
     def launcher(self) -> list[str]:
         """See ElasticJob."""
@@ -128,10 +129,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--standby", action="store_true")
+    parser.add_argument("--loop", choices=("elastic", "torchrun"), default="elastic")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as name,
-        JournaledJob(Path(name), arguments.workers, has_standby=arguments.standby) as job,
+        JournaledJob(
+            Path(name), arguments.workers, has_standby=arguments.standby, loop=f"{arguments.loop}_loop.py"
+        ) as job,
     ):
         job.wait_for_steps(arguments.workers, steps=20)
         runs = [one_run(job, arguments.workers) for _ in range(arguments.runs)]

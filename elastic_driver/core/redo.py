@@ -8,8 +8,8 @@ come again. So nobody has to know which of them had been.
 Only what is due of processes is made here. Round and notice are levels, which each agent is told that comes; a request
 that is open is answered from the state (``Round``, and that a worker is LEAVING); the end of the job is ``State.end``.
 
-For jobs whose workers reset in place. The ranks that others are started with are those of their launch, and not a
-forecast: these jobs are refused.
+Workers that reset in place are started with a forecast of their ranks, which is made anew; those that are restarted
+with the ranks of their launch, which stand in the state. Workers without rounds are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from elastic_driver.core.events import Command, GiveUpHost, KillWorker, StopWorker
+from elastic_driver.core.assignment import hosts_of
+from elastic_driver.core.events import Command, GiveUpHost, KillWorker, StartWorker, StopWorker
 from elastic_driver.core.staffing import places_to_stand_by, planned_starts
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, record_of, told_ending
 from elastic_driver.errors import ElasticError
@@ -60,10 +61,10 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
     Raises:
         OlderStateError: the agent knows a round, or a notice, that this job has not had yet. Its workers train in a
             round that this driver knows nothing of: it is refused, and ends them.
-        ValueError: the job's workers do not reset in place.
+        ValueError: the job's workers have no rounds.
     """
-    if state.policy.on_change is not OnChange.IN_PLACE:
-        raise ValueError(f"cannot redo what is due of workers that do not reset in place ({state.policy.on_change})")
+    if state.policy.on_change is OnChange.NO_ROUNDS:
+        raise ValueError("cannot redo what is due of workers without rounds")
     _check_age(state, levels)
     # When the job has ended, the state no longer says who was heard again since.
     if not state.ended and any(one.hostname == levels.hostname and one.given_up for one in state.silent):
@@ -71,7 +72,15 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
     commands = [command for worker in levels.there for command in _orders(state, worker)]
     fresh = [record.worker for record in _not_there(state, levels) if _is_to_start(state, record)]
     # A plan is of all workers of the job: none is made for each of a thousand hosts that needs no start.
-    return [*commands, *planned_starts(state, fresh, places_to_stand_by(state))] if fresh else commands
+    return [*commands, *_starts(state, fresh)] if fresh else commands
+
+
+def _starts(state: State, fresh: list[WorkerId]) -> list[StartWorker]:
+    if not state.policy.on_change.restarts:
+        return planned_starts(state, fresh, places_to_stand_by(state))
+    assert state.launch is not None, "restarted workers boot for a launch"
+    hosts = hosts_of(state.launch.placed)
+    return [StartWorker(one.worker, one.slot, hosts=hosts) for one in state.launch.placed if one.worker in fresh]
 
 
 def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:

@@ -2,8 +2,8 @@
 
 Owns when. It is no news that anything would come of, so it costs few writes of its own: it goes with others, at most
 each BESIDE_S, and after ALONE_S by itself; but a drain of a slow worker, whose pause it has, is never written without
-it. So a later driver's clock is at most that far behind, too, and drivers that
-die again and again do not begin a limit anew each time.
+it. So a later driver's clock is at most that far behind, too, and drivers that die again and again do not begin a limit
+anew each time.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _run_recorded(
 ) -> int | JournalFolder:
     job, journal, before = recorded.job, recorded.journal, recorded.before
     settings, job_id = job.settings, job.job_id
-    on_change = first_kind(settings)
+    on_change = first_kind(settings) if before is None else before.state.policy.on_change
     logs = _rank_logs(settings, job_id)
     instant = Instant(before_s=0.0 if before is None else before.at_s)
     if journal is not None:
@@ -313,11 +313,6 @@ def _check_recorded(settings: Settings, routes: Routes) -> None:
         return
     if routes:
         raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")
-    if first_kind(settings) is not OnChange.IN_PLACE:
-        raise SettingsError(
-            f"--journal is for workers that reset in place, and {settings.command[0]} is not seen to call hvd.init(): "
-            "give --on-change in-place too if it does"
-        )
 
 
 def first_kind(settings: Settings) -> OnChange:
@@ -376,8 +371,13 @@ def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
     name = re.sub(r"[^A-Za-z0-9._=@+-]", "_", nodes.run_id).lstrip(".")[:_MOST_NAME] or job_id
     folder = settings.logs.folder
     if settings.logs.keeps_files:
+        if folder is None and settings.journal is not None:
+            folder = settings.journal / "logs"  # where a later driver goes on with them
         try:
-            folder = Path(tempfile.mkdtemp(prefix="elasticrun_")) if folder is None else folder
+            if folder is None:
+                folder = Path(tempfile.mkdtemp(prefix="elasticrun_"))
+            elif settings.logs.folder is None:
+                folder.mkdir(mode=0o700, exist_ok=True)
             os.close(open_folder_inside(folder, name))
         except OSError as error:
             raise SettingsError(

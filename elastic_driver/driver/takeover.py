@@ -33,6 +33,7 @@ from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import AgentKept, may_come_back
 from elastic_driver.launch.fleet.link import AGAIN_S, MARGIN_S, AgentLink
+from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous import agent_messages
@@ -67,6 +68,7 @@ class Parts:
     fleet: Fleet
     addresses: Addresses
     workers: Workers
+    meetings: Meetings
     worker_events: WorkerEvents
     rounds: Rounds
     requests: AgentRequests
@@ -141,9 +143,11 @@ class Takeover:
         parts.fleet.resume(one.hostname for one in state.silent)
         there = [one.worker for one in state.workers if parts.fleet.link_of(one.worker.hostname) is not None]
         parts.workers.expect(there)
-        if state.round_id:
+        # One of restarted workers that is launched begins when all of them run.
+        has_begun = state.round is not None and state.launch is None
+        if state.round_id and has_begun:
             parts.requests.begin_round(state.round_id)
-        if state.round is not None:
+        if state.round is not None and has_begun:
             hosts = sorted({worker.hostname for worker in state.members})
             parts.rounds.resume(state.round, places_of(state.members), parts.addresses.of(hosts))
             if state.notice_version:
@@ -219,6 +223,7 @@ class Takeover:
         known = _Known(state)
         running = parts.workers.back(link, levels, known)
         parts.fleet.returned(link, levels)
+        parts.meetings.back(link, levels.held)
         self._is_awaited_no_more(link)
         self._back += 1
         # They have seen it go. The journal only says when it has written last.

@@ -21,7 +21,7 @@ from elastic_driver.core.events import (
     WorkerSpared,
     WorkerStarted,
 )
-from elastic_driver.core.state import record_of
+from elastic_driver.core.state import WorkerPhase, record_of
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
@@ -77,6 +77,10 @@ class WorkerEvents:
         """A process runs that another driver has had started."""
         self._chronicle.worker_started(worker.id, worker.pid, again=True)
         self._standings.started(worker.id)
+        state = self._stepper.state
+        record = record_of(state, worker.id)
+        if record is not None and record.phase is WorkerPhase.BOOTING and not state.policy.on_change.asks_for_rounds:
+            self._stepper.report(WorkerStarted(worker.id))  # the last driver has died before that was written down
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """A process could not be started."""

@@ -29,7 +29,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -526,10 +526,12 @@ class HoldPort(Said, name="hold_port"):
     Attributes:
         generation: number of the generation.
         ports: first and last port that may be taken; empty for any.
+        round_id: its round, for another driver that has to know whose port that is.
     """
 
     generation: int
     ports: list[int]
+    round_id: int
 
 
 @dataclass(frozen=True)
@@ -602,14 +604,27 @@ class WorkerLevel:
 
 
 @dataclass(frozen=True)
+class PortLevel:
+    """A port that an agent holds, see HoldPort.
+
+    Attributes:
+        generation, round_id: for whom.
+        port: which.
+    """
+
+    generation: int
+    round_id: int
+    port: int
+
+
+@dataclass(frozen=True)
 class Levels(Said, name="levels"):
     """All that the agent knows of its workers' processes, and of what it was told. Its first message to a driver that
     has come in the place of another.
 
     Behind it comes, as ordinary messages, in this order: the last Running of each worker in the present round; each
-    Ready that is open; OnDisc; Warmed, Prepared; PortHeld; Leaves; Put of all keys of the present round that workers
-    here have set; Wants and Asks that are open, under their numbers; and then what was said before and no driver has
-    kept.
+    Ready that is open; OnDisc; Warmed, Prepared; Leaves; Put of all keys of the present round that workers here have
+    set; Wants and Asks that are open, under their numbers; and then what was said before and no driver has kept.
 
     Attributes:
         workers: all that there are.
@@ -617,12 +632,14 @@ class Levels(Said, name="levels"):
         notice_version: of the last notice that a driver has told it of; 0 for none. That the job is over does not
             count: a driver may die while it ends the job, and its journal says nothing of that.
         alone_s: for how long it had not heard of a driver, seconds.
+        held: the ports that it holds for workers.
     """
 
     workers: list[WorkerLevel]
     round_id: int
     notice_version: int
     alone_s: Seconds = 0.0
+    held: list[PortLevel] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

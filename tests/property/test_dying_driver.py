@@ -12,12 +12,14 @@ from collections.abc import Hashable, Iterator
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import Event, HostsDiscovered, TimerExpired
 from elastic_driver.core.state import JobPhase, State
-from tests.property.test_membership import Membership
+from elastic_driver.hosts import Host
+from elastic_driver.words import OnChange
+from tests.property.test_membership import Membership, OtherWorkers, host_lists, limits_of_others
 from tests.property.test_membership_exhaustive import WORLDS, hosts_of, possible
 from tests.support import extent
 from tests.support.extent import examples
@@ -52,7 +54,7 @@ class DyingDrivers(Membership):
         super().teardown()
 
 
-# Of those whose workers reset in place: for how many events they are walked, and for how many before a release.
+# For how many events they are walked, and for how many before a release.
 WORLDS_OF_DEATHS = {
     "one host, from the start": (4, 2),
     "two hosts, from the start": (5, 2),
@@ -60,6 +62,9 @@ WORLDS_OF_DEATHS = {
     "one worker moves": (5, 3),
     "a standby": (3, 2),
     "one is silent": (3, 2),
+    "restarted, from the start": (4, 2),
+    "restarted, grows and shrinks": (4, 2),
+    "restarted, until init()": (4, 2),
 }
 
 
@@ -110,5 +115,20 @@ def _with_deaths(job: MortalJob, event: Event, at: float) -> Iterator[MortalJob]
         yield cut
 
 
+class OfRestarted(DyingDrivers, OtherWorkers):
+    """Likewise, with workers that are restarted each round, or until one of them calls ``init()``."""
+
+    @initialize(
+        given_limits=limits_of_others().filter(lambda given: given["on_change"] is OnChange.RESTART),
+        hosts=host_lists,
+        starts=st.booleans(),
+    )
+    def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], *, starts: bool) -> None:  # type: ignore[override]
+        self.of_these(given_limits, hosts, starts=starts)
+
+
 TestDyingDrivers = DyingDrivers.TestCase
 TestDyingDrivers.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
+
+TestOfRestarted = OfRestarted.TestCase
+TestOfRestarted.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

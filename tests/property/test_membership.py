@@ -388,7 +388,10 @@ class OtherWorkers(Membership):
 
     @initialize(given_limits=limits_of_others(), hosts=host_lists, starts=st.booleans())
     def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], *, starts: bool) -> None:  # type: ignore[override]
-        self.job = Job(**given_limits)
+        self.of_these(given_limits, hosts, starts=starts)
+
+    def of_these(self, given_limits: dict[str, object], hosts: tuple[Host, ...], *, starts: bool) -> None:
+        self.job = self.job_of(**given_limits)
         if starts:
             hosts = tuple(Host(name, 2) for name in HOSTNAMES)
         self.job.feed(HostsDiscovered(hosts))

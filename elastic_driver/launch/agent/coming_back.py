@@ -7,6 +7,7 @@ host only its agent can say (docs/decisions/0044-a-driver-that-may-die.md).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.ports import HeldPorts
@@ -39,10 +40,9 @@ def all_again(
             level, and said as it is now, or of no interest to another driver.
         alone_s: for how long there was no driver.
     """
-    yield rounds.levels(_with_gone(workers.levels(), untold), alone_s)
+    yield replace(rounds.levels(_with_gone(workers.levels(), untold), alone_s), held=ports.levels())
     yield from rounds.reports()
     yield from workers.warmed
-    yield from ports.held()
     if leaves is not None:
         yield leaves
     yield from rounds.questions()

@@ -11,10 +11,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from elastic_driver.errors import in_words
-from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, Said
+from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, PortLevel, Said
+
+
+class _Held(NamedTuple):
+    """A port that is kept.
+
+    Attributes:
+        socket: is bound to it.
+        round_id: of the generation.
+    """
+
+    socket: socket.socket
+    round_id: int
+
+    @property
+    def port(self) -> int:
+        """Which."""
+        port: int = self.socket.getsockname()[1]
+        return port
 
 
 class HeldPorts:
@@ -26,40 +45,40 @@ class HeldPorts:
 
     def __init__(self, send: Callable[[Said], None]) -> None:
         self._send = send
-        self._held: dict[int, socket.socket] = {}  # by generation
+        self._held: dict[int, _Held] = {}  # by generation
 
     def take(self, message: Said) -> bool:
         """Carries out an order. Returns whether it was one."""
         match message:
-            case HoldPort(generation, ports):
-                self._hold(generation, ports)
+            case HoldPort():
+                self._hold(message)
             case LetGo(generation):
                 if held := self._held.pop(generation, None):
-                    held.close()
+                    held.socket.close()
             case _:
                 return False
         return True
 
-    def held(self) -> Iterator[PortHeld]:
+    def levels(self) -> list[PortLevel]:
         """Those that are kept, for another driver."""
-        for generation, sock in self._held.items():
-            yield PortHeld(generation, sock.getsockname()[1], "")
+        return [PortLevel(generation, held.round_id, held.port) for generation, held in self._held.items()]
 
     def holds(self, port: int) -> bool:
         """Whether it is kept for workers."""
-        return any(held.getsockname()[1] == port for held in self._held.values())
+        return any(held.port == port for held in self._held.values())
 
     def close(self) -> None:
         """Lets go of all."""
         for held in self._held.values():
-            held.close()
+            held.socket.close()
         self._held.clear()
 
-    def _hold(self, generation: int, ports: list[int]) -> None:
+    def _hold(self, order: HoldPort) -> None:
+        generation = order.generation
         try:
             if generation not in self._held:
-                self._held[generation] = bound_port(ports)
-            answer = PortHeld(generation, self._held[generation].getsockname()[1], "")
+                self._held[generation] = _Held(bound_port(order.ports), order.round_id)
+            answer = PortHeld(generation, self._held[generation].port, "")
         except (OSError, OverflowError, ValueError) as error:
             answer = PortHeld(generation, 0, in_words(error))
         self._send(answer)

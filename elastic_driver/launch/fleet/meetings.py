@@ -15,26 +15,26 @@ from elastic_driver.dialects.dialect import Meeting
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.fleet.addresses import Addresses, Agents
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, Said
+from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, PortLevel, Said
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Generation:
     """Workers that are started to meet each other.
 
     Attributes:
-        number: no other generation of the job has it.
         round_id: its round.
         hosts: those of its workers; rank 0 is on the first.
         link: the agent that holds its port; None where there was none.
         meeting: where they meet, or why they cannot.
+        number: no other generation has it whose port this agent holds; 0 as long as it was not told to hold one.
     """
 
-    number: int
     round_id: int
     hosts: Sequence[str]
     link: AgentLink | None
     meeting: asyncio.Future[Meeting | LaunchError]
+    number: int = 0
 
     @property
     def has_failed(self) -> bool:
@@ -56,7 +56,9 @@ class Meetings:
         self._addresses = addresses
         self._ports = list(ports or ())
         self._last: _Generation | None = None
-        self._open: dict[int, _Generation] = {}  # whose port is not held yet, by number
+        self._count = 0  # the highest number so far
+        self._open: list[_Generation] = []  # whose port is not held yet
+        self._before: dict[AgentLink, PortLevel] = {}  # what agents hold for another driver's last generation
 
     def of(self, round_id: int, hosts: Sequence[str]) -> asyncio.Future[Meeting | LaunchError]:
         """Where workers that are started in this round meet; or why they cannot, which is the first host's fault.
@@ -65,26 +67,53 @@ class Meetings:
             round_id: the round.
             hosts: those of all who are planned, in the order of their first ranks.
         """
-        last = self._last
-        if last is not None and (last.round_id, last.hosts[0]) == (round_id, hosts[0]) and not last.has_failed:
+        last, link = self._last, self._agents.link_of(hosts[0])
+        if last is not None and (last.round_id, last.link) == (round_id, link) and not last.has_failed:
             return last.meeting
-        if last is not None and last.link is not None:
+        if last is not None and last.link is not None and last.number:
             last.link.send(LetGo(last.number))
-        number = 1 if last is None else last.number + 1
-        link = self._agents.link_of(hosts[0])
-        self._last = _Generation(number, round_id, hosts, link, asyncio.get_running_loop().create_future())
-        self._hold(self._last)
+        self._last = _Generation(round_id, hosts, link, asyncio.get_running_loop().create_future())
+        self._open.append(self._last)
+        if link is None:
+            why = f"cannot hold a port for rank 0: host {hosts[0]} has no agent any more"
+            self._settle(self._last, LaunchError(why))
+        elif not link.is_away:  # else it may hold one, and says so when it is back
+            self._hold(self._last, link)
+        for other in [other for other in self._before if other is not link]:
+            other.send(LetGo(self._before.pop(other).generation))
         return self._last.meeting
 
-    def _hold(self, generation: _Generation) -> None:
-        link = generation.link
-        if link is None:
-            why = f"cannot hold a port for rank 0: host {generation.hosts[0]} has no agent any more"
-            generation.meeting.set_result(LaunchError(why))
+    def back(self, link: AgentLink, held: Sequence[PortLevel]) -> None:
+        """An agent is back that may hold ports for another driver's generations: the last of them may be the present.
+
+        Args:
+            link: the agent.
+            held: what it holds.
+        """
+        self._before.pop(link, None)
+        by_age = sorted(held, key=lambda one: one.generation)
+        self._count = max(self._count, *(one.generation for one in by_age)) if by_age else self._count
+        last = self._last
+        is_late = last is not None and last.link is not link
+        for one in by_age if is_late else by_age[:-1]:
+            link.send(LetGo(one.generation))
+        if by_age and not is_late:
+            self._before[link] = by_age[-1]
+        if last is not None and last.link is link and not last.meeting.done():
+            self._hold(last, link)
+
+    def _hold(self, generation: _Generation, link: AgentLink) -> None:
+        before = self._before.pop(link, None)
+        if before is not None and before.round_id == generation.round_id:
+            generation.number = before.generation
+            self._is_held(generation, before.port)
             return
-        self._open[generation.number] = generation
-        link.send(HoldPort(generation.number, self._ports))
-        link.overdue(f"hold a port for generation {generation.number}", generation.meeting.done)
+        if before is not None:
+            link.send(LetGo(before.generation))
+        self._count += 1
+        number = generation.number = self._count
+        link.send(HoldPort(number, self._ports, generation.round_id))
+        link.overdue(f"hold a port for generation {number}", generation.meeting.done)
 
     # --- what the fleet tells (Part) -------------------------------------------------------------------------------
 
@@ -93,23 +122,28 @@ class Meetings:
 
     def lost(self, link: AgentLink, why: str) -> None:
         """What an agent was to hold is not held."""
-        for generation in [each for each in self._open.values() if each.link is link]:
+        self._before.pop(link, None)
+        for generation in [each for each in self._open if each.link is link]:
             self._settle(generation, LaunchError(f"cannot hold a port for rank 0: {why}"))
 
     def take(self, link: AgentLink, message: Said) -> bool:
         """Whether an agent holds a port. Returns whether it was that."""
         if not isinstance(message, PortHeld):
             return False
-        generation = self._open.get(message.generation)
-        if generation is not None and generation.link is link:
+        number = message.generation
+        generation = next((one for one in self._open if (one.link, one.number) == (link, number)), None)
+        if generation is not None and number:
             if 0 < message.port < 1 << 16:
-                address = self._addresses.of(generation.hosts)[generation.hosts[0]]
-                self._settle(generation, Meeting(address, message.port))
+                self._is_held(generation, message.port)
             else:
                 why = f"cannot hold a port for rank 0 on host {link.facts.host}: {message.error}"
                 self._settle(generation, LaunchError(why))
         return True
 
+    def _is_held(self, generation: _Generation, port: int) -> None:
+        address = self._addresses.of(generation.hosts)[generation.hosts[0]]
+        self._settle(generation, Meeting(address, port))
+
     def _settle(self, generation: _Generation, meeting: Meeting | LaunchError) -> None:
-        del self._open[generation.number]
+        self._open.remove(generation)
         generation.meeting.set_result(meeting)

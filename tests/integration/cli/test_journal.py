@@ -217,12 +217,10 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
     ("flags", "why"),
     [
         (("--parameter-servers", "1"), "--journal cannot be beside --parameter-servers"),
-        (("--on-change", "restart"), "--journal cannot be beside --on-change restart"),
         (("--horovod-protocol", "on"), "--journal cannot be beside --horovod-protocol on"),
         (("--stdin", "0"), "--journal cannot be beside --stdin"),
         (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
         (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),
-        ((), "is not seen to call hvd.init()"),
     ],
 )
 def test_what_cannot_have_a_journal(tmp_path: Path, flags: tuple[str, ...], why: str) -> None:

@@ -96,6 +96,7 @@ class FakeHost(FakeAgent):
         self.waiting: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self.open: dict[WorkerId, NextRoundRequest] = {}
         self.unkept: list[Said] = []  # what it would have said while there was no driver
+        self.held: dict[int, words.PortLevel] = {}  # ports, by generation
         self._world = world
         self._done = 0  # of what it was told
         self._wakes = self._is_gone = self._stalls = False
@@ -146,6 +147,7 @@ class FakeHost(FakeAgent):
             max((one.round_id for one in rounds), default=0),
             max((one.notice.version for one in notices), default=0),
             1.5,
+            list(self.held.values()),
         )
 
     def say(self, *messages: Said | words.Message) -> None:
@@ -172,8 +174,11 @@ class FakeHost(FakeAgent):
 
     def _do(self, order: Said) -> None:
         match order:
-            case words.HoldPort(generation):
-                self.say(words.PortHeld(generation, 20000 + generation, ""))
+            case words.HoldPort(generation, round_id=round_id):
+                held = self.held[generation] = words.PortLevel(generation, round_id, 20000 + generation)
+                self.say(words.PortHeld(generation, held.port, ""))
+            case words.LetGo(generation):
+                del self.held[generation]
             case words.Start():
                 self._start(order)
             case words.Stop(key):

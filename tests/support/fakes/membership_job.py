@@ -145,7 +145,7 @@ class Job:
         self.chief_told = False
         self.chief_failures = 0
         self.launched = 0  # the last round of restarted workers whose processes were started
-        self.planned: dict[WorkerId, SlotInfo] = {}  # the ranks that restarted workers were started with
+        self.orders: dict[WorkerId, StartWorker] = {}  # of restarted workers
         self.broken = False
         self.furthest = (0, 0)
         self.idle = 1  # rounds in a row, with the present one, that came no further than any before
@@ -357,10 +357,10 @@ class Job:
 
     def _carry_out(self, before: State, event: Event, commands: list[Command]) -> None:
         """Has the agents do what they are told. Wherever the driver dies meanwhile, the next one brings them there."""
-        if self.kind is not OnChange.IN_PLACE and not self.policy.becomes_in_place:
+        if self.kind is OnChange.NO_ROUNDS:
             return  # redo is not for these
         self.agents.happened(event, self.state)
-        dies = self.kind is OnChange.IN_PLACE and next(self._deaths) % self.dies_each == 0
+        dies = next(self._deaths) % self.dies_each == 0
         if dies and isinstance(event, WorkerExited | WorkerNotStarted):
             # Before it has written this down: the agent reports it once more, and nothing is due of who has ended.
             levels = self.agents.levels(event.worker.hostname)
@@ -377,9 +377,17 @@ class Job:
         names = sorted({worker.hostname for worker in (*self.agents.living, *self.alive)})
         for met in cuts:
             for name in names:
+                if self.kind is OnChange.RESTART:
+                    self._audit_redone(redo(self.state, met.levels(name)))
                 never_started = met.come_back(name, self.state)
                 assert all(self.agents.living[worker].stop for worker in never_started), "lost, and nobody knows"
                 met.check_like(self.agents, name, but=never_started)
+
+    def _audit_redone(self, commands: Iterable[Command]) -> None:
+        """Restarted workers get the ranks that they were to have, and meet where they were to."""
+        for command in commands:
+            if isinstance(command, StartWorker):
+                assert command == self.orders[command.worker], "another place than in the launch"
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -636,7 +644,7 @@ class Job:
         assert 0 <= command.planned.rank < command.planned.size
         if self.kind is OnChange.RESTART:
             assert all(worker in self.left for worker in self.members), "a start beside the last round"
-            self.planned[worker] = command.planned
+            self.orders[worker] = command
             self.launched = self.state.round_id
             self.last_round[worker] = self.state.round_id
         self.started.add(worker)
@@ -720,7 +728,8 @@ class Job:
         assert all(worker in self.waiting or self.exits.get(worker) == 0 for worker in workers), "one that does not run"
         assert all(worker in self.left for worker in self.members), "two rounds overlap"
         assert [one.slot for one in command.placed] == naive_slots(workers)
-        assert [self.planned[worker] for worker in workers] == naive_slots(workers), "other ranks than at the start"
+        started_as = [self.orders[worker].planned for worker in workers]
+        assert started_as == naive_slots(workers), "other ranks than at the start"
         self._audit_places(workers)
         limit = self.policy.max_num_proc
         assert self.policy.min_num_proc <= len(workers)

@@ -38,6 +38,7 @@ class DyingDrivers:
         hosts: at first.
         flags: of each of its drivers.
         kept: of its journal; None for one in that folder.
+        program: of its workers.
         env: of the job.
 
     Attributes:
@@ -45,13 +46,16 @@ class DyingDrivers:
         drivers: how many there have been.
     """
 
-    def __init__(self, folder: Path, hosts: str, *flags: str, kept: Path | None = None, **env: str) -> None:
+    def __init__(
+        self, folder: Path, hosts: str, *flags: str, kept: Path | None = None, program: Path = PROGRAM, **env: str
+    ) -> None:
         self.folder = folder
         self.kept, self.runtime = kept or folder / "kept", folder / "runtime"
         self._dies = folder / "dies"
         self._flags = (*flags, "--journal", str(self.kept))
         self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(self.runtime), "DIES": str(self._dies)} | env
         self._hosts = hosts
+        self._program = program
         self.drivers = 0
         self._takeovers = 0  # before the present one
         for path in (self.runtime, self._dies):
@@ -108,7 +112,7 @@ class DyingDrivers:
             self.folder,
             self._hosts,
             *self._flags,
-            command=[sys.executable, str(PROGRAM)],
+            command=[sys.executable, str(self._program)],
             env=self._env,
             elasticrun=DYING,
         )

@@ -294,9 +294,31 @@ class TestTheEnd:
         assert [type(command) for command in due(job, "b", "b[0]")] == [StopWorker]
 
 
-@pytest.mark.parametrize("kind", [OnChange.RESTART, OnChange.NO_ROUNDS])
-def test_workers_that_do_not_reset_in_place_are_refused(kind: OnChange) -> None:
-    job = Job(on_change=kind, last_call_s=0.0)
+class TestRestarted:
+    def test_one_that_nobody_has_heard_of_gets_the_rank_of_its_launch(self) -> None:
+        job = Job(num_proc=2, on_change=OnChange.RESTART, last_call_s=0.0)
+        starts = [command for command in job.hosts("a:1", "b:1") if isinstance(command, StartWorker)]
+        job.begin(worker_id("a[0]"))
+        job.hosts("c:1", "a:1", "b:1")  # would be another plan
+        assert due(job, "a", "a[0]") == []
+        assert due(job, "b") == starts[1:]
+
+    def test_one_of_a_launch_that_has_failed_is_not_started(self) -> None:
+        job = Job(num_proc=2, on_change=OnChange.RESTART, last_call_s=0.0)
+        job.hosts("a:1", "b:1")
+        job.exit("a[0]", 1)
+        assert due(job, "b") == []
+        assert unknown(job.state, levels("b")) == (worker_id("b[0]"),)
+
+    def test_one_that_ends_for_the_next_round_is_told_so_again(self) -> None:
+        job = Job(num_proc=2, on_change=OnChange.RESTART, last_call_s=0.0)
+        job.train("a:1", "b:1")
+        job.exit("a[0]", 1)
+        assert due(job, "b", "b[0]") == [StopWorker(worker_id("b[0]"), AGAIN, Ending.BROKEN)]
+
+
+def test_workers_without_rounds_are_refused() -> None:
+    job = Job(on_change=OnChange.NO_ROUNDS)
     job.train("a:1")
-    with pytest.raises(ValueError, match="do not reset in place"):
+    with pytest.raises(ValueError, match="without rounds"):
         due(job, "a", "a[0]")

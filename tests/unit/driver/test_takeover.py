@@ -19,6 +19,7 @@ import pytest
 from elastic_driver.core.events import EndJob, Fault, HostLost
 from elastic_driver.core.standing import Doing, standing_of
 from elastic_driver.core.state import Kill, Silence, State, WorkerPhase, record_of
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver import takeover
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.journal.entries import Facts
@@ -28,7 +29,7 @@ from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Removed, RoundAssignment
 from elastic_driver.system.process_name import ProcessName
-from elastic_driver.words import ExitCode, NoticeKind, ReadyCause
+from elastic_driver.words import ExitCode, NoticeKind, OnChange, ReadyCause
 from tests.support.fakes.driver_fakes import FakeHost, Job
 from tests.support.fakes.fleet_fakes import Dial, hello, rest
 from tests.support.fakes.job_facts import a_took, job_of_one
@@ -308,6 +309,80 @@ def test_a_label_of_before_the_round_is_changed(tmp_path: Path) -> None:
         assert not lives.hosts["a"].of(words.Labels)
 
     play(tmp_path, test)
+
+
+# --- workers that are restarted ------------------------------------------------------------------------------------
+
+
+RESTARTED = {"on_change": "restart", "dialect": OurDialect({}, exported={}, on_change=OnChange.RESTART)}
+
+
+async def launched(lives: Lives) -> State:
+    """Both workers run, and the driver dies. Returns what it had written down: that they are to be started."""
+    seen: list[State] = []
+    lives.job.world.on_start = lambda worker: seen.append(lives.job.driver.stepper.state)
+    await lives.until(lambda: len(lives.job.world.started) == 2, "two workers")
+    await lives.dies()
+    assert {record.phase for record in seen[0].workers} == {WorkerPhase.BOOTING}
+    return seen[0]
+
+
+def port_of(host: FakeHost) -> list[str | None]:
+    """Where the workers that its agent was told to start meet."""
+    return [order.env.get("MASTER_PORT") for order in host.of(words.Start)]
+
+
+def test_a_launch_goes_on_with_those_who_run(tmp_path: Path) -> None:
+    async def test(lives: Lives) -> None:
+        state = await launched(lives)
+        lives.takes_over(state)
+        await lives.are_back()
+        assert not any(host.of(words.Start) for host in lives.hosts.values())
+        await lives.until(lambda: "round 1: 2 workers" in lives.job.text(), "the round")
+        for worker in (A0, B0):
+            lives.job.exits(worker, 0)
+        assert await lives.job.end() == 0
+
+    play(tmp_path, test, **RESTARTED)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_one_that_is_started_by_another_driver_meets_those_of_its_launch(tmp_path: Path, first: str) -> None:
+    """Whoever is back first: rank 0's host, which holds the port, or that of the one that is to be started."""
+
+    async def test(lives: Lives) -> None:
+        state = await launched(lives)
+        (port,) = port_of(lives.hosts["a"])
+        del lives.hosts["b"].workers[B0]
+        lives.takes_over(state)
+        for name in sorted(lives.hosts, reverse=first == "b"):
+            await lives.are_back(name)
+        assert port_of(lives.hosts["b"]) == [port]
+        assert not lives.hosts["a"].of(words.HoldPort)
+        await lives.until(lambda: "round 1: 2 workers" in lives.job.text(), "the round")
+        lives.job.exits(B0, 1)
+        await lives.until(lambda: len(lives.hosts["a"].of(words.Start)) == 1, "the next launch")
+        assert [order.generation for order in lives.hosts["a"].of(words.HoldPort)] == [2]
+        assert [order.generation for order in lives.hosts["a"].of(words.LetGo)] == [1]
+
+    play(tmp_path, test, **RESTARTED)
+
+
+def test_one_that_is_started_by_another_driver_does_not_wait_for_a_host_that_is_lost(tmp_path: Path) -> None:
+    """Rank 0 was to run there: its launch is over, and the next one is of those who are left."""
+
+    async def test(lives: Lives) -> None:
+        state = await launched(lives)
+        del lives.hosts["b"].workers[B0]
+        lives.takes_over(state)
+        await lives.are_back("b")
+        assert not lives.hosts["b"].of(words.Start)
+        await lives.until(lambda: port_of(lives.hosts["b"])[-1:] == ["20001"], "another launch")
+
+    play(tmp_path, test, **RESTARTED)
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])

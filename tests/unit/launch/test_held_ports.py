@@ -12,7 +12,7 @@ import pytest
 
 from elastic_driver.launch.agent import ports as ports_module
 from elastic_driver.launch.agent.ports import HeldPorts, bound_port
-from elastic_driver.rendezvous.agent_messages import Close, HoldPort, LetGo, PortHeld, Said
+from elastic_driver.rendezvous.agent_messages import Close, HoldPort, LetGo, PortHeld, PortLevel, Said
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +25,7 @@ class Told:
         self.ports = HeldPorts(self.said.append)
 
     def hold(self, generation: int, ports: list[int] | None = None) -> PortHeld:
-        assert self.ports.take(HoldPort(generation, ports or []))
+        assert self.ports.take(HoldPort(generation, ports or [], round_id=7))
         answer = self.said.pop()
         assert isinstance(answer, PortHeld)
         assert (self.said, answer.generation) == ([], generation)
@@ -60,6 +60,7 @@ def test_nobody_is_given_a_held_port_but_who_knows_of_it(told: Told) -> None:
         assert not listens(port, reuse=False, address=address)
         assert listens(port, reuse=True, address=address), "rank 0 does it so"
     assert told.hold(1).port == port, "asked twice"
+    assert told.ports.levels() == [PortLevel(1, 7, port)]
     assert told.ports.take(LetGo(1))
     assert not told.ports.holds(port)
     assert listens(port, reuse=False)

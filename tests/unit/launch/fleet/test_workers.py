@@ -721,7 +721,7 @@ def test_a_generation_meets_at_a_port_that_is_held_until_the_next() -> None:
     async def main(fleet: FakeFleet) -> None:
         a, b = await fleet.has("a", "b")
         await fleet.order(A, B, hosts=("a", "b"), round_id=1)
-        assert (a.of(HoldPort), b.of(HoldPort)) == ([HoldPort(1, [])], []), "one for all"
+        assert (a.of(HoldPort), b.of(HoldPort)) == ([HoldPort(1, [], 1)], []), "one for all"
         assert a.of(Start) == b.of(Start) == [], "their environment is not known yet"
         b.say(PortHeld(1, 1234, ""))  # nobody has asked it
         a.say(PortHeld(2, 1234, ""))  # nor for that one
@@ -735,7 +735,7 @@ def test_a_generation_meets_at_a_port_that_is_held_until_the_next() -> None:
         assert (len(a.of(HoldPort)), a.of(LetGo)) == (1, []), "who comes later meets them there"
         assert len(a.of(Start)) == 2
         await fleet.order(WorkerId("b", 0, 1), hosts=("b", "a"), round_id=2)
-        assert (b.of(HoldPort), a.of(LetGo), b.of(LetGo)) == ([HoldPort(2, [])], [LetGo(1)], [])
+        assert (b.of(HoldPort), a.of(LetGo), b.of(LetGo)) == ([HoldPort(2, [], 2)], [LetGo(1)], [])
 
     on_fleet(main)
 
@@ -819,7 +819,7 @@ def test_who_waits_for_the_port_of_a_generation_that_another_has_followed_meets_
         a, b = await fleet.has("a", "b")
         await fleet.order(A, hosts=("a", "b"), round_id=1)
         await fleet.order(B, hosts=("b", "a"), round_id=2)
-        assert (a.of(HoldPort), a.of(LetGo)) == ([HoldPort(1, [])], [LetGo(1)])
+        assert (a.of(HoldPort), a.of(LetGo)) == ([HoldPort(1, [], 1)], [LetGo(1)])
         a.say(PortHeld(1, 5000, ""))
         b.say(PortHeld(2, 6000, ""))
         await rest()
