@@ -15,6 +15,10 @@ from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 pytestmark = [pytest.mark.integration]
 
 
+def number_of(commit: Path) -> int:
+    return int(commit.stem.split("-")[1])
+
+
 def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     flags = ("-np", "2", "--min-np", "2", "--durable-dir", str(folder))
@@ -26,6 +30,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
         with Job(second, "localhost:2\n", *flags) as other:
             assert other.wait() == 2
             assert "another job uses the folder" in other.said()
+        job.wait_for("two commits on disc", lambda: len([*folder.glob("commit-*.state")]) > 1)
         job.process.send_signal(signal.SIGKILL)
         job.process.wait(PATIENCE_S)
         end = time.monotonic() + PATIENCE_S
@@ -33,7 +38,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert not job.leftovers()
         done = {line["step"]: line["weights"] for line in job.steps()}
-    newest = max(folder.glob("commit-*.state"))
+    kept, newest = sorted(folder.glob("commit-*.state"))[-2:]
     assert re.fullmatch(r"commit-\d{12}-1\.state", newest.name), "with the driver's leave, of its first round"
     newest.write_bytes(newest.read_bytes()[:100])
     with Job(second, "localhost:2\n", *flags, env={"STEPS": str(max(done) + 5)}) as job:
@@ -41,11 +46,11 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
         assert "going back to the one before" in job.said()
         assert "going on from commit" in job.said()
         lines = job.steps()
-    assert max(done) - 10 < lines[0]["step"] <= max(done) + 1
+    assert lines[0]["step"] == number_of(kept) + 1 <= max(done)
     check_agreement(lines)
     again = {line["step"]: line["weights"] for line in lines}
     assert all(again[step] == done[step] for step in done if step in again), "the same training, bit for bit"
-    assert int(max(folder.glob("commit-*.state")).stem.split("-")[1]) == max(done) + 5
+    assert number_of(max(folder.glob("commit-*.state"))) == max(done) + 5
 
 
 def test_all_members_lost_at_once(tmp_path: Path) -> None:
@@ -53,7 +58,8 @@ def test_all_members_lost_at_once(tmp_path: Path) -> None:
     flags = ("-np", "1", "--min-np", "1", "--max-np", "1", "--durable-dir", str(folder))
     flags += ("--blacklist-cooldown-range", "1", "1")
     with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags) as job:
-        before = job.wait_for_steps(1, 10)
+        job.wait_for("commits on disc", lambda: max(map(number_of, folder.glob("commit-*.state")), default=0) > 5)
+        before = job.steps()
         os.kill(before[-1]["pid"], signal.SIGKILL)
         after = job.wait_for("another process", lambda: [x for x in job.steps() if x["pid"] != before[-1]["pid"]])
         assert after[0]["step"] > 5, job.said()
