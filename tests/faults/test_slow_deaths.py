@@ -72,7 +72,7 @@ def test_an_exit_code_is_known_before_the_end(tmp_path: Path) -> None:
     env = {"FAULT": "exception 1 10", "ONCE": str(tmp_path / "once")}
     with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", env=env) as job:
         job.wait_for_steps(1)
-        assert "worker 127.0.0.1[0] exited with code 1" in job.said()
+        job.wait_to_say("worker 127.0.0.1[0] exited with code 1")
         assert [line["how"] for line in job.events("worker_dying")] in ([], ["exited with code 1"])
         check_agreement(job.steps())
 
@@ -109,5 +109,6 @@ def test_nobody_waits_for_a_core_dump(tmp_path: Path) -> None:
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGSEGV)
         job.wait_for_steps(1)
         job.wait_for("its end", lambda: "worker_exited" in order(job))
-        assert "(worker 127.0.0.1[0] crashed (it dumps its core))" in job.said() or "SIGSEGV" in job.said()
+        crashed = "(worker 127.0.0.1[0] crashed (it dumps its core))"
+        job.wait_for("what it says of it", lambda: crashed in job.said() or "SIGSEGV" in job.said())
         check_agreement(job.steps())

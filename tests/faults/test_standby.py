@@ -113,9 +113,9 @@ class TestHistory:
 def test_a_planned_change_takes_the_standby(tmp_path: Path) -> None:
     with Job(tmp_path, THREE, *FLAGS) as job:
         stands_by(job, "127.0.0.2[0]")
-        at = time.time()
         job.set_hosts("localhost:1\n127.0.0.2:1\n")
-        after = job.wait_for_steps(2, after=at + 1)
+        job.wait_for("the second round", lambda: len(job.events("round_resumed")) == 2)
+        after = job.wait_for_steps(2, after=time.time())
         assert {line["worker"] for line in after} == {"localhost[0]#0", "127.0.0.2[0]#0"}
         steps = [line["step"] for line in job.steps() if line["rank"] == 0]
         assert steps == list(range(1, len(steps) + 1)), "no step is lost or repeated"
