@@ -267,7 +267,8 @@ def test_a_mistake_at_the_scripts_top_is_shown_once(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("raise ImportError('no data set')\n")
     flags = ("-np", "3", "--on-change", "in-place")
-    with Job(tmp_path, None, *flags, command=[sys.executable, str(program)]) as job:
+    patient = (str(PROGRAMS / "patient.py"),)
+    with Job(tmp_path, None, *flags, command=[sys.executable, str(program)], elasticrun=patient) as job:
         assert job.wait() == 1
         assert job.said().count("Traceback (most recent call last):") == 1
         assert job.said().count("<stderr>:ImportError: no data set") == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.rendezvous.environment import NCCL
+from tests.support.paths import PROGRAMS
 from tests.support.processes.jobs import PROGRAM, Job
 
 pytestmark = pytest.mark.integration
@@ -93,13 +94,15 @@ def test_a_script_that_is_seen_to_call_init_need_not_do_so(tmp_path: Path) -> No
 
 def test_a_shell_around_a_script_that_calls_init(tmp_path: Path) -> None:
     command = ["bash", "-c", f"{sys.executable} {PROGRAM}; exit $?"]
-    with Job(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", command=command, env={"STEPS": "150"}) as job:
+    last = tmp_path / "last"
+    with Job(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", command=command, env={"LAST": str(last)}) as job:
         job.wait_for_steps(2)
         assert "has called hvd.init(): from now on workers reset inside their processes" in job.said()
         before = {line["pid"] for line in job.steps()}
         job.set_hosts("localhost:3\n")
         lines = job.wait_for_steps(3, count=1)
         assert before < {line["pid"] for line in lines}, "those who were there have been started anew"
+        last.write_text(str(lines[-1]["step"] + 10))
         assert job.wait() == 0, job.said()
     formed = job.events("round_formed")
     assert [event["backend"] is None for event in formed] == [True, False, False]
@@ -136,9 +139,10 @@ def test_init_where_workers_are_restarted(tmp_path: Path) -> None:
 def test_a_mistake_at_the_top_of_a_script_that_is_restarted_is_shown_once(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("raise ImportError('no data set')\n")
-    with Job(tmp_path, None, "-np", "3", command=[sys.executable, str(program)]) as job:
+    patient = (str(PROGRAMS / "patient.py"),)
+    with Job(tmp_path, None, "-np", "3", command=[sys.executable, str(program)], elasticrun=patient) as job:
         assert job.wait() == 1
-        # Of three that fail alike; on a busy machine one that has not ended after a second is shown, too.
+        # Of three that fail alike; one that is stopped while it prints that has printed something else.
         assert 1 <= job.said().count("Traceback (most recent call last):") < 3
         assert "exited with code 1: ImportError: no data set (at train.py:1), within the first 60 s" in job.said()
 

@@ -173,7 +173,7 @@ def test_hosts_come_and_go(tmp_path: Path, worker: tuple[str, ...]) -> None:
         one.set_hosts("localhost:2\n")
         third = wait_for_round(one, 2, after=second[0]["time"])
         assert [line["pid"] for line in third] == [line["pid"] for line in first]
-        assert len(told(one, "abort", pid=second[2]["pid"])) == 1
+        assert len(wait_for(one, "abort", pid=second[2]["pid"])) == 1
         one.set_hosts("localhost:2\n127.0.0.1:1\n")
         fourth = wait_for_round(one, 3, after=third[0]["time"])
         assert fourth[2]["pid"] != second[2]["pid"]
@@ -183,7 +183,7 @@ def test_hosts_come_and_go(tmp_path: Path, worker: tuple[str, ...]) -> None:
         nobody_is_blamed(one)
 
 
-@pytest.mark.parametrize("worker", [TRUSTS, pytest.param(ASKS, marks=pytest.mark.release)])
+@pytest.mark.parametrize("worker", [TRUSTS, pytest.param(*ASKS.values, id=ASKS.id, marks=pytest.mark.release)])
 def test_one_that_was_started_for_another_place_gets_its_own(tmp_path: Path, worker: tuple[str, ...]) -> None:
     over, go = tmp_path / "over", tmp_path / "go"
     with job(tmp_path, "localhost:1\n", "--end-when", str(over), "--boot-until", str(go), *worker) as one:
@@ -209,7 +209,7 @@ def test_one_that_was_started_for_another_place_gets_its_own(tmp_path: Path, wor
 
 def test_a_notice_is_repeated_until_it_is_acted_on(tmp_path: Path) -> None:
     over = tmp_path / "over"
-    with job(tmp_path, "localhost:1\n", "--end-when", str(over), "--commit-every", "100") as one:
+    with job(tmp_path, "localhost:1\n", "--end-when", str(over), "--alone-until-told", "2") as one:
         wait_for_round(one, 1)
         one.set_hosts("localhost:2\n")
         (notice,) = wait_for(one, "notice")

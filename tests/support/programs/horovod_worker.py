@@ -165,6 +165,8 @@ class Worker:
         self.committed = self.step
         if self.notifications is None:
             return
+        if self.place[1] == 1 and len(self.notifications.notices) < self.options.alone_until_told:
+            return
         notices = self.notifications.notices[self._read_notices :]
         self._read_notices += len(notices)
         previous, changes = self.seen, 0
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--commit-every", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--alone-until-told", type=int, default=0, help="one alone acts on no fewer notices than these")
     parser.add_argument("--boot-until", type=Path, help="a file: processes with a place above rank 0 wait for it")
     parser.add_argument("--asks-first", action="store_true")
     parser.add_argument("--late-put", action="store_true")
