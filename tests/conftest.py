@@ -19,6 +19,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 from tests.support import extent
+from tests.support.processes import forked
 
 # The same examples for everybody, so that a run is green or red for a reason; `NEW_SEEDS=1` draws others. How long an
 # example takes is the machine's affair.
@@ -90,6 +91,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # Where jobs leave their files: not among those of the user who runs the tests.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="elasticrun-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+
+# The processes that are started to run tests, too, fork from what is imported once.
+forked.share()
 
 
 # What is imported and collected lives until the end. No collection is to look at it: neither while there is more and

@@ -2,7 +2,7 @@
 
 The processor time of a test is that of pytest's process, of all processes that ended below it, and of those that live:
 a job that several tests share is charged to those during which it works, and what a fixture starts to the first test
-that asks for it.
+that asks for it. So is what programs are forked from (tests/support/processes/forked.py), and what it has imported.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.support.processes import forked
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _HEAD = "processor_s\tof_children_s\twall_s\ttest\n"
 
 
@@ -31,13 +34,28 @@ class Usage:
     @classmethod
     def now(cls) -> Usage:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        children_s = ended.ru_utime + ended.ru_stime
-        for process in psutil.Process().children(recursive=True):
-            try:
-                children_s += sum(process.cpu_times()[:4])  # of its own ended children, too
-            except psutil.Error:
-                continue
+        children_s = ended.ru_utime + ended.ru_stime + sum(server.imported_s for server in forked.servers())
+        processes, children = _processes()
+        below = [*children[os.getpid()], *(server.pid for server in forked.servers())]
+        for pid in below:  # more and more
+            children_s += processes.get(pid, 0.0)
+            below += children[pid]
         return cls(time.monotonic(), time.process_time(), children_s)
+
+
+def _processes() -> tuple[dict[int, float], dict[int, list[int]]]:
+    """Of each process of this machine, the processor time, with that of its own ended children; and its children."""
+    spent: dict[int, float] = {}
+    children: dict[int, list[int]] = defaultdict(list)
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path("/proc", name, "stat").read_bytes()
+        except OSError:
+            continue
+        fields = stat.rpartition(b")")[2].split()
+        spent[int(name)] = sum(map(int, fields[11:15])) / _TICKS_PER_S
+        children[int(fields[1])].append(int(name))
+    return spent, children
 
 
 class ItemTimes:

@@ -7,6 +7,9 @@ Python or a library reads from the environment at its start is part of which pro
 A driver is forked likewise, from one that has imported the driver's side and nothing of a worker's: see
 :func:`start_driver`.
 
+Whatever is imported, is so once in a run of the tests: from that process each of pytest's processes has one of its own
+forked, which forks programs for it and ends with it.
+
 Not the product's warm starts (elastic_driver/launch/warm/forks.py), which are under test elsewhere.
 """
 
@@ -14,23 +17,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
 import queue
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+# The folder where pytest's processes of one run find what has imported.
+_SHARED = "ELASTIC_TESTS_FORK_FROM"
 # Of the environment: what is read once, at the start of Python or at the import of a library.
 _AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
 _LONGEST = 1 << 20
@@ -87,18 +97,17 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that programs are forked from. Any thread may call."""
+    """The process that this one's programs are forked from. Any thread may call.
+
+    Attributes:
+        pid: its own.
+        imported_s: seconds of a processor that were spent on importing, if that was for this one; else 0.
+    """
 
     def __init__(self, at_start: dict[str, str], modules: tuple[str, ...]) -> None:
-        self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_AT_START)}
-        with far:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", str(Path(__file__)), str(far.fileno()), *modules],
-                env=environ | at_start,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(far.fileno(),),
-            )
+        self._control, hello = _connect(at_start, modules)
+        self.pid: int = hello["pid"]
+        self.imported_s: float = hello["imported_s"]
         self._lock = threading.Lock()  # one fork at a time
         self._forked: queue.SimpleQueue[ForkedProcess | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
@@ -138,12 +147,62 @@ class ForkServer:
             self._control.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._control.close()
-        self._popen.wait()
+
+
+def share() -> None:
+    """Lets the processes that this one starts from now on fork from what this one and they have imported."""
+    if _SHARED not in os.environ:
+        os.environ[_SHARED] = folder = tempfile.mkdtemp(prefix="elasticrun-tests-forks-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _connect(at_start: dict[str, str], modules: tuple[str, ...]) -> tuple[socket.socket, dict[str, Any]]:
+    """A connection to a new server, and what that says first. Blocks until all these modules are imported.
+
+    They are in whichever process comes first; a second one only where the first has ended by then.
+    """
+    share()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_AT_START)}
+    name = hashlib.sha256(repr((sorted(at_start.items()), modules)).encode()).hexdigest()[:16]
+    place = Path(os.environ[_SHARED], name)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        control = _socket()
+        with contextlib.suppress(FileNotFoundError, ConnectionError):
+            control.connect(str(place))
+            if hello := control.recv(_LONGEST):
+                return control, json.loads(hello)
+        control.close()
+        control = _socket()
+        with _socket() as listener:
+            place.unlink(missing_ok=True)
+            listener.bind(str(place))
+            listener.listen()
+            control.connect(str(place))  # before that, as it ends when nobody is connected
+            command = [sys.executable, "-X", "faulthandler", str(Path(__file__)), str(listener.fileno()), *modules]
+            passed = (listener.fileno(),)
+            subprocess.run(command, env=environ | at_start, stdin=subprocess.DEVNULL, pass_fds=passed, check=True)
+        hello = control.recv(_LONGEST)
+        assert hello, f"cannot import {', '.join(modules)}"
+        return control, json.loads(hello)
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+_servers: list[ForkServer] = []
 
 
 @functools.cache
 def _server(at_start: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> ForkServer:
-    return ForkServer(dict(at_start), modules)
+    _servers.append(ForkServer(dict(at_start), modules))
+    return _servers[-1]
+
+
+def servers() -> Sequence[ForkServer]:
+    """Those that this process has, which are no children of its own."""
+    return _servers
 
 
 def start(
@@ -236,6 +295,36 @@ def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: boo
     return process.wait(PATIENCE_S), said
 
 
+# --- in the process that has imported --------------------------------------------------------------------------------
+
+
+def fork_servers(listener: socket.socket) -> socket.socket:
+    """Forks a server for each connection, and returns in those only, with it. Ends when all of them have ended."""
+    imported_s = time.process_time()
+    running: dict[int, int] = {}  # by descriptors that can be read when they have ended
+    while True:
+        ready, _, _ = select.select([listener, *running], [], [])
+        for descriptor in set(ready) & running.keys():
+            os.waitpid(running.pop(descriptor), 0)
+            os.close(descriptor)
+        if listener in ready:
+            connection, _ = listener.accept()
+            pid = os.fork()
+            if pid == 0:
+                listener.close()
+                for descriptor in running:
+                    os.close(descriptor)
+                hello = {"pid": os.getpid(), "imported_s": imported_s}
+                with contextlib.suppress(ConnectionError):  # it has ended meanwhile, as is seen when it is asked
+                    connection.sendall(json.dumps(hello).encode())
+                return connection
+            connection.close()
+            running[os.pidfd_open(pid)] = pid
+            imported_s = 0.0  # once is enough
+        elif not running:
+            os._exit(0)  # nothing is to be flushed or torn down
+
+
 # --- in the server ---------------------------------------------------------------------------------------------------
 
 
@@ -305,10 +394,13 @@ def become(command: Sequence[str], env: dict[str, str], cwd: str) -> None:
 
 
 if __name__ == "__main__":
+    # Of none of pytest's processes it is a child: each would take what it does for all others for its own.
+    if os.fork():
+        os._exit(0)
     with warnings.catch_warnings(action="ignore"):
         for name in sys.argv[2:]:
             importlib.import_module(name)
     # Otherwise each collection in what is forked, of which exit is one, goes over all that was imported here, and so
     # copies it: a second of a processor, in programs that have nothing to do.
     gc.freeze()
-    become(**serve(socket.socket(fileno=int(sys.argv[1]))))
+    become(**serve(fork_servers(socket.socket(fileno=int(sys.argv[1])))))
