@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from elastic_driver.errors import RendezvousError, SettingsError
 from elastic_driver.rendezvous.store_messages import MOST_VALUE_BYTES, PIECE_BYTES
 from elastic_driver.torch import HTTPStore
+from tests.support.processes import forked
 from tests.support.processes.rendezvous_process import PATIENCE_S, RendezvousProcess, a_rendezvous
 
 pytestmark = pytest.mark.integration
@@ -271,14 +271,20 @@ def test_closing_ends_those_who_wait(rendezvous: RendezvousProcess) -> None:
     assert raised == [dist.DistNetworkError]
 
 
-def test_a_client_that_is_killed_while_it_waits_takes_nothing(http: HTTPStore, rendezvous: RendezvousProcess) -> None:
-    program = f"""
+def test_a_client_that_is_killed_while_it_waits_takes_nothing(
+    http: HTTPStore, rendezvous: RendezvousProcess, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    source = f"""
         from elastic_driver.torch import HTTPStore
         store = HTTPStore({rendezvous.endpoint!r}, scope={http._scope!r})
         store.set("waits", "")
         store.queue_pop("q")
     """
-    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)])
+    program.write_text(textwrap.dedent(source))
+    process = forked.start([str(program)], forked.environment() | {"PYTHONWARNINGS": "ignore"})
+    process.stdin.close()
+    process.stdout.close()
     http.wait(["waits"])
     process.send_signal(signal.SIGKILL)
     process.wait(PATIENCE_S)
@@ -356,7 +362,7 @@ GLOO = """
     import torch, torch.distributed as dist
     from elastic_driver.torch import HTTPStore
 
-    # One import of torch for all ranks, of those that connect at once and of those that do so lazily.
+    # Ranks that connect at once, and ranks that do so lazily.
     size = int(sys.argv[2])
     children = []
     for lazily, rank in itertools.product("01", range(size)):
@@ -387,16 +393,11 @@ GLOO = """
 """
 
 
-def test_gloo_meets_over_it(rendezvous: RendezvousProcess) -> None:
+def test_gloo_meets_over_it(rendezvous: RendezvousProcess, tmp_path: Path) -> None:
     """At once, and lazily."""
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(GLOO), rendezvous.endpoint, "3"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as ranks:
-        try:
-            output, _ = ranks.communicate(timeout=2 * PATIENCE_S)
-        except BaseException:
-            os.killpg(ranks.pid, signal.SIGKILL)
-            raise
-    assert ranks.returncode == 0, output
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(GLOO))
+    env = forked.environment() | {"PYTHONWARNINGS": "ignore"}
+    code, output = forked.run([str(program), rendezvous.endpoint, "3"], env)
+    assert code == 0, output
     assert output.count("trained") == 6, output
