@@ -7,17 +7,15 @@ where the last one has come to, and nothing is left of the job.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes.dying_drivers import ALL, DyingDrivers
+from tests.support.processes.dying_drivers import ALL, DyingDrivers, check_generations
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -76,18 +74,6 @@ class Walk(DyingDrivers):
         self.end_at(self.last_step() + 5)
         assert self.ended() == 0
         check_generations(self.job.steps())
-
-
-def check_generations(lines: list[dict[str, Any]]) -> None:
-    """None trains beside another; each goes on where the last one has come to, and all of it train."""
-    rounds = {number: list(there) for number, there in itertools.groupby(lines, key=lambda line: int(line["round"]))}
-    assert list(rounds) == sorted(rounds), "two generations side by side"
-    last = 0
-    for there in rounds.values():
-        first = min(int(line["step"]) for line in there)
-        assert first in (last, last + 1), f"after step {last} came {first}"
-        last = max(int(line["step"]) for line in there)
-        assert len({line["pid"] for line in there}) == there[0]["size"]
 
 
 @pytest.mark.slow

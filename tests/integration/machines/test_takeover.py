@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 from tests.support.network.machines import NAMES, MachinesJob, kill, made_machines, marks
+from tests.support.paths import PROGRAMS
+from tests.support.processes.dying_drivers import check_generations
 from tests.support.processes.jobs import check_agreement
 
 pytestmark = marks
@@ -35,3 +38,27 @@ def test_a_driver_is_killed_and_the_same_command_takes_over(tmp_path: Path) -> N
             steps = [line["step"] for line in lines if line["rank"] == rank]
             assert steps == list(range(1, len(steps) + 1))
         check_agreement(lines)
+
+
+def test_restarted_workers_of_which_one_dies_meanwhile(tmp_path: Path) -> None:
+    """The next generation meets on other machines than the driver's, at a port of the first of them."""
+    flags = ("-np", "6", "--on-change", "restart", "--reset-limit", "3", "--journal", str(tmp_path / "kept"))
+    env = {"LAST": str(tmp_path / "last"), "STEP_S": "0.05", "CHECKPOINT": str(tmp_path / "checkpoint")}
+    command = [sys.executable, str(PROGRAMS / "restarted_program.py")]
+    with (
+        made_machines() as machines,
+        MachinesJob(machines, tmp_path, HOSTS, *flags, env=env, command=command) as first,
+    ):
+        first.wait_for_steps(6)
+        agents = [first.agent(host) for host in machines]
+        kill(first.process.pid)
+        first.process.wait()
+        kill(next(line["pid"] for line in first.steps() if line["rank"] == 5))
+        died = time.time()
+        with MachinesJob(machines, tmp_path, HOSTS, *flags, env=env, command=command) as second:
+            second.wait_for_steps(6, after=died)
+            assert [second.agent(host) for host in machines] == agents
+            (tmp_path / "new").write_text("1")
+            (tmp_path / "new").replace(tmp_path / "last")
+            assert second.wait() == 0, second.said()
+        check_generations(second.steps())

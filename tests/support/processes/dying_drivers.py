@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import signal
 import sys
@@ -264,3 +265,15 @@ def check_steps(lines: Iterable[dict[str, Any]], losses: int = 0) -> None:
         if sorted(line["rank"] for line in done) != list(range(done[0]["size"])):
             broken.append((step, [(line["rank"], line["size"], line["pid"]) for line in done]))
     assert len(broken) <= losses, f"steps not done once by all: {broken}"
+
+
+def check_generations(lines: list[dict[str, Any]]) -> None:
+    """None trains beside another; each goes on where the last one has come to, and all of it train."""
+    rounds = {number: list(there) for number, there in itertools.groupby(lines, key=lambda line: int(line["round"]))}
+    assert list(rounds) == sorted(rounds), "two generations side by side"
+    last = 0
+    for there in rounds.values():
+        first = min(int(line["step"]) for line in there)
+        assert first in (last, last + 1), f"after step {last} came {first}"
+        last = max(int(line["step"]) for line in there)
+        assert len({line["pid"] for line in there}) == there[0]["size"]
