@@ -93,7 +93,8 @@ def _refused(error: SettingsError, place: _Place | None) -> int:
         code = ExitCode.INTERNAL_ERROR
     # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
     print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
-    if is_takeover or parent.started() is not None:
+    # What the user has to mend is not tried again and again, until the job is ended for it.
+    if parent.started() is not None or (is_takeover and not isinstance(why, SettingsError)):
         _leave_job(place)
     return parent.exit_code(code)
 

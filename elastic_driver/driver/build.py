@@ -268,7 +268,9 @@ def build(
     if before is not None:
         assert journal is not None, "what there was before is read from it"
         takeover = Takeover(
-            Parts(stepper, fleet, agents.addresses, workers, meetings, worker_events, rounds, requests, chronicle),
+            Parts(
+                stepper, fleet, agents.addresses, workers, meetings, warming, worker_events, rounds, requests, chronicle
+            ),
             [kept for kept in before.facts.agents.values() if not kept.given_up],
             Limits(settings.agent_timeout_s, settings.driver_timeout_s),
             epoch=journal.epoch,

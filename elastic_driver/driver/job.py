@@ -154,7 +154,9 @@ def _run_job(
             return _run_recorded(recorded, routes, local, gathering, console)
         except Exception as error:
             if recorded.before is None:
-                raise
+                if isinstance(error, SettingsError) or not shortage(error):
+                    raise
+                raise SettingsError(f"cannot start the driver: {shortage(error)}") from error
             is_ours = not isinstance(error, SettingsError) and not shortage(error)
             why = f"internal error: {error!r}" if is_ours else in_words(error)
             left = f"its workers are left alone, and wait for {recorded.job.settings.driver_timeout_s:g} s for a driver"

@@ -153,7 +153,7 @@ def recording(
             return
         before = over = None
         begins = resumed is None or resumed.begins
-        if isinstance(found, Recorded):
+        if isinstance(found, Recorded) and exit_code is None:
             _check_nobody_answers(found, folder.path)
             _check_is_in_its_place(found, folder.path)
             before = _taken_over(found, tell, begins=begins)
@@ -162,6 +162,7 @@ def recording(
                 over = ENDED if found.state.end is None else found.state.end.exit_code
         last = 0 if found is None else found.epoch
         if before is None:
+            folder.is_of(job_id)
             # Without symbolic links, as for whoever takes it over: agents know a job by it.
             job = job_of(replace(settings, journal=folder.path), job_id)
             recorded = Recording(job, Journal(FolderStore(folder), job, epoch=last + 1))
@@ -246,9 +247,7 @@ def enter(job: JobFacts) -> None:
     try:
         os.chdir(job.directory)
     except OSError as error:
-        raise SettingsError(
-            f"cannot take over job {job.job_id}: its folder {job.directory}: {in_words(error)}"
-        ) from error
+        raise SettingsError(f"its folder {job.directory}: {in_words(error)}") from error
     os.umask(job.umask)
 
 
@@ -317,7 +316,7 @@ def _has_ended(found: Recorded | Closed | None, last: Signature) -> int | None:
 
 
 def _was_ours(found: Recorded | Closed | None, path: Path) -> bool:
-    """Whether the job that is over there was that of this command, whose last driver was killed on its way out."""
+    """Whether a job that has ended was that of this command, whose last driver was killed on its way out."""
     if isinstance(found, Closed) and found.exit_code == ExitCode.INTERNAL_ERROR:
         return False  # nothing was left to take over, see close(): another job begins
     started = parent.started()

@@ -34,6 +34,7 @@ from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import AgentKept, may_come_back
 from elastic_driver.launch.fleet.link import AGAIN_S, MARGIN_S, AgentLink
 from elastic_driver.launch.fleet.meetings import Meetings
+from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Worker
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.rendezvous import agent_messages
@@ -69,6 +70,7 @@ class Parts:
     addresses: Addresses
     workers: Workers
     meetings: Meetings
+    warming: Warming
     worker_events: WorkerEvents
     rounds: Rounds
     requests: AgentRequests
@@ -125,6 +127,7 @@ class Takeover:
         self._killed: set[str] = set()  # agents
         self._late: list[AgentLink] = []  # whose leases are over, and that may stand still
         self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
+        self._trained_on: frozenset[str] = frozenset()  # their hosts
         self._trains = False  # whether that trained
         self._is_broken = False  # whether one of these is known to leave it
         self._ranked: Sequence[WorkerId] = ()  # whose ranks these are
@@ -136,6 +139,7 @@ class Takeover:
         """Has all parts know what the journal says. To be called once, before anybody can come."""
         parts, state = self._parts, self._parts.stepper.state
         self._trained = frozenset(state.members)
+        self._trained_on = frozenset(worker.hostname for worker in state.members)
         self._trains = standing_of(state).doing in (Doing.TRAINING, Doing.FINISHING)
         names = {record.worker.hostname for record in state.workers}
         names |= {worker.hostname for worker in state.members} | {host.name for host in state.hosts}
@@ -224,6 +228,8 @@ class Takeover:
         running = parts.workers.back(link, levels, known)
         parts.fleet.returned(link, levels)
         parts.meetings.back(link, levels.held)
+        if parts.fleet.names_of(link, self._trained_on):
+            parts.warming.has_workers(link)  # it had, if they have ended by now
         self._is_awaited_no_more(link)
         self._back += 1
         # They have seen it go. The journal only says when it has written last.
@@ -284,7 +290,9 @@ class Takeover:
         self._went_on[one.id] = one.pid
         self._parts.worker_events.back(one)
         record = record_of(state, one.id)
-        if record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
+        # Those that are restarted never say anything: they are watched by nothing but their ends.
+        asks = state.policy.on_change.asks_for_rounds
+        if asks and record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
             # From now on: who is frozen does not say anything by itself.
             self._parts.rounds.heard(one.id, 0, waiting=True, leaving=False, exiting=False)
 

@@ -113,7 +113,7 @@ class JournalFolder:
 
         Args:
             path: the folder.
-            job_id: what is written into the lock, for messages.
+            job_id: what is written into the lock, for messages, where it names no job; see :meth:`is_of`.
             stands_by: whether the end of a living process that has it is waited for, too.
             on_wait: told once, in words, when it has to wait.
             look: called again and again while it waits, also for a living process; what it raises ends that.
@@ -146,7 +146,7 @@ class JournalFolder:
         return other
 
     def is_of(self, job_id: str) -> None:
-        """The job in it is this one, as it turns out: for messages."""
+        """The job in it is this one, as it turns out, and has not ended: for messages."""
         self._job_id = job_id
         _sign(self._descriptor, job_id)
 
@@ -310,7 +310,9 @@ def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> tuple[int, Signa
                 waiting.wait(holder.process, holder.job)
             if leads_to(path / LOCK, descriptor):
                 last = _signed(descriptor)
-                _sign(descriptor, job_id)
+                # What it says of the job stays until it is known whose job this is: this process may die before.
+                code = "" if last.exit_code is None else str(last.exit_code)
+                _sign(descriptor, last.job or job_id, code if last.job else "")
                 return descriptor, last
         except OSError as error:
             os.close(descriptor)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from signal import SIGTERM
 from typing import Annotated, Any, ClassVar, Self
 
-from elastic_driver.codec import ROW, CodecError, OsText, Seconds, from_data, to_data
+from elastic_driver.codec import ROW, CodecError, OsText, Seconds, Within, from_data, to_data
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
@@ -612,9 +612,9 @@ class PortLevel:
         port: which.
     """
 
-    generation: int
+    generation: Annotated[int, Within(1, 1 << 53)]
     round_id: int
-    port: int
+    port: Annotated[int, Within(1, 65535)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ whose sizes are powers of two.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 
@@ -30,22 +31,28 @@ _has_refused = threading.Event()  # there was no page-locked memory to be had, o
 
 
 class _Locked:
-    """The page-locked memory that copies have."""
+    """The page-locked memory that copies have, and what torch keeps of what they had: pieces of a size are used again
+    for pieces of that size.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the other
-        self._pieces: list[tuple[StorageWeakRef, int]] = []
+        self._lock = threading.Lock()  # guards the others
+        self._used: dict[int, list[StorageWeakRef]] = {}  # by size
+        self._most: dict[int, int] = {}  # by size, how many there ever were at once
 
     def take(self, count: int) -> torch.Tensor:
         """New memory, (count,) uint8. Raises RuntimeError where there is none, or no more is allowed."""
+        size = _power_of_two(count)
         with self._lock:
-            self._pieces = [piece for piece in self._pieces if not piece[0].expired()]  # type: ignore[no-untyped-call]
+            used = [one for one in self._used.get(size, ()) if not one.expired()]  # type: ignore[no-untyped-call]
+            most = max(len(used) + 1, self._most.get(size, 0))
+            others = sum(number * each for each, number in self._most.items() if each != size)
             limit = _limit()
-            if limit is not None and count + sum(nbytes for _, nbytes in self._pieces) > limit:
+            if limit is not None and others + most * size > limit and most > self._most.get(size, 0):
                 raise RuntimeError(f"this process may have {limit >> 20} MiB of it, see {ENV_PAGE_LOCKED}")
             made = torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
-            memory = StorageWeakRef(made.untyped_storage())  # type: ignore[no-untyped-call]
-            self._pieces.append((memory, count))
+            used.append(StorageWeakRef(made.untyped_storage()))  # type: ignore[no-untyped-call]
+            self._used[size], self._most[size] = used, most
             return made
 
 
@@ -57,7 +64,15 @@ def _limit() -> int | None:
     if (given := worker_settings().page_locked_bytes) is not None:
         return given
     all_there_is = memory_limit()
-    return None if all_there_is is None else all_there_is // _SHARE // (local_size() if is_initialized() else 1)
+    return None if all_there_is is None else all_there_is // _SHARE // _workers_here()
+
+
+def _workers_here() -> int:
+    """How many there are on this machine, as far as one knows."""
+    if is_initialized():
+        return local_size()
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(given)) if given.isdecimal() else 1
 
 
 def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:

@@ -79,9 +79,13 @@ class Meetings:
             self._settle(self._last, LaunchError(why))
         elif not link.is_away:  # else it may hold one, and says so when it is back
             self._hold(self._last, link)
+        self._let_go_but(link)
+        return self._last.meeting
+
+    def _let_go_but(self, link: AgentLink | None) -> None:
+        """Other agents hold what they do for a generation that is over."""
         for other in [other for other in self._before if other is not link]:
             other.send(LetGo(self._before.pop(other).generation))
-        return self._last.meeting
 
     def back(self, link: AgentLink, held: Sequence[PortLevel]) -> None:
         """An agent is back that may hold ports for another driver's generations: the last of them may be the present.
@@ -92,7 +96,7 @@ class Meetings:
         """
         self._before.pop(link, None)
         by_age = sorted(held, key=lambda one: one.generation)
-        self._count = max(self._count, *(one.generation for one in by_age)) if by_age else self._count
+        self._count = max((self._count, *(one.generation for one in by_age)))
         last = self._last
         is_late = last is not None and last.link is not link
         for one in by_age if is_late else by_age[:-1]:

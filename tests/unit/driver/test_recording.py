@@ -257,7 +257,7 @@ def test_it_goes_where_the_job_was_started(tmp_path: Path, monkeypatch: pytest.M
         enter(job_of_one(directory=str(tmp_path / "there"), umask=0o27))
         assert Path.cwd() == tmp_path / "there"
         assert os.umask(0o77) == 0o27
-        with pytest.raises(SettingsError, match="cannot take over job 0123: its folder /no/where: No such file"):
+        with pytest.raises(SettingsError, match=r"^its folder /no/where: No such file"):
             enter(job_of_one(directory="/no/where"))
     finally:
         os.umask(mask)
@@ -380,6 +380,14 @@ def test_a_job_whose_end_could_not_be_written_has_ended_for_one_that_stands_by(
             patch.setattr(FolderStore, "begin", refuse)
             assert not close(recorded.journal, 3, Told())
     assert later.ends_with().over == 3
+
+
+def test_its_command_begins_it_anew_and_waits_for_none_of_its_agents(taken: Path) -> None:
+    with JournalFolder.take(taken, "0123") as folder:
+        folder.is_of("0123")
+        folder.has_ended(3)
+    with recording(settings_in(taken), "0456", Told()) as recorded:
+        assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
 
 
 def test_a_job_that_has_ended_with_an_error_of_its_drivers_is_begun_anew_by_its_command_alone(

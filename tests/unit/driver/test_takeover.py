@@ -346,6 +346,23 @@ def test_a_launch_goes_on_with_those_who_run(tmp_path: Path) -> None:
     play(tmp_path, test, **RESTARTED)
 
 
+def test_restarted_workers_are_watched_by_nothing_but_their_ends(tmp_path: Path) -> None:
+    """They say nothing, before a takeover and after it."""
+
+    async def test(lives: Lives) -> None:
+        await launched(lives)
+        lives.takes_over()
+        await lives.are_back()
+        for _ in range(100):
+            await asyncio.sleep(1.0)
+            for host in lives.hosts.values():
+                host.beat()
+        assert not any(host.of(words.Kill) for host in lives.hosts.values())
+        assert lives.job.living() == [A0, B0]
+
+    play(tmp_path, test, heartbeat_timeout_s=10.0, **RESTARTED)
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_one_that_is_started_by_another_driver_meets_those_of_its_launch(tmp_path: Path, first: str) -> None:
     """Whoever is back first: rank 0's host, which holds the port, or that of the one that is to be started."""

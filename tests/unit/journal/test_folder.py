@@ -329,9 +329,23 @@ def test_one_that_stands_by_waits_for_the_end_of_a_living_process(tmp_path: Path
 
     with JournalFolder.take(tmp_path / "journal", "next", stands_by=True, on_wait=told.append, look=look) as mine:
         assert (mine.is_ours, mine.waited_for) == (True, "job")
+        assert (mine.path / LOCK).read_text().splitlines()[2] == "job"
+        mine.is_of("next")
         assert (mine.path / LOCK).read_text().splitlines()[2] == "next"
     process.communicate()
     assert told == [f"standing by: job job is driven by process {process.pid}"]
+
+
+def test_how_a_job_has_ended_outlasts_whoever_does_not_come_to_look_at_it(tmp_path: Path) -> None:
+    with take(tmp_path / "journal") as mine:
+        mine.has_ended(3)
+    for _ in range(2):
+        with JournalFolder.take(tmp_path / "journal", "next") as mine:
+            assert (mine.last.job, mine.last.exit_code) == ("job", 3)
+    with JournalFolder.take(tmp_path / "journal", "next") as mine:
+        mine.is_of("next")
+    with JournalFolder.take(tmp_path / "journal", "another") as mine:
+        assert (mine.last.job, mine.last.exit_code) == ("next", None)
 
 
 @pytest.mark.parametrize("removed", ["lock", "folder"])

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from elastic_driver import codec
+from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous import agent_messages
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Said
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, PortLevel, Said, said
 from tests.support.forms import check_form
 
 pytestmark = pytest.mark.unit
@@ -27,3 +28,13 @@ def form_of_messages() -> str:
 def test_the_form_of_a_protocol_does_not_change() -> None:
     """An agent of another release with the same protocol has to read all that is said."""
     check_form(FORM, form_of_messages(), "PROTOCOL in rendezvous/agent_messages.py")
+
+
+@pytest.mark.parametrize(("generation", "port"), [(0, 4000), (1 << 54, 4000), (1, 0), (1, 65536)])
+def test_a_port_that_nobody_can_hold_is_refused(generation: int, port: int) -> None:
+    """It would be where workers of other hosts are to meet."""
+    fine = agent_messages.Levels([], 1, 0, 0.0, [PortLevel(1, 1, 4000)]).message()
+    assert said(fine).message() == fine
+    lie = agent_messages.Levels([], 1, 0, 0.0, [PortLevel(generation, 1, port)]).message()
+    with pytest.raises(RendezvousProtocolError):
+        said(lie)

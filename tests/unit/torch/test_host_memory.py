@@ -81,8 +81,15 @@ def test_no_more_is_locked_than_is_allowed(monkeypatch: pytest.MonkeyPatch, capl
     assert locked == [1 << 20] * 2
     assert host_memory._has_refused.is_set()
     del first, second
-    host_memory.empty_bytes(3 << 20, pinned=True)
-    assert locked[2:] == [3 << 20], "the others are free"
+    assert host_memory.empty_bytes(2 << 20, pinned=True).shape == (2 << 20,)
+    assert locked == [1 << 20] * 2, "torch keeps what it has given"
+    first = host_memory.empty_bytes((1 << 20) - 1, pinned=True)
+    second = host_memory.empty_bytes(600_000, pinned=True)
+    assert locked[2:] == [(1 << 20) - 1, 600_000], "and gives it for what is of about that size"
+    third = host_memory.empty_bytes(600_000, pinned=True)
+    fourth = host_memory.empty_bytes(600_000, pinned=True)
+    assert locked[4:] == [600_000]
+    del first, second, third, fourth
     assert [record.getMessage() for record in caplog.records] == [
         "elastic_driver: cannot page-lock host memory (this process may have 3 MiB of it, see "
         "ELASTIC_DRIVER_PAGE_LOCKED_BYTES): copies of GPU tensors take longer"
@@ -105,6 +112,9 @@ def test_workers_of_a_machine_share_half_of_its_memory(
     monkeypatch.setattr(host_memory, "memory_limit", lambda: 4 << 30)
     monkeypatch.setattr(host_memory, "is_initialized", lambda: True)
     monkeypatch.setattr(host_memory, "local_size", lambda: 2)
+    assert host_memory._limit() == limit
+    monkeypatch.setattr(host_memory, "is_initialized", lambda: False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # of a script for torchrun
     assert host_memory._limit() == limit
 
 
