@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.cli import target as target_module
 from elastic_driver.cli.main import main
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest
@@ -70,10 +69,7 @@ def test_one_rank_all_threads_and_json(asked: list[RouteRequest], capsys: pytest
     assert "elasticrun: error: job 1f has no rank 9 now" in capsys.readouterr().err
 
 
-def test_a_driver_that_cannot_be_asked_is_one_line(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+def test_a_driver_that_cannot_be_asked_is_one_line(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as service:
         posting = Posting.post("1f", service.socket(), ["true"])
         assert posting is not None

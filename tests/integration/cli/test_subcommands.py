@@ -125,9 +125,8 @@ def posted(job_id: str, socket: Path = Path("/no/such/driver.sock")) -> Posting:
 
 
 def test_over_tls_with_the_certificate_of_the_job_only(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
     certificate = Certificate.new()
     with serving(certificate=certificate) as service:
         elsewhere = f"https://10.0.0.1:1#sha256:{certificate.fingerprint}"

@@ -282,8 +282,9 @@ def test_a_call_goes_on_over_a_restart_on_the_same_port(calls: Calls) -> None:
 
 def test_a_driver_that_is_gone_is_given_up_after_the_patience() -> None:
     with serving() as service:
-        client = service.client(patience_s=0.3)
+        client = service.client()
         assert client.status()
+    client._patience_s = 0.3
     began = time.monotonic()
     with pytest.raises(RendezvousError, match=rf"cannot reach the driver at 127.0.0.1 port {service.port} for 0.3 s: "):
         client.status()
@@ -333,12 +334,13 @@ def test_a_silent_driver_that_lives_is_waited_for(service: Service, calls: Calls
     owner = FakeOwner(alive=True)
     client = owned(service, owner)
     client.running(REPORT)
+    before = owner.answers  # a busy machine is as silent
     with stopped(service):
         calls.start(lambda: client.running(REPORT))
         for _ in range(3):  # far beyond the patience
             assert owner.waited.acquire(timeout=PATIENCE_S)
     assert calls.join() == [None]
-    assert owner.answers == 1
+    assert owner.answers == before + 1
     client.close()
 
 

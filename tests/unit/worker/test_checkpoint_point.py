@@ -87,8 +87,9 @@ class Client:
 
     def running(self, report: RunningReport) -> None:
         self.reports.append(report)
+        is_over = self.over
         self.told.set()
-        if self.over:
+        if is_over:
             raise RendezvousClosedError("the job is over")
         if len(self.reports) == 1:
             raise RendezvousError("no answer")
