@@ -87,52 +87,47 @@ class Looked:
         await asyncio.wait([looking])
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "_LOOK_S", 0.02)
-
-
 def test_one_that_is_silent_both_ways_is_replaced() -> None:
-    async def main() -> None:
+    async def main(_: VirtualLoop) -> None:
         looked = Looked(unheard_s=2.0, silent_s=2.0)
         await looked.look(looked.line.broken.done)
         assert looked.link._next is looked.dialled[0]
 
-    asyncio.run(main())
+    run_virtually(main)
 
 
 def test_one_on_which_nothing_comes_is_replaced_though_the_drivers_kernel_acknowledges() -> None:
     """What the driver has sent was lost, and TCP sends it again in half a minute; what we send arrives."""
 
-    async def main() -> None:
+    async def main(_: VirtualLoop) -> None:
         looked = Looked(unheard_s=0.1, silent_s=4.0)
         await looked.look(looked.line.broken.done)
         assert looked.link._next is looked.dialled[0]
         assert len(looked.dialled) == 1
 
-    asyncio.run(main())
+    run_virtually(main)
 
 
 def test_a_driver_that_is_stopped_is_dialled_one_at_a_time() -> None:
-    async def main() -> None:
+    async def main(loop: VirtualLoop) -> None:
         looked = Looked(unheard_s=0.1, silent_s=4.0, works=False)
-        ends = asyncio.get_running_loop().time() + 0.5
-        await looked.look(lambda: asyncio.get_running_loop().time() > ends)
-        assert (len(looked.dialled), looked.most_trying) == (1, 1)
+        ends = loop.time() + 1.5 * link_module._TRY_BESIDE_S
+        await looked.look(lambda: loop.time() > ends)
+        assert (len(looked.dialled), looked.most_trying) == (2, 1)
         assert looked.link._line is looked.line
         assert not looked.line.broken.done()
 
-    asyncio.run(main())
+    run_virtually(main)
 
 
 def test_one_that_works_is_left_alone() -> None:
-    async def main() -> None:
+    async def main(loop: VirtualLoop) -> None:
         looked = Looked(unheard_s=0.4, silent_s=0.6)
-        ends = asyncio.get_running_loop().time() + 0.3
-        await looked.look(lambda: asyncio.get_running_loop().time() > ends)
+        ends = loop.time() + 2.0
+        await looked.look(lambda: loop.time() > ends)
         assert looked.dialled == []
 
-    asyncio.run(main())
+    run_virtually(main)
 
 
 @pytest.mark.parametrize(
