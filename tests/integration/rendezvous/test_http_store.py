@@ -337,7 +337,7 @@ def test_a_stranger_and_a_missing_token(tmp_path: Any, monkeypatch: pytest.Monke
             ({}, f"{either}it asks for a token, and none was given"),
             ({"token_file": wrong}, f"{either}its token is not the one from the file {wrong}"),
         ):
-            strange = HTTPStore(rendezvous.endpoint, patience_s=0.1, **stranger)
+            strange = HTTPStore(rendezvous.endpoint, patience_s=1.0, **stranger)
             with pytest.raises(dist.DistNetworkError, match=why):
                 strange.set("k", "stranger's")
             strange.close()
