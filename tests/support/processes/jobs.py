@@ -34,6 +34,7 @@ class Job:
 
     discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
     patience_s = PATIENCE_S
+    _elasticrun = FORKED
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Job:
         self.step_log.touch()
         self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
         is_afresh = bool(prefix) or forked.starts_afresh() or elasticrun == AFRESH
-        elasticrun = elasticrun or (AFRESH if is_afresh else FORKED)
+        elasticrun = elasticrun or (AFRESH if is_afresh else self._elasticrun)
         arguments = [*prefix, *self.launcher(elasticrun), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
@@ -165,6 +166,12 @@ class Job:
             except (psutil.Error, OSError):
                 continue
         return found
+
+
+class ForkingJob(Job):
+    """One that forks its first workers, too: a host's workers import once, and not each once and the warmed process."""
+
+    _elasticrun = FORKING
 
 
 def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...] = FORKED) -> tuple[int, str]:
