@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <vector>
 
 #define CHECK(condition)                                                           \
   do {                                                                             \
@@ -11,6 +13,13 @@
       std::abort();                                                                \
     }                                                                              \
   } while (false)
+
+// Whether each of them is this one, in one call: in loops, the sanitizers would look at each by itself.
+template <typename T>
+bool all_are(const std::vector<T>& values, T value) {
+  if (values.empty()) return true;
+  return values[0] == value && std::memcmp(&values[0], &values[0] + 1, (values.size() - 1) * sizeof(T)) == 0;
+}
 
 void test_hmac();
 void test_handshakes();
