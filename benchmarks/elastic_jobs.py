@@ -299,9 +299,9 @@ class ElasticNodes(Nodes):
 
 
 class TorchrunJob(Job):
-    """torchrun on the loop of torchrun_loop.py, with this many processes; on two hosts, where there are nodes."""
+    """torchrun on the loop of torchrun_loop.py, with this many processes; on so many hosts, where there are nodes."""
 
-    def __init__(self, folder: Path, workers: int, *, nodes: Namespaces | None = None) -> None:
+    def __init__(self, folder: Path, workers: int, *, nodes: Namespaces | None = None, hosts: int = 2) -> None:
         self._others: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=9", "--monitor-interval=0.05"]
         # Without this a job does not come back from a failure at all: the restarted workers meet the old keys.
@@ -310,12 +310,18 @@ class TorchrunJob(Job):
         if nodes is None:
             super().__init__([*command, "--standalone", f"--nproc-per-node={workers}", loop], folder, env)
             return
-        command += ["--nnodes=2", f"--nproc-per-node={workers // 2}", "--rdzv-backend=c10d", "--rdzv-id=bench"]
+        command += [f"--nnodes={hosts}", f"--nproc-per-node={workers // hosts}"]
+        command += ["--rdzv-backend=c10d", "--rdzv-id=bench"]
         command += [f"--rdzv-endpoint={nodes[0].name}:29400", loop]
         env |= nodes[0].environment()
         super().__init__(command, folder, env, at=nodes[0].prefix)
         env = {**os.environ, **env, "STEP_LOG": str(self.steps_file), "PYTHONPATH": str(ROOT)}
-        self._others.append(nodes[1].popen(command, env=env, stdout=self.output, stderr=subprocess.STDOUT))
+        for node in nodes.hosts[1:hosts]:
+            self._others.append(node.popen(command, env=env, stdout=self.output, stderr=subprocess.STDOUT))
+
+    def wait_for_others(self) -> list[int]:
+        """Blocks until all but the first node's have ended. Returns their exit codes."""
+        return [other.wait(PATIENCE_S) for other in self._others]
 
     def __exit__(self, *unused: object) -> None:
         for other in self._others:

@@ -1,6 +1,7 @@
 """What the death of a driver costs a job with a journal.
 
     python benchmarks/takeover.py [--runs 5] [--workers 4] [--folder DIR] [--standby] [--loop torchrun]
+                                  [--nodes 3 [--torchrun]]
 
 One job on this machine: workers with 4 MB of gradients, 50 ms of sleep and a commit each step (elastic_loop.py); with
 ``--loop torchrun`` those of a script for torchrun, DDP over gloo (torchrun_loop.py). In turn its driver is killed, the
@@ -12,6 +13,10 @@ With --standby that command is there before, with --standby-driver. Over all run
     undisturbed likewise in a stretch of the same length in which nothing happens
 
 The ratio is that of the two gaps. Steps that were lost are counted, too: there may be none.
+
+With --nodes the workers are on so many hosts, each a network namespace, which join; it takes root. With --torchrun the
+same is done to torchrun's launcher that has the store of the rendezvous, on as many hosts: when the last step was made
+since then, and when the launchers on the other hosts have ended, is told in gaps of ours. Nothing goes on there.
 """
 
 from __future__ import annotations
@@ -30,10 +35,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from elastic_jobs import ElasticJob
+from elastic_jobs import ROOT, ElasticJob, TorchrunJob
 
 from elastic_driver.journal.folder import LOCK
 from elastic_driver.system.process_name import pid_in
+from tests.support.network.namespaces import Namespaces
 
 AFTER_S = 1.0
 
@@ -46,12 +52,28 @@ class JournaledJob(ElasticJob):
         workers: how many.
         has_standby: whether the next driver is there before one dies.
         loop: see ElasticJob.
+        nodes: the hosts, of which the first has the driver; None for this machine.
     """
 
-    def __init__(self, folder: Path, workers: int, *, has_standby: bool, loop: str) -> None:
+    def __init__(self, folder: Path, workers: int, *, has_standby: bool, loop: str, nodes: Namespaces | None) -> None:
         self.journal = folder / "journal"
         self._has_standby = has_standby
-        super().__init__(folder, workers, 1, loop=loop)
+        if nodes is None:
+            super().__init__(folder, workers, 1, loop=loop)
+            return
+        hosts = len(nodes.hosts)
+        flags = ("--launcher", "none", "--accept-agents", "--join-token-file", str(folder / "token"))
+        super().__init__(folder, workers // hosts, hosts, *flags, nodes=nodes, loop=loop)
+
+    def let_join(self, nodes: Namespaces) -> None:
+        """Has the hosts join the job."""
+        url = self.wait_for("where to join", lambda: self.said().partition("join --driver ")[2]).split()[0]
+        join = [sys.executable, "-m", "elastic_driver", "join", "--driver", url, "--slots", str(self.slots)]
+        logs = {"STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file), "PYTHONPATH": str(ROOT)}
+        for node in nodes:
+            words = [*join, "--host", node.name, "--join-token-file", str(self._token)]
+            env = node.environment() | logs
+            self.others.append(node.popen(words, env=env, stdout=self.output, stderr=subprocess.STDOUT))
 
     def launcher(self) -> list[str]:
         """See ElasticJob."""
@@ -117,6 +139,18 @@ def one_run(job: JournaledJob, workers: int) -> tuple[float, float, float]:
     return taken["time"] - killed, job.gap(killed, until), job.gap(began, began + length_s)
 
 
+def run_torchrun(folder: Path, workers: int, nodes: Namespaces) -> tuple[float, float, list[int]]:
+    """Kills the launcher that has the store. Returns when the last step was made and the other launchers had ended,
+    seconds since then, and their exit codes."""
+    with TorchrunJob(folder, workers, nodes=nodes, hosts=len(nodes.hosts)) as job:
+        job.wait_for_steps(workers, steps=20)
+        killed = time.time()
+        job.process.kill()
+        codes = job.wait_for_others()
+        ended = time.time()
+    return max(line["time"] for line in job.steps()) - killed, ended - killed, codes
+
+
 def told(values: list[float]) -> str:
     """The median, and from which to which."""
     return f"{statistics.median(values):6.3f} ({min(values):.3f} to {max(values):.3f})"
@@ -130,22 +164,37 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--loop", choices=("elastic", "torchrun"), default="elastic")
+    parser.add_argument("--nodes", type=int, default=0)
+    parser.add_argument("--torchrun", action="store_true")
     arguments = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(dir=arguments.folder) as name,
-        JournaledJob(
-            Path(name), arguments.workers, has_standby=arguments.standby, loop=f"{arguments.loop}_loop.py"
-        ) as job,
-    ):
-        job.wait_for_steps(arguments.workers, steps=20)
-        runs = [one_run(job, arguments.workers) for _ in range(arguments.runs)]
-        lost = job.lost()
+    workers, theirs = arguments.workers, None
+    if workers % (arguments.nodes or 1) or arguments.torchrun > (arguments.nodes > 0):
+        parser.error("--torchrun needs --nodes, and --workers a multiple of that")
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(Namespaces(arguments.nodes)) if arguments.nodes else None
+        first, second = (Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder))) for _ in "12")
+        loop = f"{arguments.loop}_loop.py"
+        with JournaledJob(first, workers, has_standby=arguments.standby, loop=loop, nodes=nodes) as job:
+            if nodes is not None:
+                job.let_join(nodes)
+            job.wait_for_steps(workers, steps=20)
+            runs = [one_run(job, workers) for _ in range(arguments.runs)]
+            lost = job.lost()
+        if nodes is not None and arguments.torchrun:
+            theirs = run_torchrun(second, workers, nodes)
     took, gaps, undisturbed = (list(each) for each in zip(*runs, strict=True))
-    print(f"{arguments.workers} workers, {len(runs)} runs, seconds")
+    print(f"{workers} workers{f' on {arguments.nodes} hosts' if nodes else ''}, {len(runs)} runs, seconds")
     for what, values in (("took over", took), ("gap", gaps), ("undisturbed", undisturbed)):
         print(f"  {what:12}{told(values)}")
     ratio = statistics.median(gaps) / statistics.median(undisturbed)
     print(f"  gap / undisturbed: {ratio:.2f}; steps done twice: {lost}")
+    if theirs is not None:
+        last, ended, codes = theirs
+        ours = statistics.median(gaps)
+        print(
+            f"  torchrun: last step {last:.3f} ({last / ours:.0f} gaps of ours); nothing goes on. The other launchers"
+        )
+        print(f"  have ended {ended:.3f} ({ended / ours:.0f}), exit codes {codes}")
 
 
 if __name__ == "__main__":
