@@ -18,6 +18,7 @@ from elastic_driver.cli.main import main
 from elastic_driver.report import event_hook
 from elastic_driver.report.event_hook import EventHook
 from elastic_driver.report.happenings import HostLost, JobEnded, MomentPassed, Remark, Summary, WorkersStopped
+from tests.support.paths import PROGRAMS
 from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.integration]
@@ -31,6 +32,7 @@ class Hook:
     def __init__(self, command: str, **limits: Any) -> None:
         self.warnings: list[str] = []
         self.details: list[str] = []
+        limits = {"run_s": PATIENCE_S, **limits}
         self.hook = EventHook(
             command, job_id="77", on_warning=self.warnings.append, on_detail=self.details.append, **limits
         )
@@ -85,19 +87,24 @@ def test_a_failure_is_told_once_a_kind_and_its_output_each_time() -> None:
     assert one.details[0].endswith("failed with exit code 3, at the event report: oh | no")
 
 
-def test_one_that_sleeps_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def started_and_killed(pids: Path, run_s: float) -> int:
+    """How many processes two runs of a hook have started that sleeps longer than it may; all of them are gone."""
     command = f"setsid sleep 1000 & echo $! >> {pids}; sleep 1000 & echo $! >> {pids}; echo $$ >> {pids}; wait"
-    one = Hook(command, run_s=0.5)
+    one = Hook(command, run_s=run_s)
     one.lose("b", "c")
     one.until(lambda: len(one.details) == 2)
     assert [text.partition("' ")[2] for text in one.warnings] == [
-        "did not end within 0.5 s and was killed, at the event host_lost; this is told once"
+        f"did not end within {run_s:g} s and was killed, at the event host_lost; this is told once"
     ]
-    found = [int(pid) for pid in pids.read_text().split()]
-    assert len(found) == 6
+    found = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
     one.until(lambda: all(map(is_gone, found)))
     one.hook.close()
+    return len(found)
+
+
+def test_one_that_sleeps_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
+    # On a busy machine it is killed before it has started all of them.
+    assert any(started_and_killed(tmp_path / f"{run_s:g}", run_s) == 6 for run_s in (0.5, 2.0, 8.0, 32.0))
 
 
 def test_what_it_leaves_running_ends_with_it_and_holds_up_nobody(tmp_path: Path) -> None:
@@ -157,8 +164,9 @@ def test_the_end_waits_for_a_moment_only(tmp_path: Path) -> None:
 
 def test_the_end_is_told_though_many_events_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_hook, "MOST_WAITING", 50)
+    monkeypatch.setattr(event_hook, "LAST_S", 5.0)
     log = tmp_path / "log"
-    one = Hook(f"e=$(cat); case $e in *job_ended*) ;; *) sleep 0.2;; esac; echo $e >> {log}", grace_s=3.0)
+    one = Hook(f"e=$(cat); case $e in *job_ended*) ;; *) sleep 0.2;; esac; echo $e >> {log}", grace_s=10.0)
     one.lose(*map(str, range(100)))
     one.hook.hear(JobEnded(0, "over", Summary()))
     one.hook.close()
@@ -168,9 +176,10 @@ def test_the_end_is_told_though_many_events_wait(tmp_path: Path, monkeypatch: py
     assert re.search(r"was not told of \d+ events just before the job's end: it did not keep up", one.warnings[1])
 
 
-def test_the_end_is_told_though_a_run_hangs(tmp_path: Path) -> None:
+def test_the_end_is_told_though_a_run_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_hook, "LAST_S", 5.0)
     log = tmp_path / "log"
-    one = Hook(f"e=$(cat); case $e in *job_ended*) ;; *) sleep 1000;; esac; echo $e >> {log}", grace_s=3.0)
+    one = Hook(f"e=$(cat); case $e in *job_ended*) ;; *) sleep 1000;; esac; echo $e >> {log}", grace_s=10.0)
     one.lose("a", "b")
     one.hook.hear(JobEnded(0, "over", Summary()))
     one.hook.close()
@@ -219,7 +228,8 @@ def test_a_job_tells_its_hook_what_its_log_has(tmp_path: Path, runtime: Path) ->
     log = tmp_path / "hooked"
     # The last event is told, too, though the job is over then: what ends its processes leaves this one.
     command = f'e=$(cat); case $e in *job_ended*) sleep 0.5;; esac; echo "$e" >> {log}'
-    with Job(tmp_path, "localhost:2\n", "-np", "2", "--event-hook", command, command=["true"]) as job:
+    flags, patient = ("-np", "2", "--event-hook", command), (str(PROGRAMS / "patient.py"),)
+    with Job(tmp_path, "localhost:2\n", *flags, command=["true"], elasticrun=patient) as job:
         assert job.wait() == 0
         told, logged = lines(log), job.events()
     assert [event["event"] for event in told][-1] == "job_ended"
