@@ -115,7 +115,7 @@ class Soak:
         folder.mkdir()
         self.job = self.start(folder)
         # The list is as the soak says; now and then the script fails or hangs instead.
-        (folder / "discover.sh").write_text(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
+        self.job.set_script(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
         self.follower.begin(self.job.event_log)
         end = time.monotonic() + ENDS_WITHIN_S
         while not self.look():
@@ -151,11 +151,11 @@ class Soak:
     def take_over(self) -> None:
         """Another driver goes on with the present job, whose driver is dead: its workers train all the while."""
         known = len(self.seen)
-        script = (self.job.folder / "discover.sh").read_text()
+        script = self.job.script.read_text()
         hosts = self.job.hosts_file.read_text()
         self.job = self._again()
         self.job.set_hosts(hosts)
-        (self.job.folder / "discover.sh").write_text(script)
+        self.job.set_script(script)
         self.until("a takeover", lambda: any(event["event"] == "took_over" for event in self.seen[known:]))
 
     @property

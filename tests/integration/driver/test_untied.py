@@ -47,7 +47,7 @@ def test_workers_train_on_when_the_driver_is_killed(tmp_path: Path, runtime: Pat
         place, pid, _ = worker.environ()[ENV_OWNER].rsplit(" ", 2)
         assert (place, int(pid)) == (name_of_this_process().rsplit(" ", 2)[0], here.pid), "workers wait for the agent"
         # A script that hangs is the driver's, and ends with it.
-        (tmp_path / "discover.sh").write_text("#!/bin/sh\nexec sleep 1000\n")
+        job.set_script("#!/bin/sh\nexec sleep 1000\n")
         script = job.wait_for("the script", lambda: _children(job.process.pid, "sleep"))[0]
         job.process.kill()
         killed = time.time()

@@ -48,7 +48,7 @@ class Job:
     ) -> None:
         self.folder = folder
         self._has_parent = "--journal" in flags
-        self.hosts_file = folder / "hosts.txt"
+        self.hosts_file, self.script = folder / "hosts.txt", folder / "discover.sh"
         self.step_log = folder / "steps.jsonl"
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
@@ -58,10 +58,8 @@ class Job:
         arguments = [*prefix, *self.launcher(elasticrun), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
-            script = folder / "discover.sh"
-            script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
-            script.chmod(0o755)
-            arguments += ["--host-discovery-script", str(script), *self.discovery_flags]
+            self.set_script(f"#!/bin/sh\ncat {self.hosts_file}\n")
+            arguments += ["--host-discovery-script", str(self.script), *self.discovery_flags]
         arguments += command or [sys.executable, str(PROGRAM)]
         self.stdout = folder / "stdout.txt"
         self.stderr = folder / "stderr.txt"
@@ -98,6 +96,13 @@ class Job:
         new = self.hosts_file.with_suffix(".new")
         new.write_text(text)
         new.replace(self.hosts_file)
+
+    def set_script(self, text: str) -> None:
+        """What lists the hosts from now on. A driver may run it at any moment, also while the next one is started."""
+        new = self.script.with_suffix(".new")
+        new.write_text(text)
+        new.chmod(0o755)
+        new.replace(self.script)
 
     def steps(self) -> list[dict[str, Any]]:
         return self._steps.all()
