@@ -27,6 +27,7 @@ from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
 from tests.support.processes.jobs import AFRESH, FORKING, Job
+from tests.support.processes.nodes import free_port
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.integration
@@ -154,8 +155,7 @@ def test_a_job_of_one_worker_with_its_log_in_a_file_listens_nowhere_on_tcp(tmp_p
 def test_what_opens_a_port_at_the_start(tmp_path: Path) -> None:
     key = tmp_path / "operator"
     key.write_text("0123456789abcdef" * 4)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     cases = {
         "named": (("--rendezvous-port", str(port)), {("127.0.0.1", port)}),
         "operator": (("--operator-token-file", str(key)), {("127.0.0.1", None)}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,8 +27,12 @@ _T = TypeVar("_T")
 
 
 def free_port() -> int:
-    """A port of loopback below those that the system gives to others."""
-    for port in range(20000 + os.getpid() % 5000, 32000):
+    """A port of loopback below those that the system gives to others, and above those that tests name.
+
+    Drawn: that of a test beside this one may be free still when this one looks.
+    """
+    for _ in range(1000):
+        port = random.randrange(23000, 32000)
         with socket.socket() as sock:
             try:
                 sock.bind(("127.0.0.1", port))
