@@ -94,7 +94,7 @@ from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 SLOTS_PER_HOST = 8
-PATIENCE_S = 180.0
+PATIENCE_S = 500.0
 _ADDRESS = b"\x09127.0.0.1\xff\xff\x03" + b"s" * 16  # about what a rank 0 publishes
 
 

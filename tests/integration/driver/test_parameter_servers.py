@@ -35,6 +35,7 @@ class ChiefJob(Job):
 
     def __init__(self, folder: Path, hosts: str, *flags: str, more: dict[str, str] | None = None) -> None:
         self.orders = folder / "orders"
+        self._found = 0  # the number of the list of servers that was found last
         path = f"{SUPPORT / 'fake_tensorflow'}:{ROOT}"
         super().__init__(
             folder,
@@ -54,8 +55,8 @@ class ChiefJob(Job):
     def printed(self, word: str) -> list[Any]:
         """What all chiefs have said so far behind this word."""
         prefix = f"[chief]<stdout>:{word} "
-        lines = self.stdout.read_text(errors="replace").splitlines()
-        return [json.loads(line.removeprefix(prefix)) for line in lines if line.startswith(prefix)]
+        lines = self.stdout.read_text(errors="replace").splitlines(keepends=True)
+        return [json.loads(line.removeprefix(prefix)) for line in lines if line.startswith(prefix) and line[-1] == "\n"]
 
     def clusters(self, count: int = 1) -> list[Json]:
         """The clusters that so many chiefs were started with; blocks until they were."""
@@ -63,8 +64,17 @@ class ChiefJob(Job):
         return found
 
     def servers(self, what: str, found: Any) -> Json:
-        """The last list of servers, as soon as this holds of it."""
-        answer: Json = self.wait_for(what, lambda: next((s for s in self.printed("servers")[-1:] if found(s)), None))
+        """The first list of servers of which this holds, from the one that was found last on. Blocks until it is there.
+
+        It need not be the newest: that may be looked at too late.
+        """
+
+        def number() -> int | None:
+            lists = enumerate(self.printed("servers"))
+            return next((1 + at for at, servers in lists if at >= self._found and found(servers)), None)
+
+        self._found = self.wait_for(what, number) - 1
+        answer: Json = self.printed("servers")[self._found]
         return answer
 
     def pid(self, worker: str) -> int:
@@ -337,7 +347,7 @@ def test_how_long_the_chief_may_wait_is_not_believed(tmp_path: Path) -> None:
         own = Credential.of_chief(environ)
         assert own is not None
         client = RendezvousClient(environ["ELASTIC_DRIVER_RENDEZVOUS"], own, patience_s=150)
-        version = job.servers("the first", lambda s: s)["version"]
+        version = job.servers("the first", lambda s: len(s["workers"]) == 1)["version"]
         request = ServersRequest(version).to_json()
 
         def ask_for(wait_s: str) -> int:
