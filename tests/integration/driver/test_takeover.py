@@ -212,6 +212,7 @@ def test_no_line_of_output_is_lost_with_a_driver(tmp_path: Path) -> None:
             if number < 3:
                 kill(job)
             else:
+                job.wait_for("a step", job.steps)  # workers write before they train
                 drivers.end_at(last_step(job))
                 assert job.wait() == 0, job.said()
             written += job.stdout.read_bytes() + b"\n"  # what was killed has perhaps written half a line
