@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,6 +218,8 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next(tmp_path: Path) -> N
         job.process.send_signal(signal.SIGKILL)
         job.process.wait()
         psutil.wait_procs(agents)
+        while job.leftovers():  # the worker ends a moment later
+            time.sleep(0.02)
         # Whoever makes the next folder there, of this user's processes.
         SocketFolder.new([left.parent.parent]).close()
         assert not left.parent.exists()
