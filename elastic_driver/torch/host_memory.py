@@ -8,7 +8,6 @@ whose sizes are powers of two.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 
@@ -64,15 +63,7 @@ def _limit() -> int | None:
     if (given := worker_settings().page_locked_bytes) is not None:
         return given
     all_there_is = memory_limit()
-    return None if all_there_is is None else all_there_is // _SHARE // _workers_here()
-
-
-def _workers_here() -> int:
-    """How many there are on this machine, as far as one knows."""
-    if is_initialized():
-        return local_size()
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(given)) if given.isdecimal() else 1
+    return None if all_there_is is None else all_there_is // _SHARE // (local_size() if is_initialized() else 1)
 
 
 def empty_bytes(count: int, *, pinned: bool) -> torch.Tensor:

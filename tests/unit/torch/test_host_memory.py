@@ -113,9 +113,6 @@ def test_workers_of_a_machine_share_half_of_its_memory(
     monkeypatch.setattr(host_memory, "is_initialized", lambda: True)
     monkeypatch.setattr(host_memory, "local_size", lambda: 2)
     assert host_memory._limit() == limit
-    monkeypatch.setattr(host_memory, "is_initialized", lambda: False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # of a script for torchrun
-    assert host_memory._limit() == limit
 
 
 class OnGpu:
