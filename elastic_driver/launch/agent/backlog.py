@@ -26,8 +26,9 @@ MEMORY_BYTES = 64 << 10
 DISC_BYTES = 256 << 20
 # Room on disc comes back piece by piece.
 _FILE_BYTES = 16 << 20
-# What may wait for a disc that does not answer.
-_WAITING_BYTES = 4 << 20
+# What may wait for a disc: one that is well, and slower than a worker that prints for a moment all that it can, has
+# this much time.
+_WAITING_BYTES = 16 << 20
 _READ_BYTES = 256 << 10
 # Number, lines left out, bytes of the worker's key and of the data, stream.
 _HEAD = struct.Struct("<QQHIB")
