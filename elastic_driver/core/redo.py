@@ -80,7 +80,8 @@ def _starts(state: State, fresh: list[WorkerId]) -> list[StartWorker]:
         return planned_starts(state, fresh, places_to_stand_by(state))
     assert state.launch is not None, "restarted workers boot for a launch"
     hosts = hosts_of(state.launch.placed)
-    return [StartWorker(one.worker, one.slot, hosts=hosts) for one in state.launch.placed if one.worker in fresh]
+    placed = (each for each in state.launch.placed if each.worker in fresh)
+    return [StartWorker(each.worker, each.slot, hosts=hosts) for each in placed]
 
 
 def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:

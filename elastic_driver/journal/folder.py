@@ -151,7 +151,7 @@ class JournalFolder:
         _sign(self._descriptor, job_id)
 
     def has_ended(self, exit_code: int) -> None:
-        """So has the job in it: for who has waited for that, also where its journal cannot say so."""
+        """Notes the job's exit code, which drivers that stand by read even if the journal could not be written."""
         _sign(self._descriptor, self._job_id, str(exit_code))
 
     @property

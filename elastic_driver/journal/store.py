@@ -42,7 +42,7 @@ class Store(Protocol):
         """Nothing is appended to what is there any more: :meth:`begin` comes next, if anything does."""
 
     def has_ended(self, exit_code: int) -> None:
-        """Says beside what is there that its job has ended so, for who waits for that. Never raises."""
+        """Notes the job's exit code apart from the records, for drivers that stand by. Never raises."""
 
 
 class FolderStore:

@@ -95,12 +95,12 @@ class Meetings:
             held: what it holds.
         """
         self._before.pop(link, None)
-        by_age = sorted(held, key=lambda one: one.generation)
-        self._count = max((self._count, *(one.generation for one in by_age)))
+        by_age = sorted(held, key=lambda port: port.generation)
+        self._count = max((self._count, *(port.generation for port in by_age)))
         last = self._last
         is_late = last is not None and last.link is not link
-        for one in by_age if is_late else by_age[:-1]:
-            link.send(LetGo(one.generation))
+        for port in by_age if is_late else by_age[:-1]:
+            link.send(LetGo(port.generation))
         if by_age and not is_late:
             self._before[link] = by_age[-1]
         if last is not None and last.link is link and not last.meeting.done():

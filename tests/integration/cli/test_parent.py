@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -733,17 +734,24 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
         assert job.wait() == 128 + signal.SIGTERM
 
 
-def test_signals_for_workers_mean_nothing_to_a_driver_that_stands_by(tmp_path: Path, runtime: Path) -> None:
-    """It may do so for days, and has no workers."""
-    kept = tmp_path / "kept"
+@contextmanager
+def standing_by(folder: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """elasticrun that stands by for a job of this process's, and what it says from then on."""
+    kept = folder / "kept"
     leave(kept)
     words = [sys.executable, "-m", "elastic_driver", *RUN, "--journal", str(kept), "--standby-driver", "true"]
     with (
         JournalFolder.take(kept, "0123"),
-        subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process,
+        subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=folder) as process,
     ):
         assert process.stderr is not None
         assert "standing by: job 0123 is driven by process" in process.stderr.readline()
+        yield process, process.stderr
+
+
+def test_signals_for_workers_mean_nothing_to_a_driver_that_stands_by(tmp_path: Path, runtime: Path) -> None:
+    """It may do so for days, and has no workers."""
+    with standing_by(tmp_path) as (process, _):
         # Passed on in the order of their numbers.
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM):
             process.send_signal(number)
@@ -753,19 +761,11 @@ def test_signals_for_workers_mean_nothing_to_a_driver_that_stands_by(tmp_path: P
 
 def test_one_that_stands_by_ends_though_it_was_killed_before_it_took_the_signal(tmp_path: Path, runtime: Path) -> None:
     """The next one is told of it. It is not for the job, which has a driver."""
-    kept = tmp_path / "kept"
-    leave(kept)
-    words = [sys.executable, "-m", "elastic_driver", *RUN, "--journal", str(kept), "--standby-driver", "true"]
-    with (
-        JournalFolder.take(kept, "0123"),
-        subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process,
-    ):
-        assert process.stderr is not None
-        assert "standing by: job 0123" in process.stderr.readline()
+    with standing_by(tmp_path) as (process, errors):
         [first] = psutil.Process(process.pid).children()
         first.kill()  # it has no handlers: what comes would kill it
-        assert "was killed by SIGKILL: starting it again" in process.stderr.readline()
-        assert "standing by: job 0123" in process.stderr.readline()
+        assert "was killed by SIGKILL: starting it again" in errors.readline()
+        assert "standing by: job 0123" in errors.readline()
         [driver] = psutil.Process(process.pid).children()
         driver.suspend()
         process.send_signal(signal.SIGTERM)

@@ -14,67 +14,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.dying_drivers import ALL, DyingDrivers
+from tests.support.processes.dying_drivers import ALL, Walk
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
-FLAGS = ("-np", "2", "--min-np", "1", "--on-change", "in-place", "--blacklist-cooldown-range", "1", "1")
-TWO, THREE = "localhost:1\n127.0.0.1:1\n", "localhost:2\n127.0.0.1:1\n"
 PHASES = ("start", "growth", "commit", "loss", "drain", "leave", "end")
 
 
-class Walk(DyingDrivers):
-    """A job whose drivers die at some places.
-
-    Args:
-        folder: of the job.
-        once: whether one dies in each phase, or one after the other at each place.
-        places: a pattern for each phase in which any dies.
-    """
+class InPlace(Walk):
+    """Of workers that reset in place, and commit to disc. See Walk."""
 
     def __init__(self, folder: Path, *, once: bool, **places: str) -> None:
         durable = ("--durable-dir", str(folder / "durable"), "--durable-every", "5")
-        super().__init__(folder, TWO, *FLAGS, *durable, STEP_S="0.05")
-        self._once = once
-        self._places = places
+        super().__init__(folder, "--on-change", "in-place", *durable, once=once, places=places)
         self.losses = 0
-
-    def phase(self, name: str) -> int:
-        """Arms the drivers, if they are to die in it. Returns how often they have died before."""
-        self.disarm()
-        if name in self._places:
-            self.arm(name, self._places[name], once=self._once)
-        return len(self.died_at)
 
     def on_disc(self) -> set[str]:
         """The commits."""
         return {path.name for path in (self.folder / "durable").glob("commit-*.state")}
 
-    def begin(self) -> None:
-        self.phase("start")
-        self.start()
-        self.trains(2)
-
     def change(self) -> Iterator[bool]:
         """All that happens between the start and the end; tells of each phase whether a driver has died in it."""
-        died = self.phase("growth")
-        self.set_hosts(THREE)
-        self.trains(3)
-        yield len(self.died_at) > died
+        yield self.grow()
         died = self.phase("commit")
         before = self.on_disc()
         self.until("commits on disc", lambda: len(self.on_disc() - before) >= 2)  # asked for since then
         yield len(self.died_at) > died
-        died = self.phase("loss")
         self.losses += 1
-        victim = self.worker("127.0.0.1[0]")
-        os.kill(victim, signal.SIGKILL)
-        self.trains(3, without=victim)
-        yield len(self.died_at) > died
-        died = self.phase("drain")
-        self.set_hosts(TWO)
-        self.trains(2)
-        yield len(self.died_at) > died
+        yield self.lose()
+        yield self.shrink()
         died = self.phase("leave")
         os.kill(self.worker("127.0.0.1[0]"), signal.SIGTERM)
         self.trains(1)
@@ -82,9 +50,7 @@ class Walk(DyingDrivers):
 
     def end(self) -> None:
         """Looks at the job, too."""
-        self.phase("end")
-        self.end_at(self.last_step() + 5)
-        assert self.ended() == 0
+        self.end_well()
         self.check_steps(self.losses)
 
 
@@ -99,7 +65,7 @@ def test_at_one_place_of_each_phase(tmp_path: Path) -> None:
         "leave": "^said notice",
         "end": "^carried out EndJob",
     }
-    with Walk(tmp_path, once=True, **places) as job:
+    with InPlace(tmp_path, once=True, **places) as job:
         job.begin()
         assert all(list(job.change()))
         job.end()
@@ -110,7 +76,7 @@ def test_at_one_place_of_each_phase(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_at_each_place_one_after_the_other(tmp_path: Path) -> None:
     """Whoever takes over dies at the next one: also those of a takeover are among them."""
-    with Walk(tmp_path, once=False, **dict.fromkeys(PHASES, ALL)) as job:
+    with InPlace(tmp_path, once=False, **dict.fromkeys(PHASES, ALL)) as job:
         job.begin()
         assert all(list(job.change()))
         job.end()
@@ -122,14 +88,14 @@ def test_at_each_place_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_at_each_place_of_a_change(tmp_path: Path) -> None:
     """Whoever takes over goes on. The same happens to the job until there is no place at which none has died."""
-    with Walk(tmp_path, once=True, **dict.fromkeys(PHASES[1:-1], ALL)) as job:
+    with InPlace(tmp_path, once=True, **dict.fromkeys(PHASES[1:-1], ALL)) as job:
         job.begin()
         while any(list(job.change())):
             job.disarm()
             # A place that was left can be used again when it was off the list.
             job.set_hosts("localhost:1\n")
             job.until("a list", lambda: job.job.events("hosts_discovered")[-1]["hosts"] == {"localhost": 1})
-            job.set_hosts(TWO)
+            job.set_hosts(job.TWO)
             job.trains(2)
         job.end()
         print("\n".join(job.died_at))
@@ -145,7 +111,7 @@ def test_at_each_place_of_a_start_and_an_end(tmp_path: Path, phase: str) -> None
     while True:
         folder = tmp_path / str(len(died))
         folder.mkdir()
-        with Walk(folder, once=True, **{phase: ALL}) as job:
+        with InPlace(folder, once=True, **{phase: ALL}) as job:
             job.has_died_at(died)
             job.begin()
             job.end()

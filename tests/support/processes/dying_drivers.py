@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 from unittest import mock
@@ -247,6 +247,65 @@ class DyingDrivers:
             check_steps(self.job.steps(), losses)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self._where()}") from None
+
+
+class Walk(DyingDrivers):
+    """A job that goes through phases, in which its drivers die at some places.
+
+    Args:
+        folder: of the job.
+        flags: of its drivers, beside those for two hosts.
+        once: whether one dies in each phase, or one after the other at each place.
+        places: a pattern for each phase in which any dies.
+        more: see DyingDrivers.
+    """
+
+    TWO, THREE = "localhost:1\n127.0.0.1:1\n", "localhost:2\n127.0.0.1:1\n"
+
+    def __init__(self, folder: Path, *flags: str, once: bool, places: Mapping[str, str], **more: Any) -> None:
+        least = ("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1")
+        super().__init__(folder, self.TWO, *least, *flags, STEP_S="0.05", **more)
+        self._once = once
+        self._places = places
+
+    def phase(self, name: str) -> int:
+        """Arms the drivers, if they are to die in it. Returns how often they have died before."""
+        self.disarm()
+        if name in self._places:
+            self.arm(name, self._places[name], once=self._once)
+        return len(self.died_at)
+
+    def begin(self) -> None:
+        self.phase("start")
+        self.start()
+        self.trains(2)
+
+    def grow(self) -> bool:
+        """A slot comes. Returns, as the others do, whether a driver has died meanwhile."""
+        died = self.phase("growth")
+        self.set_hosts(self.THREE)
+        self.trains(3)
+        return len(self.died_at) > died
+
+    def lose(self) -> bool:
+        """A worker dies."""
+        died = self.phase("loss")
+        victim = self.worker("127.0.0.1[0]")
+        os.kill(victim, signal.SIGKILL)
+        self.trains(3, without=victim)
+        return len(self.died_at) > died
+
+    def shrink(self) -> bool:
+        """The slot goes."""
+        died = self.phase("drain")
+        self.set_hosts(self.TWO)
+        self.trains(2)
+        return len(self.died_at) > died
+
+    def end_well(self) -> None:
+        self.phase("end")
+        self.end_at(self.last_step() + 5)
+        assert self.ended() == 0
 
 
 def check_steps(lines: Iterable[dict[str, Any]], losses: int = 0) -> None:
