@@ -450,6 +450,9 @@ def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str) -> N
                 with connection:
                     connection.recv(4096)
                     connection.sendall(refusal(text))
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(4096):  # the kernel resets a connection that is closed before that
+                        pass
 
     with folder.listen("s.sock") as listener:
         thread = threading.Thread(target=serve, args=(listener,))
