@@ -572,7 +572,6 @@ class Settings:
         others = {
             "--parameter-servers": self.num_parameter_servers,
             "--rdzv-endpoint": self.nodes is not None and bool(self.nodes.endpoint),
-            "--horovod-protocol on": self.horovod_protocol == ON,
             "--stdin": self.stdin not in (None, NO_STDIN),
             "a discovery object": self.discovery_socket is not None,
         }

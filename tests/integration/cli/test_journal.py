@@ -217,7 +217,6 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
     ("flags", "why"),
     [
         (("--parameter-servers", "1"), "--journal cannot be beside --parameter-servers"),
-        (("--horovod-protocol", "on"), "--journal cannot be beside --horovod-protocol on"),
         (("--stdin", "0"), "--journal cannot be beside --stdin"),
         (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
         (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),

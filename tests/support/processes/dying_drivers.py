@@ -40,6 +40,7 @@ class DyingDrivers:
         flags: of each of its drivers.
         kept: of its journal; None for one in that folder.
         program: of its workers.
+        options: of that program.
         env: of the job.
 
     Attributes:
@@ -48,7 +49,14 @@ class DyingDrivers:
     """
 
     def __init__(
-        self, folder: Path, hosts: str, *flags: str, kept: Path | None = None, program: Path = PROGRAM, **env: str
+        self,
+        folder: Path,
+        hosts: str,
+        *flags: str,
+        kept: Path | None = None,
+        program: Path = PROGRAM,
+        options: Sequence[str] = (),
+        **env: str,
     ) -> None:
         self.folder = folder
         self.kept, self.runtime = kept or folder / "kept", folder / "runtime"
@@ -56,7 +64,7 @@ class DyingDrivers:
         self._flags = (*flags, "--journal", str(self.kept))
         self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(self.runtime), "DIES": str(self._dies)} | env
         self._hosts = hosts
-        self._program = program
+        self._command = [sys.executable, str(program), *options]
         self.drivers = 0
         self._takeovers = 0  # before the present one
         for path in (self.runtime, self._dies):
@@ -113,7 +121,7 @@ class DyingDrivers:
             self.folder,
             self._hosts,
             *self._flags,
-            command=[sys.executable, str(self._program)],
+            command=self._command,
             env=self._env,
             elasticrun=DYING,
         )
@@ -179,6 +187,10 @@ class DyingDrivers:
 
     # --- the job ---------------------------------------------------------------------------------------------------
 
+    def steps(self) -> list[dict[str, Any]]:
+        """All that its workers have done, as check_steps takes it."""
+        return self.job.steps()
+
     def trains(self, size: int, count: int = 3, *, without: int = 0) -> list[dict[str, Any]]:
         """Blocks until all of a round of this size have done so many steps from now on. Returns these.
 
@@ -190,7 +202,7 @@ class DyingDrivers:
         since = time.time()
 
         def found() -> list[dict[str, Any]]:
-            lines = [line for line in self.job.steps() if line["size"] == size and line["time"] > since]
+            lines = [line for line in self.steps() if line["size"] == size and line["time"] > since]
             done = collections.Counter(line["rank"] for line in lines if line["pid"] != without)
             return lines if len(done) == size and min(done.values()) >= count else []
 
@@ -199,24 +211,25 @@ class DyingDrivers:
 
     def worker(self, name: str) -> int:
         """The process that has this place."""
-        return next(int(line["pid"]) for line in reversed(self.job.steps()) if line["worker"].startswith(f"{name}#"))
+        return next(int(line["pid"]) for line in reversed(self.steps()) if line["worker"].startswith(f"{name}#"))
 
     def step_after(self, since: float) -> None:
         """Blocks until there is a step of after that time, with or without a driver."""
-        self._wait("a step", lambda: self.job.steps()[-1]["time"] > since)
+        self.wait_until("a step", lambda: self.steps()[-1]["time"] > since)
 
     def wait_for_end_of(self, pid: int) -> None:
         """Blocks until a process has ended, with or without a driver."""
-        self._wait(f"the end of process {pid}", lambda: not psutil.pid_exists(pid))
+        self.wait_until(f"the end of process {pid}", lambda: not psutil.pid_exists(pid))
 
-    def _wait(self, what: str, found: Callable[[], bool]) -> None:
+    def wait_until(self, what: str, found: Callable[[], bool]) -> None:
+        """Blocks until something is so, with or without a driver."""
         end = time.monotonic() + PATIENCE_S
         while not found():
             assert time.monotonic() < end, f"{what}: not seen; {self._where()}"
             time.sleep(0.02)
 
     def last_step(self) -> int:
-        return max(int(line["step"]) for line in self.job.steps())
+        return max(int(line["step"]) for line in self.steps())
 
     def end_at(self, step: int) -> None:
         """The training ends with this step."""
@@ -244,7 +257,7 @@ class DyingDrivers:
     def check_steps(self, losses: int = 0) -> None:
         """See check_steps."""
         try:
-            check_steps(self.job.steps(), losses)
+            check_steps(self.steps(), losses)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self._where()}") from None
 
