@@ -37,6 +37,7 @@ _MOST_TEXT_BYTES = 300
 _CHALLENGE, _REFUSAL = 0, 1
 _CHALLENGE_BYTES = 1 + NONCE_BYTES + MAC_BYTES
 _REFUSAL_BYTES = 3  # without its text
+MOST_REFUSAL_BYTES = _REFUSAL_BYTES + _MOST_TEXT_BYTES
 _DRIVER, _CLIENT = b"elastic_driver 1 driver", b"elastic_driver 1 client"
 _NO_PROOF = "what answers there does not prove to be this job's driver"
 

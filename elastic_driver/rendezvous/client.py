@@ -28,7 +28,7 @@ from elastic_driver.errors import (
     WrongTokenError,
     in_words,
 )
-from elastic_driver.rendezvous.authentication import read_refusal
+from elastic_driver.rendezvous.authentication import MOST_REFUSAL_BYTES, is_refusal, read_refusal
 from elastic_driver.rendezvous.connecting import connect, shut_down
 from elastic_driver.rendezvous.credentials import Credential, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
@@ -132,13 +132,9 @@ class _Connection(http.client.HTTPConnection):
         # On a socket of this machine a refusal may come before the request is sent, or while it is on its way.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.request(method, target, body=body)
-        try:
-            response = self.getresponse()
-        except http.client.BadStatusLine as error:
-            text = read_refusal(str(error.args[0]).encode("latin-1", "replace"))
-            if not text:
-                raise
-            raise RendezvousProtocolError(f"{self._credential.identity} is refused: {text}") from error
+        if self._url.socket is not None and (refusal := _read_refusal(self.sock)):
+            raise RendezvousProtocolError(f"{self._credential.identity} is refused: {refusal}")
+        response = self.getresponse()
         if response.length is None:  # our server always says it; http.client takes a head that is cut for whole
             raise http.client.HTTPException("the answer was cut off")
         return response, response.read()
@@ -571,6 +567,21 @@ class RendezvousClient:
 def _shut_down(connection: _Connection) -> None:
     if connection.sock is not None:
         shut_down(connection.sock)
+
+
+def _read_refusal(sock: socket.socket) -> str:
+    """Read the text of a refusal, if that is what comes; else "", and nothing is read. Blocks until something comes.
+
+    http.client would read on to the end of a line, and lose what it has of it where a reset follows: the kernel sends
+    one when a server closes a connection before it has read the request.
+    """
+    if not is_refusal(sock.recv(1, socket.MSG_PEEK)):
+        return ""
+    answer = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while (missing := MOST_REFUSAL_BYTES - len(answer)) and (piece := sock.recv(missing)):
+            answer += piece
+    return read_refusal(answer)
 
 
 def _key_path(round_id: int, scope: str, key: str) -> str:

@@ -22,7 +22,7 @@ from elastic_driver.errors import (
     RendezvousTimeoutError,
     StaleRoundError,
 )
-from elastic_driver.rendezvous.authentication import refusal
+from elastic_driver.rendezvous.authentication import opening, refusal
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest
 from elastic_driver.rendezvous.server.server import ServerLimits
@@ -440,19 +440,17 @@ def test_a_repeated_wait_is_only_as_long_as_what_is_left() -> None:
 
 @pytest.mark.parametrize("text", ["nobody may authenticate here under this name", "\x1b[2J"])
 def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str) -> None:
-    """It comes when the request is on its way already."""
-    folder = SocketFolder.new()
+    """Also when the server closes with the request unread, which the kernel takes for a reset."""
+    folder, name = SocketFolder.new(), opening(str(credential().identity))
 
     def serve(listener: socket.socket) -> None:
         with suppress(OSError):  # it is shut down in the end
             while True:
                 connection, _ = listener.accept()
                 with connection:
-                    connection.recv(4096)
+                    assert connection.recv(len(name)) == name
+                    connection.recv(1, socket.MSG_PEEK)  # the request is on its way
                     connection.sendall(refusal(text))
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(4096):  # the kernel resets a connection that is closed before that
-                        pass
 
     with folder.listen("s.sock") as listener:
         thread = threading.Thread(target=serve, args=(listener,))
