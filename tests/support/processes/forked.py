@@ -35,7 +35,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -44,6 +44,7 @@ _SHARED = "ELASTIC_TESTS_FORK_FROM"
 # Of the environment: what is read once, at the start of Python or at the import of a library.
 _AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
 _LONGEST = 1 << 20
+_ROOM = "ELASTIC_TESTS_ROOM"
 PATIENCE_S = 150.0
 # What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
 _ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
@@ -251,6 +252,8 @@ def start_driver(
     cwd: Path,
     *,
     stdin: int | None = None,
+    workers: bool = False,
+    torch: bool = False,
 ) -> ForkedProcess:
     """Starts an elasticrun, or what else is of the driver's side.
 
@@ -260,18 +263,27 @@ def start_driver(
         stdout, stderr: where it writes.
         cwd: the folder where it runs.
         stdin: what it reads; None for nothing.
+        workers: whether workers are to be forked from what it forks, and all that is to find loaded what they need.
+        torch: whether that is PyTorch, too.
     """
-    server = start_driver_server()
+    server = start_driver_server(workers=workers, torch=torch)
     with open(os.devnull, "rb") as nothing:
         given = nothing.fileno() if stdin is None else stdin
         written = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdout, stderr)]
         return server.start(command, env, [given, *written], cwd)
 
 
-def start_driver_server() -> ForkServer:
+def start_driver_server(*, workers: bool = False, torch: bool = False) -> ForkServer:
     """Starts what drivers are forked from, if it does not run; returns it."""
     at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-    return _server(tuple(sorted((at_start | {"PYTHONHASHSEED": "0"}).items())), _OF_DRIVERS)
+    at_start["PYTHONHASHSEED"] = "0"
+    modules = _OF_DRIVERS
+    if workers:
+        at_start["OMP_NUM_THREADS"] = "1"
+        # A worker's environment has to have room in that of what it is forked from (the hook's _show_environ).
+        at_start[_ROOM] = "." * 16384
+        modules += ("tests.support.processes.forked_warm", *_ALWAYS, *(_WITH_TORCH if torch else ()))
+    return _server(tuple(sorted(at_start.items())), modules)
 
 
 def environment() -> dict[str, str]:
@@ -366,12 +378,17 @@ def serve(control: socket.socket) -> Any:
 
 def become(command: Sequence[str], env: dict[str, str], cwd: str) -> None:
     """Makes this process that program, as far as Python can see, and runs it."""
+    os.chdir(cwd)
+    take_environment(env)
+    sys.argv = list(command)
+    sys.path[0] = os.path.dirname(command[0])
+    run_main(command[0])
+
+
+def take_environment(env: Mapping[str, str]) -> None:
+    """Has this process begin with these variables."""
     import random
 
-    from tests.support.processes.program_exit import run_to_exit
-
-    ends_at_once = "torch" in sys.modules or "elastic_driver.driver" in sys.modules
-    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     # As Python does at its start; each other server would be another import of torch.
@@ -380,14 +397,19 @@ def become(command: Sequence[str], env: dict[str, str], cwd: str) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    sys.argv = list(command)
-    sys.path[0] = os.path.dirname(command[0])
+
+
+def run_main(file: str) -> None:
+    """Runs a Python file as this process's program."""
+    from tests.support.processes.program_exit import run_to_exit
+
+    ends_at_once = "torch" in sys.modules or "elastic_driver.driver" in sys.modules
     names = vars(sys.modules["__main__"])
-    source = Path(command[0]).read_bytes()
+    source = Path(file).read_bytes()
     for name in [name for name in names if not (name.startswith("__") and name.endswith("__"))]:
         del names[name]
-    names |= {"__file__": command[0], "__doc__": None, "__annotations__": {}}
-    program = compile(source, command[0], "exec", dont_inherit=True)
+    names |= {"__file__": file, "__doc__": None, "__annotations__": {}}
+    program = compile(source, file, "exec", dont_inherit=True)
     if ends_at_once:
         run_to_exit(lambda: exec(program, names))
     exec(program, names)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 
@@ -72,7 +72,7 @@ class Job:
                     arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=ROOT
                 )
             else:
-                self.process = forked.start_driver(arguments[1:], env, out, err, ROOT)
+                self.process = start_forked(elasticrun, arguments[1:], env, out, err)
 
     def launcher(self, elasticrun: Sequence[str]) -> list[str]:
         """The command line up to the flags of the one who starts the job."""
@@ -179,6 +179,22 @@ class ForkingJob(Job):
     _elasticrun = FORKING
 
 
+def start_forked(
+    elasticrun: tuple[str, ...], command: Sequence[str], env: dict[str, str], stdout: IO[bytes], stderr: IO[bytes]
+) -> forked.ForkedProcess:
+    """Forks an elasticrun, from what has imported all that its workers need where they are forked, too."""
+    workers = elasticrun == FORKING
+    torch = workers and any(map(_is_of_torch, command[1:]))
+    return forked.start_driver(command, env, stdout, stderr, ROOT, workers=workers, torch=torch)
+
+
+def _is_of_torch(word: str) -> bool:
+    """Whether a word of a command line names PyTorch, or a script that does."""
+    if "/" not in word:
+        return "torch" in word
+    return word.endswith(".py") and os.path.isfile(word) and "torch" in Path(word).read_text()
+
+
 def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...] = FORKED) -> tuple[int, str]:
     """Runs it to its end. Gives its exit code, and its output and errors.
 
@@ -195,7 +211,7 @@ def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...]
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT
             )
         else:
-            process = forked.start_driver([*elasticrun, *words], env, output, output, ROOT)
+            process = start_forked(elasticrun, [*elasticrun, *words], env, output, output)
         try:
             code = process.wait(PATIENCE_S)
         finally:

@@ -1,8 +1,9 @@
 """elasticrun whose first workers are forked from a warmed process, too: ``forking_elasticrun.py FLAGS... COMMAND...``.
 
 It does so by itself for workers that it restarts. Elsewhere each of the first ones imports what it needs, side by side
-with the others, and the warmed process once more. With PyTorch that is most of what a short test costs. For tests that
-are not about how workers are started.
+with the others, and the warmed process once more. With PyTorch that is most of what a short test costs. Where this is
+forked from a process that has imported all that (tests/support/processes/forked.py), nobody does. For tests that are
+not about how workers are started.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def forking_facts(**welcome_facts: Any) -> WelcomeFacts:
 
 if __name__ == "__main__":
     if not starts_afresh():
-        fork_first_agent()
+        # Only where this is forked itself: else what its workers need is not imported here.
+        fork_first_agent(warms="tests.support.processes.forked_warm" in sys.modules)
     agent_side.WelcomeFacts = forking_facts  # type: ignore[misc, assignment]
     sys.exit(main())
