@@ -18,7 +18,7 @@ import pytest
 
 from elastic_driver.worker.durable import format as durable_format
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import FORKING, PATIENCE_S, Job, check_agreement
+from tests.support.processes.jobs import PATIENCE_S, ForkingJob, Job, check_agreement
 
 pytestmark = [pytest.mark.faults]
 
@@ -27,10 +27,9 @@ TWO_HOSTS = "localhost:1\n127.0.0.1:1\n"
 MIB = 1 << 20
 
 
-def start(folder: Path, hosts: str, *flags: str, elasticrun: tuple[str, ...] = (), **env: object) -> Job:
+def start(folder: Path, hosts: str, *flags: str, **env: object) -> Job:
     folder.mkdir(exist_ok=True)
-    more = {"elasticrun": elasticrun} if elasticrun else {}
-    return Job(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()}, **more)
+    return ForkingJob(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()})
 
 
 class Stoppable:
@@ -101,9 +100,7 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
     folder = tmp_path / "commits"
     flags = ("--min-np", "1", "--durable-dir", str(folder), "--durable-keep", "3", "--preload", "elastic_driver.torch")
     env = {"SAMPLES": 480, "BALLAST": 16 * MIB}
-    with start(
-        tmp_path / "1", "localhost:2\n", "-np", "2", *flags, elasticrun=FORKING, **env, STEP_S=0.05, STEP_GROWS=1.25
-    ) as job:
+    with start(tmp_path / "1", "localhost:2\n", "-np", "2", *flags, **env, STEP_S=0.05, STEP_GROWS=1.25) as job:
         job.wait_for_steps(2, 4)
         beyond(job, folder, 1)
         _, torn = stop_while_writing(job, folder)
@@ -117,7 +114,7 @@ def test_killed_in_the_middle_of_writing_and_gone_on_with_at_another_size(tmp_pa
     assert torn.exists()
     kept = newest(folder)
     assert kept >= 2
-    with start(tmp_path / "2", "localhost:3\n", "-np", "3", *flags, elasticrun=FORKING, **env, STEP_S=0) as job:
+    with start(tmp_path / "2", "localhost:3\n", "-np", "3", *flags, **env, STEP_S=0) as job:
         assert job.wait() == 0, job.said()
         second = job.steps()
         assert f"going on from commit {kept} in" in job.said()

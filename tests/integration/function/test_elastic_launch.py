@@ -30,7 +30,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
-    fork_drivers(monkeypatch)
+    fork_drivers(monkeypatch, torch=True)
     before = set(psutil.Process().children(recursive=True))  # multiprocessing's helpers of other tests
     yield
     assert not list(folder.glob("elastic-driver-run-*"))

@@ -15,8 +15,19 @@ from typing import Any
 from unittest import mock
 
 import elastic_driver.launch.agent.__main__ as agent
+from elastic_driver.driver import agent_side
 from elastic_driver.launch.dial import early, spawned
+from elastic_driver.launch.fleet.admission import WelcomeFacts
 from tests.support.processes.spare import Spare
+
+
+def fork_first_workers() -> None:
+    """From now on agents that this process welcomes fork their first workers, too (``warm_first``)."""
+
+    def facts(**given: Any) -> WelcomeFacts:
+        return WelcomeFacts(**{**given, "warm_first": True})
+
+    agent_side.WelcomeFacts = facts  # type: ignore[misc, assignment]
 
 
 def fork_first_agent(*, warms: bool = False) -> None:

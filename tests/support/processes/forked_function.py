@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import types
 from collections.abc import Mapping, Sequence
@@ -16,19 +17,30 @@ from tests.support.processes import forked
 _PROGRAM = PROGRAMS / "forked_function_driver.py"
 
 
-def fork_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, until the test's end, this process forks them. From what they are forked, runs when this returns."""
+def fork_drivers(monkeypatch: pytest.MonkeyPatch, *, torch: bool = False) -> None:
+    """From now on, until the test's end, this process forks them. From what they are forked, runs when this returns.
+
+    Args:
+        monkeypatch: of the test.
+        torch: whether their workers need PyTorch.
+    """
     if not forked.starts_afresh():
-        forked.start_driver_server()
-        forking = types.SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL)
-        monkeypatch.setattr(launch, "subprocess", forking)
+        forked.start_driver_server(workers=True, torch=torch)
+        start = functools.partial(_start, torch=torch)
+        monkeypatch.setattr(launch, "subprocess", types.SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
 
 
 def _start(
-    command: Sequence[str], *, stdin: int, env: Mapping[str, str], pass_fds: Sequence[int], start_new_session: bool
+    command: Sequence[str],
+    *,
+    torch: bool,
+    stdin: int,
+    env: Mapping[str, str],
+    pass_fds: Sequence[int],
+    start_new_session: bool,
 ) -> subprocess.Popen[bytes] | forked.ForkedProcess:
     assert start_new_session
     if pass_fds:  # to an object that names hosts: for few tests
         return subprocess.Popen(command, stdin=stdin, env=env, pass_fds=pass_fds, start_new_session=True)
     folder = command[3]
-    return forked.start_driver([str(_PROGRAM), folder], dict(env), 1, 2, Path.cwd())
+    return forked.start_driver([str(_PROGRAM), folder], dict(env), 1, 2, Path.cwd(), workers=True, torch=torch)

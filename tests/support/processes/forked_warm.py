@@ -2,8 +2,8 @@
 
 To import it takes a third of a second of a processor, and four seconds with PyTorch. What the product does with a
 warmed process is the same: its hook (elastic_driver/launch/warm/hook) runs in it, and clones it for each worker. What
-Python does before and after that is imitated, so only a command that is Python, a script and its arguments has this
-one. Others start afresh, as does the second of an agent, and as all do in a release.
+Python does before and after that is imitated, so only a command that is Python, a script or a module (-m), and its
+arguments has this one. Others start afresh, as does the second of an agent, and as all do in a release.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import runpy
 import subprocess
 import sys
 import types
@@ -20,6 +21,7 @@ from typing import Any
 
 from elastic_driver.launch.warm import forks
 from tests.support.processes import forked
+from tests.support.processes.program_exit import run_to_exit
 from tests.support.processes.spare import Spare
 
 _SCRIPT = forks.HOOK / "sitecustomize.py"
@@ -30,8 +32,8 @@ def fork_warmed() -> None:
     spares = [Spare(_hold)]
 
     def start(command: Sequence[str], **given: Any) -> subprocess.Popen[bytes] | Spare:
-        is_script = len(command) > 1 and command[0] == sys.executable and command[1].endswith(".py")
-        if not (spares and is_script):
+        is_imitated = command[0] == sys.executable and (command[1] == "-m" or command[1].endswith(".py"))
+        if not (spares and is_imitated):
             return subprocess.Popen(command, **given)
         spare = spares.pop()
         spare.begin(command, **given)
@@ -44,9 +46,11 @@ def fork_warmed() -> None:
 
 def _hold(command: Sequence[str], env: Mapping[str, str]) -> None:
     """Is as Python when site has it import the hook; returns from there in clones only, which are workers."""
-    sys.orig_argv[:], sys.argv = command, list(command[1:])
+    module = command[2] if command[1] == "-m" else ""
+    sys.orig_argv[:], sys.argv = command, [command[1], *command[3 if module else 2 :]]
     script = Path(command[1]).absolute()
-    folders = [str(script.resolve().parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
+    own = os.getcwd() if module else str(script.resolve().parent)
+    folders = [own, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
     sys.path[:] = [folder for folder in dict.fromkeys(folders) if folder != str(forks.HOOK)]
     forked.take_environment(env)
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
@@ -58,4 +62,6 @@ def _hold(command: Sequence[str], env: Mapping[str, str]) -> None:
     hook.__file__ = str(_SCRIPT)
     with contextlib.suppress(ImportError):  # it hides no other sitecustomize
         exec(compile(_SCRIPT.read_bytes(), str(_SCRIPT), "exec"), vars(hook))
+    if module:
+        run_to_exit(lambda: runpy._run_module_as_main(module))  # type: ignore[attr-defined]
     forked.run_main(str(script))

@@ -9,22 +9,14 @@ not about how workers are started.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from elastic_driver.cli.main import main
-from elastic_driver.driver import agent_side
-from elastic_driver.launch.fleet.admission import WelcomeFacts
 from tests.support.processes.forked import starts_afresh
-from tests.support.processes.forked_agent import fork_first_agent
-
-
-def forking_facts(**welcome_facts: Any) -> WelcomeFacts:
-    return WelcomeFacts(**{**welcome_facts, "warm_first": True})
-
+from tests.support.processes.forked_agent import fork_first_agent, fork_first_workers
 
 if __name__ == "__main__":
     if not starts_afresh():
         # Only where this is forked itself: else what its workers need is not imported here.
         fork_first_agent(warms="tests.support.processes.forked_warm" in sys.modules)
-    agent_side.WelcomeFacts = forking_facts  # type: ignore[misc, assignment]
+    fork_first_workers()
     sys.exit(main())
