@@ -422,6 +422,11 @@ class RendezvousClient:
         _, body = self._request("GET", "jobs", expected=(200,))
         return parse_json(body)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
     def close(self) -> None:
         """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
         if os.getpid() != self._pid:

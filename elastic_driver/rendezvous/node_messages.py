@@ -16,6 +16,7 @@ from elastic_driver.rendezvous.messages import Body
 MOST_NODES = 100_000
 # Of generations and versions: each is followed by another.
 _Number = Annotated[int, Within(0, 1 << 62)]
+_Start = Annotated[int, Within(0, 1 << 63)]
 _Nodes = Annotated[int, Within(1, MOST_NODES)]
 _Name = Annotated[str, Within(0, 1024)]
 _Id = Annotated[str, Within(1, 1024)]
@@ -114,6 +115,7 @@ class NodeRequest(Body):
         formed: that generation, where the service has asked for it: one that was started again learns from it what
             there is. Else None.
         version: of what it was answered last; it is answered at once when there is something else.
+        start: of the service that it was answered by last; 0 for none. Likewise.
         wait_s: how long it may be parked.
         outcome: how it ends, where it does.
     """
@@ -125,6 +127,7 @@ class NodeRequest(Body):
     number: _Number = 0
     formed: Formed | None = None
     version: _Number = 0
+    start: _Start = 0
     wait_s: _Seconds = 0.0
     outcome: Outcome = Outcome.LEFT
 
@@ -150,6 +153,7 @@ class NodeReply(Body):
         version: of this answer.
         formed: its generation, where it is placed in one.
         after_loss: whether nodes of the one before it were lost: then its workers' end is no fault of theirs.
+        start: tells this start of the service from others; it keeps nothing over its own death.
     """
 
     standing: Standing
@@ -157,3 +161,4 @@ class NodeReply(Body):
     version: _Number
     formed: Formed | None = None
     after_loss: bool = False
+    start: _Start = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.node_messages import NodeReply, NodeRequest, Saying, Standing
@@ -66,10 +66,14 @@ class Jobs:
         clock: stands still while this process does, so that nobody is taken for silent who was not read.
         tell: told what becomes of a job: its id and a sentence.
         forget: told which scopes of keys nobody needs any more.
+        start: tells this start of the service from others; not 0.
     """
 
-    def __init__(self, clock: JobClock, *, tell: Callable[[str, str], object], forget: Callable[[str], object]) -> None:
+    def __init__(
+        self, clock: JobClock, *, tell: Callable[[str, str], object], forget: Callable[[str], object], start: int
+    ) -> None:
         self._clock = clock
+        self._start = start
         self._tell = tell
         self._forget = forget
         self._began = clock()
@@ -97,7 +101,9 @@ class Jobs:
         if request.job not in self._jobs and request.saying is not Saying.JOIN and request.formed is None:
             # Nothing is kept of a job for the sake of who may not be in it.
             unknown = reply_to(Job(request.terms), None, request.number, joins=False)
-            return (204, b"") if request.saying is Saying.LEAVE else (200, unknown.to_json())
+            return (
+                (204, b"") if request.saying is Saying.LEAVE else (200, replace(unknown, start=self._start).to_json())
+            )
         known = self._known(request, now)
         node = request.member.node
         if request.saying is Saying.LEAVE:
@@ -136,18 +142,17 @@ class Jobs:
         reply = reply_to(job, job.nodes.get(request.member.node), request.number, joins=joins)
         if known.written is None or known.written[0] != reply:
             # All members of a generation are told the same, and all of it.
-            known.written = reply, reply.to_json()
+            known.written = reply, replace(reply, start=self._start).to_json()
         return known.written[1]
 
-    @staticmethod
-    def _is_news(known: _Known, request: NodeRequest) -> bool:
+    def _is_news(self, known: _Known, request: NodeRequest) -> bool:
         job, joins = known.job, request.saying is Saying.JOIN
         standing = standing_of(job, job.nodes.get(request.member.node), request.number, joins=joins)
         if joins:
             return standing in (Standing.PLACED, Standing.OVER)
         if standing is Standing.UNKNOWN:
             return request.formed is None
-        return job.version != request.version
+        return (job.version, self._start) != (request.version, request.start)
 
     def _park(self, name: str, known: _Known, request: NodeRequest) -> Awaitable[Answer]:
         node, answer = request.member.node, asyncio.get_running_loop().create_future()

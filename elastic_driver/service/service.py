@@ -91,7 +91,7 @@ async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Call
         used.pop(scope, None)
         values.drop(scope)
 
-    jobs = Jobs(clock, tell=lambda job, text: tell(f"job {job}: {text}"), forget=forget)
+    jobs = Jobs(clock, tell=lambda job, text: tell(f"job {job}: {text}"), forget=forget, start=values.instance)
     key = member(place.token).key
     server = RendezvousServer(
         _routes(store, jobs),

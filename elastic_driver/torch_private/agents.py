@@ -11,6 +11,9 @@ from elastic_driver.torch_private.features import Feature, mentions
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 """How keys begin by which torch's agents agree on ranks."""
+COUNT_AT_BARRIER = "/num_members"
+LAST_AT_BARRIER = "/last_member"
+"""How those end at which they wait for each other: how many have come, and that all have."""
 
 _LOG_CHOICES = {
     "log_dir": "_root_log_dir",
@@ -33,6 +36,14 @@ def _agents_ranks_changes() -> Iterator[str]:
     yield from mentions(SimpleElasticAgent._assign_worker_ranks, ROLE_INFO, ASSIGNED_RANKS)
 
 
+def _agents_barrier_changes() -> Iterator[str]:
+    from torch.distributed.elastic.utils import store
+
+    for name, key in (("_NUM_MEMBERS", COUNT_AT_BARRIER), ("_LAST_MEMBER_CHECKIN", LAST_AT_BARRIER)):
+        if getattr(store, name, None) != key:
+            yield f"{store.__name__}.{name} is not {key} any more"
+
+
 def _log_choices_changes() -> Iterator[str]:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
@@ -49,6 +60,12 @@ AGENTS_RANKS = Feature(
     "torchrun --rdzv-backend=elastic",
     _agents_ranks_changes,
     "a node that is lost while ranks are agreed on may end the agents of the others",
+    late=True,
+)
+AGENTS_BARRIER = Feature(
+    "torchrun --rdzv-backend=elastic",
+    _agents_barrier_changes,
+    "agents that wait for each other at the end while the service is started again may do so for five minutes",
     late=True,
 )
 LOG_CHOICES = Feature(

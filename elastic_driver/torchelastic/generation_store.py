@@ -1,17 +1,21 @@
 """The Store of the agents of one generation: where torch's agent agrees on ranks, and waits for the others at the end.
 
-Owns what becomes of those waits when the generation is broken meanwhile. torch's agent takes an error there for its own
-end; but a node that is lost at that moment is to end nobody.
+Owns what becomes of those waits when the generation is broken meanwhile, or the service is started again. torch's agent
+takes an error there for its own end; but neither a node that is lost at that moment nor a service that has died is to
+end anybody. The service keeps nothing over its own death: each agent says again what it has said.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 
+from elastic_driver.errors import RendezvousClosedError, RendezvousError
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.store_messages import StoreOp
-from elastic_driver.torch_private.agents import ASSIGNED_RANKS, ROLE_INFO
+from elastic_driver.rendezvous.store_client import StoreClient
+from elastic_driver.rendezvous.store_messages import CHANGING, StoreOp, number_in
+from elastic_driver.torch_private.agents import ASSIGNED_RANKS, COUNT_AT_BARRIER, LAST_AT_BARRIER, ROLE_INFO
 from elastic_driver.torchelastic.store import HTTPStore
 
 # How often it looks whether its generation is broken.
@@ -19,18 +23,23 @@ _LOOK_S = 0.25
 
 
 class GenerationStore(HTTPStore):
-    """See above.
+    """See above. Used by torch's agent, in Python, and by the heartbeat's thread.
 
     Args:
         client: asks the service.
         scope: of the generation.
+        size: of the generation, nodes.
         is_broken: whether the generation is.
     """
 
-    def __init__(self, client: RendezvousClient, scope: str, is_broken: Callable[[], bool]) -> None:
+    def __init__(self, client: RendezvousClient, scope: str, size: int, is_broken: Callable[[], bool]) -> None:
         super().__init__(scope=scope, client=client, is_kept=False)  # torch's agent uses it in Python
+        self._size = size
         self._is_broken = is_broken
         self._own_role: bytes | None = None
+        self._one = threading.Lock()  # guards all below: one request at a time
+        self._changes: list[tuple[StoreOp, Sequence[bytes]]] = []
+        self._is_anew = False  # whether the service was started again, and has not been told all of them
 
     def set(self, key: str, value: str | bytes) -> None:
         """See HTTPStore."""
@@ -40,7 +49,44 @@ class GenerationStore(HTTPStore):
 
     def clone(self) -> GenerationStore:
         """See HTTPStore."""
-        return GenerationStore(self._connections, self._scope, self._is_broken)
+        return GenerationStore(self._connections, self._scope, self._size, self._is_broken)
+
+    def look(self) -> None:
+        """Says again what was said, if the service was started again: others may wait for it."""
+        try:
+            self._asked(StoreOp.COUNT, (), 0.0)
+        except RendezvousError:
+            return  # torch's agent meets it too
+
+    def _asked(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
+        with self._one:
+            while True:
+                try:
+                    if self._is_anew:
+                        self._say_again()
+                    answer = super()._asked(op, parts, wait_s)
+                except RendezvousClosedError:
+                    if self._connections.is_closed:
+                        raise
+                    self._is_anew = True
+                    continue
+                if op in CHANGING:
+                    self._changes.append((op, parts))
+                return answer
+
+    def _say_again(self) -> None:
+        self._client = StoreClient(self._connections, self._scope)
+        for op, parts in self._changes:
+            answer = super()._asked(op, parts, 0.0)
+            if op is StoreOp.ADD and answer is not None and number_in(answer[0], "the sum") == self._size:
+                self._lets_others_go_on(parts[0].decode(errors="replace"))
+        self._is_anew = False
+
+    def _lets_others_go_on(self, key: str) -> None:
+        """At a barrier the last to come does: that is this agent, and torch's will not see it."""
+        if key.endswith(COUNT_AT_BARRIER):
+            last = key.removesuffix(COUNT_AT_BARRIER) + LAST_AT_BARRIER
+            super()._asked(StoreOp.SET, (last.encode(), b"1"), 0.0)
 
     def _translated(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
         while True:

@@ -55,7 +55,7 @@ from elastic_driver.rendezvous.node_messages import (
     Terms,
 )
 from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE
-from elastic_driver.torch_private.agents import AGENTS_RANKS, RESTART_COUNT, give_back_a_restart
+from elastic_driver.torch_private.agents import AGENTS_BARRIER, AGENTS_RANKS, RESTART_COUNT, give_back_a_restart
 from elastic_driver.torch_private.groups import c10d
 from elastic_driver.torchelastic.generation_store import GenerationStore
 from elastic_driver.torchelastic.store import service_client
@@ -164,7 +164,7 @@ class ElasticHandler(RendezvousHandler):
     """
 
     def __init__(self, settings: HandlerSettings) -> None:
-        for feature in (RESTART_COUNT, AGENTS_RANKS):
+        for feature in (RESTART_COUNT, AGENTS_RANKS, AGENTS_BARRIER):
             feature.has_parts()  # else it warns now of what is lost, and not when a node is
         self._settings = settings
         try:
@@ -180,6 +180,7 @@ class ElasticHandler(RendezvousHandler):
         self._server: c10d.TCPStore | None = None  # that this agent's workers, and those of others, may meet at
         self._state = threading.Condition()  # guards all below; notified when a heartbeat was answered
         self._formed: Formed | None = None
+        self._store: GenerationStore | None = None  # of that generation
         self._restart = (0, "")  # number of a generation that has ended, and why
         self._heard_at = time.monotonic()  # when the last heartbeat was sent that was answered
         self._has_waited = False
@@ -234,8 +235,11 @@ class ElasticHandler(RendezvousHandler):
         store = GenerationStore(
             self._client,
             f"torchrun/{self._settings.job}/{formed.scope}",
+            len(formed.members),
             lambda: self._restart[0] >= formed.number,
         )
+        with self._state:
+            self._store = store
         _log.info(
             "generation %d of job %s: node %d of %d", formed.number, self._settings.job, rank, len(formed.members)
         )
@@ -328,7 +332,7 @@ class ElasticHandler(RendezvousHandler):
             self._thread.start()
 
     def _beat(self) -> None:
-        number, version, tells = 0, 0, False
+        number, version, start, tells = 0, 0, 0, False
         settings = self._settings
         member = Member(self._node, self._name, self._address, 0)
         while not self._ended.is_set():
@@ -346,6 +350,7 @@ class ElasticHandler(RendezvousHandler):
                 number,
                 formed if tells else None,
                 version,
+                start,
                 settings.heartbeat_s,
             )
             try:
@@ -355,9 +360,11 @@ class ElasticHandler(RendezvousHandler):
                 _log.debug("a heartbeat was not answered: %s", error)
                 self._ended.wait(settings.heartbeat_s / 4)
                 continue
-            tells = False
+            tells, known_start = False, start
             with self._state:
+                store = self._store
                 if reply is not None:
+                    start = reply.start
                     version = reply.version
                     tells = reply.standing is Standing.UNKNOWN
                     if reply.standing is Standing.RESTART:
@@ -366,6 +373,8 @@ class ElasticHandler(RendezvousHandler):
                 if not self._is_stale():
                     self._has_waited = False
                 self._state.notify_all()
+            if start != known_start and store is not None:
+                store.look()  # the service was started again: others may wait there for what this agent has said
 
     def _is_stale(self) -> bool:
         return time.monotonic() - self._heard_at > _STALE_BEATS * self._settings.heartbeat_s

@@ -228,7 +228,10 @@ class HTTPStore(c10d.Store):
 
     def _translated(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
         with _torch_errors():
-            return self._client.ask(op, parts, wait_s=max(0.0, wait_s))
+            return self._asked(op, parts, max(0.0, wait_s))
+
+    def _asked(self, op: StoreOp, parts: Sequence[bytes], wait_s: float) -> Sequence[bytes] | None:
+        return self._client.ask(op, parts, wait_s=wait_s)
 
 
 def _client_for(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import DistStoreError, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousInfo,
@@ -193,6 +193,59 @@ def test_two_go_on_while_the_service_is_away(rendezvous: RendezvousProcess) -> N
     assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (0, 0)
     one.shutdown()
     other.shutdown()
+
+
+def start_again(rendezvous: RendezvousProcess) -> None:
+    rendezvous.kill()
+    rendezvous.start_again()
+
+
+def test_the_service_is_started_again_while_ranks_are_agreed_on(rendezvous: RendezvousProcess) -> None:
+    """What it was told before, it is told again, also by an agent that asks for nothing more."""
+    handlers = a_handler(rendezvous), a_handler(rendezvous)
+    first, second = (info.store for info in sorted(together(*handlers), key=lambda info: info.rank))
+    first.set("torchelastic/role_info/0", "of 0")
+    second.set("torchelastic/role_info/1", "of 1")
+    start_again(rendezvous)
+    assert first.multi_get(["torchelastic/role_info/0", "torchelastic/role_info/1"]) == [b"of 0", b"of 1"]
+    first.multi_set(["torchelastic/assigned_ranks/0", "torchelastic/assigned_ranks/1"], ["0", "1"])
+    start_again(rendezvous)
+    assert second.get("torchelastic/assigned_ranks/1") == b"1"
+    assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+    for handler in handlers:
+        handler.shutdown()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "has-said-that-it-came"])
+def test_the_service_is_started_again_while_agents_wait_for_each_other_at_the_end(
+    rendezvous: RendezvousProcess, *, waits: bool
+) -> None:
+    """torch's agent would end before the others, or wait for them for 300 s."""
+    handlers = a_handler(rendezvous), a_handler(rendezvous)
+    one, other = (info.store for info in together(*handlers))
+    name = "torchelastic/agent/terminal_state"
+    barriers = [threading.Thread(target=store_util.barrier, args=(each, 2, name)) for each in (one, other)]
+    if waits:
+        barriers[0].start()
+        until(lambda: other.check([f"{name}/num_members"]))
+    else:
+        one.add(f"{name}/num_members", 1)
+    start_again(rendezvous)
+    barriers[1].start()
+    for barrier in barriers[0 if waits else 1 :]:
+        barrier.join(PATIENCE_S)
+        assert not barrier.is_alive()
+    assert one.check([f"{name}/last_member"])
+    for handler in handlers:
+        handler.shutdown()
+
+
+def test_a_store_whose_handler_has_left_asks_nobody(rendezvous: RendezvousProcess) -> None:
+    handler = a_handler(rendezvous)
+    (info,) = together(handler)
+    handler.shutdown()
+    with pytest.raises(DistNetworkError):
+        info.store.get("k")
 
 
 def test_refused(rendezvous: RendezvousProcess, monkeypatch: pytest.MonkeyPatch) -> None:

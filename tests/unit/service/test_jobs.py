@@ -30,7 +30,7 @@ def request(node: int, *, saying: Saying = Saying.JOIN, job: str = "a job", of: 
 def served(main: Callable[[Jobs], Any]) -> Any:
     async def inside() -> Any:
         clock = JobClock()
-        jobs = Jobs(clock, tell=lambda job, text: None, forget=lambda scope: None)
+        jobs = Jobs(clock, tell=lambda job, text: None, forget=lambda scope: None, start=7)
         jobs._began -= 100.0  # long after its start
         return await main(jobs)
 

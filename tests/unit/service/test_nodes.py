@@ -345,7 +345,9 @@ def test_who_is_silent() -> None:
 
 
 MEMBER = Member("n", "host", "10.0.0.1", 29500)
-REQUEST = NodeRequest(Saying.BEAT, "j", MEMBER, Terms(1, 2, 0.5, grow_now=True), 3, Formed(3, "s", (MEMBER,)), 4, 1.5)
+REQUEST = NodeRequest(
+    Saying.BEAT, "j", MEMBER, Terms(1, 2, 0.5, grow_now=True), 3, Formed(3, "s", (MEMBER,)), 4, 1 << 63, 1.5
+)
 
 
 def test_messages_travel() -> None:

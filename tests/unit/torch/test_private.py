@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.utils import store
 from torch.distributed.tensor import Partial, placement_types
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
@@ -233,6 +234,12 @@ def renamed(code: types.CodeType, name: str) -> types.CodeType:
     return code.replace(
         co_names=tuple("other" if each == name else each for each in code.co_names), co_consts=constants
     )
+
+
+def test_another_key_at_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_NUM_MEMBERS", "/members")
+    (change,) = anew(agents.AGENTS_BARRIER).changes
+    assert change == "torch.distributed.elastic.utils.store._NUM_MEMBERS is not /num_members any more"
 
 
 def test_a_parameter_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
