@@ -26,6 +26,7 @@ from elastic_driver.core.state import (
     JobPhase,
     Round,
     Server,
+    State,
     WorkerPhase,
     WorkerRecord,
     in_phase,
@@ -218,10 +219,15 @@ def _start_chief(t: Transition) -> None:
     if t.state.round is None or t.state.chief is not None or not _has_enough(t):
         return
     number = t.state.chiefs + 1
-    servers = tuple(record.address for record in parameter_servers(t.state).values())
-    workers = tuple(record.address for record in serving_workers(t.state))
-    t.commands.append(StartChief(number, servers, workers))
+    t.commands.append(chief_start(t.state, number))
     t.state = replace(t.state, chief=Chief(number, ChiefPhase.RUNNING, t.now), chiefs=number)
+
+
+def chief_start(state: State, number: int) -> StartChief:
+    """The start of a chief, with the servers of this moment."""
+    servers = tuple(record.address for record in parameter_servers(state).values() if record.address)
+    workers = tuple(record.address for record in serving_workers(state))
+    return StartChief(number, servers, workers)
 
 
 def _stop(t: Transition, chief: Chief, reason: str, grace_s: float | None) -> None:

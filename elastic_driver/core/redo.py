@@ -9,7 +9,8 @@ Only what is due of processes is made here. Round and notice are levels, which e
 that is open is answered from the state (``Round``, and that a worker is LEAVING); the end of the job is ``State.end``.
 
 Workers that reset in place are started with a forecast of their ranks, which is made anew; those that are restarted
-with the ranks of their launch, which stand in the state. Workers without rounds are refused.
+with the ranks of their launch, which stand in the state. A chief is a process of the driver's own machine, and stands
+for a host of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic_driver.core.assignment import hosts_of
-from elastic_driver.core.events import Command, GiveUpHost, KillWorker, StartWorker, StopWorker
-from elastic_driver.core.staffing import places_to_stand_by, planned_starts
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, record_of, told_ending
+from elastic_driver.core.chief import chief_start
+from elastic_driver.core.events import Command, GiveUpHost, KillWorker, StartWorker, StopChief, StopWorker
+from elastic_driver.core.staffing import places_to_stand_by, planned_starts, server_starts
+from elastic_driver.core.state import (
+    ChiefPhase,
+    State,
+    WorkerPhase,
+    WorkerRecord,
+    chief_of,
+    record_of,
+    told_ending,
+)
 from elastic_driver.errors import ElasticError
-from elastic_driver.hosts import WorkerId
-from elastic_driver.words import OnChange
+from elastic_driver.hosts import CHIEF, WorkerId
 
 _AGAIN = "the driver has told it so before, and was away since"
 
@@ -61,11 +70,10 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
     Raises:
         OlderStateError: the agent knows a round, or a notice, that this job has not had yet. Its workers train in a
             round that this driver knows nothing of: it is refused, and ends them.
-        ValueError: the job's workers have no rounds.
     """
-    if state.policy.on_change is OnChange.NO_ROUNDS:
-        raise ValueError("cannot redo what is due of workers without rounds")
     _check_age(state, levels)
+    if levels.hostname == CHIEF:
+        return list(_chief_orders(state, levels))
     # When the job has ended, the state no longer says who was heard again since.
     if not state.ended and any(one.hostname == levels.hostname and one.given_up for one in state.silent):
         return [GiveUpHost(levels.hostname, "it was given up while it was not heard")]
@@ -76,6 +84,8 @@ def redo(state: State, levels: HostLevels) -> list[Command]:
 
 
 def _starts(state: State, fresh: list[WorkerId]) -> list[StartWorker]:
+    if state.policy.has_chief:
+        return server_starts(state, fresh)
     if not state.policy.on_change.restarts:
         return planned_starts(state, fresh, places_to_stand_by(state))
     assert state.launch is not None, "restarted workers boot for a launch"
@@ -89,7 +99,8 @@ def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:
 
     They were told to end before anybody had started them, or have ended and nobody has seen how: as with HostLost.
     """
-    return tuple(record.worker for record in _not_there(state, levels) if not _is_to_start(state, record))
+    gone = tuple(record.worker for record in _not_there(state, levels) if not _is_to_start(state, record))
+    return (*gone, *_unknown_chief(state, levels))
 
 
 def _check_age(state: State, levels: HostLevels) -> None:
@@ -118,6 +129,30 @@ def _orders(state: State, worker: WorkerId) -> Iterator[Command]:
         yield StopWorker(worker, state.end.message)
     if record.killed is not None:
         yield KillWorker(worker, record.killed.how, record.killed.hangs, record.killed.exits)
+
+
+def _chief_orders(state: State, levels: HostLevels) -> Iterator[Command]:
+    """What the agent of the driver's machine has still to be given of the chief."""
+    chief, worker = state.chief, chief_of(state)
+    for other in levels.there:
+        if other != worker or state.end is not None:
+            yield StopWorker(other, "the job does not know it" if state.end is None else state.end.message)
+    if chief is None or worker in levels.ended or state.ended:
+        return
+    if chief.phase is ChiefPhase.STOPPING and worker in levels.there:
+        # Its agent keeps an earlier deadline, if it has one.
+        yield StopChief(chief.number, _AGAIN, state.policy.drain_timeout_s)
+    elif chief.phase is ChiefPhase.RUNNING and worker not in levels.there:
+        yield chief_start(state, chief.number)
+
+
+def _unknown_chief(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:
+    """The chief, where it was to be stopped before its agent had heard of it."""
+    worker = chief_of(state)
+    if levels.hostname != CHIEF or worker is None or worker in (*levels.there, *levels.ended):
+        return ()
+    stops = state.chief is not None and state.chief.phase is ChiefPhase.STOPPING
+    return (worker,) if stops or state.ended else ()
 
 
 def _not_there(state: State, levels: HostLevels) -> list[WorkerRecord]:

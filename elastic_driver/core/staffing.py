@@ -124,7 +124,7 @@ def fill_places(t: Transition) -> None:
         return
     fresh = name_workers(t, free, servers)
     if t.state.policy.has_chief:
-        t.commands += _server_starts(t, [record for record in t.state.workers if record.worker in fresh])
+        t.commands += server_starts(t.state, fresh)
         return
     t.commands += planned_starts(t.state, fresh, standbys)
 
@@ -158,13 +158,20 @@ def places_to_stand_by(state: State) -> Places:
     return standby_places(state) if state.phase is JobPhase.RUNNING else {}
 
 
-def _server_starts(t: Transition, fresh: list[WorkerRecord]) -> list[StartWorker]:
-    """The starts of servers. None of them knows of others: the chief tells them."""
-    number = t.state.policy.num_parameter_servers
-    workers = [r.worker for r in t.state.workers if r.parameter_server is None and r.phase is not WorkerPhase.LEAVING]
-    slots = {one.worker: one.slot for one in assign_ranks(workers, host_order=t.state.discovery.order, root=None)}
+def server_starts(state: State, fresh: Container[WorkerId]) -> list[StartWorker]:
+    """The starts of servers. None of them knows of others: the chief tells them.
+
+    Args:
+        state: the job, with these servers in it.
+        fresh: which are to be started.
+    """
+    number = state.policy.num_parameter_servers
+    workers = [r.worker for r in state.workers if r.parameter_server is None and r.phase is not WorkerPhase.LEAVING]
+    slots = {one.worker: one.slot for one in assign_ranks(workers, host_order=state.discovery.order, root=None)}
     starts = []
-    for record in fresh:
+    for record in state.workers:
+        if record.worker not in fresh:
+            continue
         index = record.parameter_server
         slot = slots[record.worker] if index is None else SlotInfo(index, number, 0, 1, index, number)
         starts.append(StartWorker(record.worker, slot, parameter_server=index))

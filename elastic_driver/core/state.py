@@ -20,7 +20,7 @@ from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import CHIEF, Host, WorkerId
 from elastic_driver.words import PAUSE_RANGE_S, SETBACKS_LIMIT, Backend, Ending, NoticeKind, OnChange, Sizing
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
@@ -781,6 +781,11 @@ def finishing(state: State) -> bool:
 def is_on_one_host(state: State) -> bool:
     """Whether all members of the round are on one host."""
     return len({worker.hostname for worker in state.members}) == 1
+
+
+def chief_of(state: State) -> WorkerId | None:
+    """The name of the chief's process; None while there is no chief."""
+    return None if state.chief is None else WorkerId(CHIEF, 0, state.chief.number - 1)
 
 
 def causes(state: State) -> list[str]:

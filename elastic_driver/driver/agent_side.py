@@ -19,6 +19,7 @@ from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.policy import starts_again
 from elastic_driver.driver.recording import Recording
+from elastic_driver.hosts import CHIEF
 from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import Dialler
@@ -121,6 +122,9 @@ def agents_of(
     check: NetworkCheck | None = None
     if settings.check_network:
         check = NetworkCheck(settings.port_range, tasks, keeper=keeper, admitted=facts.admitted)
+    is_local = _is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host
+    # A chief that outlives its driver is started by this machine's agent, as if it had a host of its own here.
+    more = (CHIEF,) if settings.num_parameter_servers and settings.journal is not None else ()
     fleet = Fleet(
         tickets=tickets,
         reach=Reach(
@@ -132,10 +136,11 @@ def agents_of(
             owner=name_of_this_process(),
             host="" if gathering is None else gathering.host,
             node_rank=-1 if gathering is None else gathering.node_rank,
+            more=more,
         ),
         local=local,
         remote=_remote_dialler(settings),
-        is_local=_is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host,
+        is_local=lambda name: name in more or is_local(name),
         addresses_of=addresses_of,
         address=_addresses_of(settings, gathering),
         tasks=tasks,

@@ -16,7 +16,7 @@ from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.books import Books, go_on
-from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
+from elastic_driver.driver.chief import AgentsChief, ChiefKeeper, ChiefSide, ListenerOfAll, OwnChief
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.ending import JobEnd
 from elastic_driver.driver.health import Health
@@ -39,13 +39,14 @@ from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.driver.write_ahead import WriteAhead
 from elastic_driver.health.watch import Rules
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.journal.entries import JobFacts
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
+from elastic_driver.launch.fleet.chief import WorkersWithChief
 from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.warming import Warming
-from elastic_driver.launch.fleet.workers import Surroundings, Workers
+from elastic_driver.launch.fleet.workers import Surroundings
 from elastic_driver.rendezvous.credentials import Identity, Role, reader_header
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
@@ -144,9 +145,13 @@ def build(
     )
     standings = Standings(chronicle)
     worker_events = WorkerEvents(stepper, chronicle=chronicle, standings=standings, forget=forget)
+    keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, chronicle, journal)
+    listener: ListenerOfAll = worker_events
+    if isinstance(keeper, AgentsChief):
+        keeper.others, listener = worker_events, keeper
     meetings = Meetings(fleet, agents.addresses, settings.port_range)
     warming = Warming(fleet, variables=agents.variables, on_warm=chronicle.warmed, on_prepared=fleet.changes.report)
-    workers = Workers(
+    workers = WorkersWithChief(
         Surroundings(
             fleet,
             agents.addresses,
@@ -161,10 +166,11 @@ def build(
         command=settings.command if chief is None else chief.server_command,
         grace_s=settings.grace_s,
         drain_s=settings.drain_timeout_s,
-        listener=worker_events,
+        listener=listener,
     )
-    keeper, servers = (None, None) if chief is None else _chief_of(chief, settings, stepper, clock, chronicle)
-    stacks = Stacks(lambda: workers.living, host_of=fleet.link_of)
+    if isinstance(keeper, AgentsChief):
+        keeper.workers = workers
+    stacks = Stacks(lambda: [one for one in workers.living if one.hostname != CHIEF], host_of=fleet.link_of)
     health = Health(
         stepper,
         Rules(
@@ -268,9 +274,7 @@ def build(
     if before is not None:
         assert journal is not None, "what there was before is read from it"
         takeover = Takeover(
-            Parts(
-                stepper, fleet, agents.addresses, workers, meetings, warming, worker_events, rounds, requests, chronicle
-            ),
+            Parts(stepper, fleet, agents.addresses, workers, meetings, warming, listener, rounds, requests, chronicle),
             [kept for kept in before.facts.agents.values() if not kept.given_up],
             Limits(settings.agent_timeout_s, settings.driver_timeout_s),
             epoch=journal.epoch,
@@ -319,18 +323,23 @@ def build(
 
 
 def _chief_of(
-    chief: ChiefSide, settings: Settings, stepper: Stepper, clock: JobClock, chronicle: Chronicle
+    chief: ChiefSide,
+    settings: Settings,
+    stepper: Stepper,
+    clock: JobClock,
+    chronicle: Chronicle,
+    journal: Journal | None,
 ) -> tuple[ChiefKeeper, ServerList]:
     """The chief's process, and what it is told of its servers."""
-    keeper = ChiefKeeper(
-        chief, command=settings.command, grace_s=settings.grace_s, stepper=stepper, chronicle=chronicle
-    )
+    kind = OwnChief if journal is None else AgentsChief
+    keeper = kind(chief, command=settings.command, grace_s=settings.grace_s, stepper=stepper, chronicle=chronicle)
     servers = ServerList(
         stepper,
         clock=clock,
         call_later=clock.call_later,
         address_of=chief.address_of,
         on_answer=chronicle.server_answers,
+        epoch=0 if journal is None else journal.epoch,
     )
     return keeper, servers
 

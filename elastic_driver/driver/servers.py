@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from elastic_driver.core.events import WorkerReleased, WorkerServing
 from elastic_driver.core.past import why_impossible
@@ -22,6 +22,8 @@ from elastic_driver.system.job_clock import CallLater
 
 # Below what middleboxes let a connection idle; the chief asks again.
 POLL_S = 30.0
+# More than a driver ever has.
+_VERSIONS = 1 << 32
 
 _Answer = tuple[int, bytes]
 # What a version stands for: addresses, and of each worker when it is stopped, if it is to leave.
@@ -37,6 +39,7 @@ class ServerList:
         call_later: measures how long requests wait.
         address_of: an address of a host, by name, that all other hosts of the job reach. Raises LaunchError.
         on_answer: told of each server that answers: which, its number as a parameter server, and its address.
+        epoch: of the driver: the lists of one driver have other versions than those of another.
     """
 
     def __init__(
@@ -47,13 +50,14 @@ class ServerList:
         call_later: CallLater,
         address_of: Callable[[str], str],
         on_answer: Callable[[WorkerId, int | None, str], None],
+        epoch: int = 0,
     ) -> None:
         self._stepper = stepper
         self._clock = clock
         self._call_later = call_later
         self._address_of = address_of
         self._on_answer = on_answer
-        self._version = 1
+        self._version = 1 + epoch * _VERSIONS
         self._listed: _Listed = ((), ())
         self._waiting: asyncio.Future[_Answer] | None = None
         self._waits_since = 0  # the version that it knows
@@ -62,7 +66,7 @@ class ServerList:
     def routes(self) -> Routes:
         """What servers and the chief ask."""
         return (
-            Route("POST", "serving", WORKER, read_own(ServingReport.from_json, self._serving)),
+            Route("POST", "serving", WORKER, read_own(ServingReport.from_json, self._serves)),
             Route("POST", "servers", CHIEF, self._servers),
         )
 
@@ -78,6 +82,11 @@ class ServerList:
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
             waiting.set_result(self._reply())
+
+    async def _serves(self, report: ServingReport) -> None:
+        """It has been heard when this returns, whoever drives the job then. See below."""
+        self._serving(report)
+        await self._stepper.settled()
 
     def _serving(self, report: ServingReport) -> None:
         """A server answers.
@@ -111,14 +120,14 @@ class ServerList:
                 return f"worker {record.worker} serves at {event.address}"
         return ""
 
-    def _servers(self, request: RouteRequest) -> _Answer | Awaitable[_Answer]:
+    async def _servers(self, request: RouteRequest) -> _Answer:
         """The chief asks, and says whom it has taken out.
 
         Raises:
             RendezvousClosedError: another chief is started, or the job has ended.
         """
         asked = ServersRequest.from_json(request.body)
-        self._stepper.catch_up()
+        await self._stepper.settled()
         state = self._stepper.state
         if self._stepper.is_over or state.chief is None or request.identity.number != str(state.chief.number):
             raise RendezvousClosedError("this chief is none of the job's any more")
@@ -126,7 +135,7 @@ class ServerList:
         for record in serving_workers(state) if left else ():
             if record.address in left:
                 self._stepper.report(WorkerReleased(record.worker))
-        self._stepper.catch_up()
+        await self._stepper.settled()
         self.look()
         if asked.version != self._version:
             return self._reply()
@@ -143,7 +152,7 @@ class ServerList:
 
         timer = self._call_later(min(wait_s, POLL_S), end)
         waiting.add_done_callback(lambda _: timer.cancel())
-        return waiting
+        return await waiting
 
     def _reply(self) -> _Answer:
         servers, workers = self._listed

@@ -22,11 +22,11 @@ from elastic_driver.core.assignment import places_of
 from elastic_driver.core.events import Command, GiveUpHost
 from elastic_driver.core.redo import HostLevels, OlderStateError, redo, unknown
 from elastic_driver.core.standing import Doing, standing_of
-from elastic_driver.core.state import State, WorkerPhase, record_of
+from elastic_driver.core.state import State, WorkerPhase, chief_of, record_of
 from elastic_driver.driver.agent_requests import AgentRequests
+from elastic_driver.driver.chief import ListenerOfAll
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.addresses import Addresses
@@ -71,7 +71,7 @@ class Parts:
     workers: Workers
     meetings: Meetings
     warming: Warming
-    worker_events: WorkerEvents
+    worker_events: ListenerOfAll
     rounds: Rounds
     requests: AgentRequests
     chronicle: Chronicle
@@ -84,7 +84,8 @@ class _Known:
         self._state = state
 
     def __contains__(self, worker: object) -> bool:
-        return isinstance(worker, WorkerId) and record_of(self._state, worker) is not None
+        is_one = isinstance(worker, WorkerId) and record_of(self._state, worker) is not None
+        return is_one or (worker is not None and worker == chief_of(self._state))
 
 
 class Takeover:
@@ -143,10 +144,12 @@ class Takeover:
         self._trains = standing_of(state).doing in (Doing.TRAINING, Doing.FINISHING)
         names = {record.worker.hostname for record in state.workers}
         names |= {worker.hostname for worker in state.members} | {host.name for host in state.hosts}
+        chief = chief_of(state)
+        if chief is not None:
+            names.add(chief.hostname)
         await parts.fleet.returning.expect(self, tuple(self._agents.values()), sorted(names))
         parts.fleet.resume(one.hostname for one in state.silent)
-        there = [one.worker for one in state.workers if parts.fleet.link_of(one.worker.hostname) is not None]
-        parts.workers.expect(there)
+        parts.workers.expect([one for one in self._processes(state) if parts.fleet.link_of(one.hostname) is not None])
         # One of restarted workers that is launched begins when all of them run.
         has_begun = state.round is not None and state.launch is None
         if state.round_id and has_begun:
@@ -164,9 +167,15 @@ class Takeover:
         parts, state = self._parts, self._parts.stepper.state
         for link in parts.fleet.returning.away():
             self._wait_for(link)
-        nowhere = [one.worker for one in state.workers if parts.fleet.link_of(one.worker.hostname) is None]
+        nowhere = [one for one in self._processes(state) if parts.fleet.link_of(one.hostname) is None]
         self._lose(nowhere, "its agent was lost while the driver was away")
         self._look_who_is_away()
+
+    @staticmethod
+    def _processes(state: State) -> list[WorkerId]:
+        """All workers, and the chief."""
+        chief = chief_of(state)
+        return [*(one.worker for one in state.workers), *(() if chief is None else (chief,))]
 
     def _wait_for(self, link: AgentLink, waited_s: float = 0.0) -> None:
         """Until its lease is over, or longer: see :meth:`_may_train_on`. One of this machine is looked at meanwhile."""
@@ -269,6 +278,9 @@ class Takeover:
         for name in fleet.names_of(link, state.workers.by_host):
             if fleet.link_of(name) is link and name in state.workers.by_host:
                 there.setdefault(name, [])
+        chief = chief_of(state)
+        if chief is not None and fleet.link_of(chief.hostname) is link:
+            there.setdefault(chief.hostname, [])
         for one in state.silent:
             if fleet.link_of(one.hostname) is link:
                 there.setdefault(one.hostname, [])
@@ -287,8 +299,10 @@ class Takeover:
         ]
 
     def _goes_on(self, one: Worker, state: State) -> None:
-        self._went_on[one.id] = one.pid
         self._parts.worker_events.back(one)
+        if one.id == chief_of(state):
+            return  # no worker
+        self._went_on[one.id] = one.pid
         record = record_of(state, one.id)
         # Those that are restarted never say anything: they are watched by nothing but their ends.
         asks = state.policy.on_change.asks_for_rounds

@@ -570,7 +570,6 @@ class Settings:
                 raise SettingsError("--standby-driver needs --journal, whose job it waits for")
             return
         others = {
-            "--parameter-servers": self.num_parameter_servers,
             "--rdzv-endpoint": self.nodes is not None and bool(self.nodes.endpoint),
             "--stdin": self.stdin not in (None, NO_STDIN),
             "a discovery object": self.discovery_socket is not None,

@@ -55,7 +55,7 @@ from elastic_driver.rendezvous.agent_messages import (
     WorkerPhase,
     worker_named,
 )
-from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
+from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
 
@@ -374,6 +374,8 @@ class HostWorkers:
         one = self._workers[worker]
         one.error_file = self._error_files.new()
         env = {**self._environ(one.order.env), **self._own}
+        if ENV_CHIEF in one.order.env:
+            env[ENV_RENDEZVOUS] = one.order.env[ENV_RENDEZVOUS]  # it asks the driver itself, at its socket
         env[ENV_ERROR_FILE] = one.error_file
         env[ENV_VITALS] = self._new_page(one)
         if self._bad_folder:

@@ -43,6 +43,7 @@ class Reach:
         host_timeout_s: see AgentLink.
         owner: the driver's process, as Bootstrap has it.
         host, node_rank: of the driver's own machine in a job of nodes: its name, and see Bootstrap.
+        more: names of which no host is listed, and that this machine is to have an agent for all the same.
     """
 
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
@@ -53,6 +54,7 @@ class Reach:
     owner: str
     host: str = ""
     node_rank: int = -1
+    more: tuple[str, ...] = ()
 
 
 class DiallingListener(Protocol):

@@ -225,7 +225,7 @@ class Fleet:
 
     async def want(self, names: Sequence[str]) -> None:
         """These are all hosts that are to have an agent, beside those that have joined."""
-        await self._names.look_up(names)
+        await self._names.look_up([*names, *self._reach.more])
         if self._closing:
             return
         back, self._wanted = [name for name in names if name not in self._wanted], dict.fromkeys(names)
@@ -233,7 +233,7 @@ class Fleet:
             # What was away from the list may be another machine by now, and this agent have died with the one before.
             if not link.connected and not link.facts.local and not self._staff.has_workers(link):
                 link.lose("its connection is broken, and its host was not listed any more")
-        wanted = dict.fromkeys(map(self._names.canonical, names))
+        wanted = dict.fromkeys(map(self._names.canonical, (*names, *self._reach.more)))
         joined = map(self._names.canonical, self._roster.joined)
         self._leaving.keep({*wanted, *joined}, self._roster.hosts)
         self._silences.keep((*names, *(link.facts.host for link in self.links())))

@@ -235,10 +235,13 @@ class Workers:
             self._agents.address_of(link, links)  # a host without one is of no use to the others
         env = self._around.variables(link.facts, self._dialect.environment(start, job=job))
         order = Start(one.id.key, list(self._command), env, one.label, one.rank)
-        link.send(self._around.stdin.given_by(order, one.id, link))
+        self._around.warming.has_workers(link)
+        self._send_start(one, link, self._around.stdin.given_by(order, one.id, link))
+
+    def _send_start(self, one: Worker, link: AgentLink, order: Start) -> None:
+        link.send(order)
         one.link, one.phase = link, Phase.ORDERED
         self._of.setdefault(link.agent, set()).add(one.id)
-        self._around.warming.has_workers(link)
         self._is_ordered(one, link)
         if one.stop is not None:
             self._stop(one, one.stop)
@@ -437,7 +440,7 @@ class Workers:
                     self._started(one, pid)
             case NotStarted(key, error, bad_command):
                 if (one := self._record(link, key)) and one.phase in (Phase.ORDERED, Phase.ENDS):
-                    self._not_started(one, self._why_not(link, error, bad_command=bad_command))
+                    self._not_started(one, self._why_not(one, link, error, bad_command=bad_command))
             case Dying(key):
                 if (one := self._record(link, key)) and one.phase in (Phase.RUNS, Phase.ENDS):
                     self._dying(one, message)
@@ -469,7 +472,7 @@ class Workers:
         self._around.stdin.started(one.id)
         self._listener.started(one)
 
-    def _why_not(self, link: AgentLink, error: str, *, bad_command: bool) -> LaunchError:
+    def _why_not(self, one: Worker, link: AgentLink, error: str, *, bad_command: bool) -> LaunchError:
         if bad_command:
             # A file or folder that is missing may be missing on this host only: then it is the host's fault.
             self._unable.add(link.agent)

@@ -216,7 +216,6 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--parameter-servers", "1"), "--journal cannot be beside --parameter-servers"),
         (("--stdin", "0"), "--journal cannot be beside --stdin"),
         (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
         (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),

@@ -357,8 +357,8 @@ class Job:
 
     def _carry_out(self, before: State, event: Event, commands: list[Command]) -> None:
         """Has the agents do what they are told. Wherever the driver dies meanwhile, the next one brings them there."""
-        if self.kind is OnChange.NO_ROUNDS:
-            return  # redo is not for these
+        if self.state.policy.has_chief:
+            return  # it is no worker, and agents have it all the same
         self.agents.happened(event, self.state)
         dies = next(self._deaths) % self.dies_each == 0
         if dies and isinstance(event, WorkerExited | WorkerNotStarted):

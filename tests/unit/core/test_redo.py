@@ -16,7 +16,9 @@ from elastic_driver.core.events import (
     KillWorker,
     PublishRound,
     ReportExit,
+    StartChief,
     StartWorker,
+    StopChief,
     StopRequested,
     StopWorker,
     WorkerDying,
@@ -317,8 +319,60 @@ class TestRestarted:
         assert due(job, "b", "b[0]") == [StopWorker(worker_id("b[0]"), AGAIN, Ending.BROKEN)]
 
 
-def test_workers_without_rounds_are_refused() -> None:
-    job = Job(on_change=OnChange.NO_ROUNDS)
-    job.train("a:1")
-    with pytest.raises(ValueError, match="without rounds"):
-        due(job, "a", "a[0]")
+def test_workers_without_rounds() -> None:
+    job = Job(num_proc=2, on_change=OnChange.NO_ROUNDS)
+    starts = [command for command in job.hosts("a:1", "b:1") if isinstance(command, StartWorker)]
+    assert due(job, "a", "a[0]") == []
+    assert due(job, "b") == starts[1:]
+
+
+class TestChief:
+    """A process of the driver's own machine, which stands for a host of its own."""
+
+    CHIEF, NEXT = worker_id("chief[0]"), worker_id("chief[0]#1")
+
+    @staticmethod
+    def job(*, serving: bool = True, **limits: object) -> Job:
+        job = Job(num_proc=1, min_num_proc=1, num_parameter_servers=1, on_change=OnChange.NO_ROUNDS, **limits)
+        job.hosts("a:1", "b:1")
+        for worker in ("a[0]", "b[0]") if serving else ():
+            job.begin(worker_id(worker))
+        return job
+
+    def test_servers_are_started_as_what_they_were_to_be(self) -> None:
+        job = self.job(serving=False)
+        (server,), (worker,) = due(job, "a"), due(job, "b")
+        assert isinstance(server, StartWorker)
+        assert isinstance(worker, StartWorker)
+        assert (server.parameter_server, worker.parameter_server) == (0, None)
+
+    def test_one_that_runs_is_let_be(self) -> None:
+        assert due(self.job(), "chief", "chief[0]") == []
+
+    def test_one_that_nobody_was_told_to_start_is_started(self) -> None:
+        job = self.job()
+        assert due(job, "chief") == [job.last(StartChief)]
+        assert unknown(job.state, levels("chief")) == ()
+
+    def test_one_whose_end_comes_is_not_started(self) -> None:
+        assert due(self.job(), "chief", ended=["chief[0]"]) == []
+
+    def test_one_that_is_to_stop_is_told_so_again(self) -> None:
+        job = self.job(restart_chief=True)
+        job.exit("a[0]", 1)
+        assert due(job, "chief", "chief[0]") == [StopChief(1, AGAIN, job.state.policy.drain_timeout_s)]
+
+    def test_one_that_was_to_stop_before_it_was_started_has_ended(self) -> None:
+        job = self.job(restart_chief=True)
+        job.exit("a[0]", 1)
+        assert due(job, "chief") == []
+        assert unknown(job.state, levels("chief")) == (self.CHIEF,)
+
+    def test_another_than_the_jobs_is_stopped(self) -> None:
+        assert due(self.job(), "chief", "chief[0]", "chief[0]#1") == [StopWorker(self.NEXT, "the job does not know it")]
+
+    def test_it_ends_with_the_job(self) -> None:
+        job = self.job()
+        job.feed(StopRequested(15, "SIGTERM"))
+        assert due(job, "chief", "chief[0]") == [StopWorker(self.CHIEF, "interrupted by SIGTERM")]
+        assert unknown(job.state, levels("chief")) == (self.CHIEF,)
