@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -99,6 +100,26 @@ def test_growth_and_shrinking_lose_no_step(start: Start, capsys: pytest.CaptureF
         assert "taken out of the job" not in job.said()
     with capsys.disabled():
         print(f"\n{job.by}: 2 more train after {joined:.2f} s, they are gone after {left:.2f} s")
+
+
+@pytest.mark.only_elasticrun
+def test_the_driver_dies(start: Start, tmp_path: Path) -> None:
+    """Nobody trains otherwise for it. When a worker dies with it, the others go on when there is a driver again."""
+    journal = ("--journal", str(tmp_path / "kept"))
+    job = start(FOUR, "-np", "4", "--min-np", "1", *journal, SIZES=FOR_EVER, **PATIENT_GLOO)
+    before = pids(job.wait_for_steps(4, 10), 4)
+    os.kill(job.driver_pid(), signal.SIGKILL)
+    job.wait_for("a takeover", lambda: job.events("took_over"))
+    steps = job.wait_for_steps(4, 10, after=time.time())
+    assert pids(steps, 4) == before
+    assert not any(repeated(job.steps(), pid) for pid in before)
+    at = time.time()
+    os.kill(job.driver_pid(), signal.SIGKILL)
+    job.kill(steps, 3)
+    after = job.wait_for_steps(2, 5, after=at)
+    assert pids(after, 2) < before
+    check_agreement(job.steps())
+    assert len(job.events("took_over")) == 2
 
 
 STATIC_RANKS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.launch.agent.machine import addresses
 from tests.support.paths import PROGRAMS, ROOT, SUPPORT
 from tests.support.processes.dying_drivers import ALL, DyingDrivers, agents_of
+from tests.support.processes.joined import joined, where_to_join, write_token
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
+PATH = f"{SUPPORT / 'fake_tensorflow'}:{ROOT}"
 TWO, THREE = "localhost:2\n127.0.0.1:1\n", "localhost:2\n127.0.0.1:1\n127.0.0.2:1\n"
 PHASES = ("start", "growth", "loss", "drain", "end")
 Json = dict[str, Any]
@@ -24,19 +28,19 @@ Json = dict[str, Any]
 class Servers(DyingDrivers):
     """A job of a parameter server, workers and ``chief_program.py``."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, hosts: str = TWO) -> None:
         self._orders = folder / "orders"
         least = ("--parameter-servers", "1", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1")
         super().__init__(
             folder,
-            TWO,
+            hosts,
             *least,
             *flags,
             "--output-filename",
             str(folder / "output"),
             program=PROGRAMS / "chief_program.py",
             options=(str(self._orders),),
-            PYTHONPATH=f"{SUPPORT / 'fake_tensorflow'}:{ROOT}",
+            PYTHONPATH=PATH,
         )
 
     def order(self, text: str) -> None:
@@ -168,6 +172,26 @@ def test_the_agent_of_the_chief_dies_while_there_is_no_driver(tmp_path: Path) ->
         job.until("a new job", lambda: len(job.printed("cluster")) == 2)
         job.order("exit 0")
         assert job.ended() == 0
+
+
+@pytest.mark.skipif(not addresses(), reason="this machine has no address but loopback")
+def test_all_servers_are_on_other_machines(tmp_path: Path) -> None:
+    """The driver's own machine has an agent for the chief alone."""
+    flags = ("--accept-agents", "--join-token-file", str(write_token(tmp_path)))
+    with Servers(tmp_path, *flags, hosts="") as job, contextlib.ExitStack() as nodes:
+        where = where_to_join(job.start())
+        env = {"PYTHONPATH": PATH, "XDG_RUNTIME_DIR": str(job.runtime)}
+        for name in ("node-a", "node-b", "node-c"):
+            nodes.enter_context(joined(tmp_path, name, where, prefix=(), timeout_s=120, **env))
+        before = job.with_workers(2)
+        job.die()
+        job.start()
+        assert job.has_taken_over()["workers"] == 3
+        nodes.enter_context(joined(tmp_path, "node-d", where, prefix=(), timeout_s=120, **env))
+        assert job.with_workers(3)["workers"].items() > before["workers"].items()
+        job.order("exit 0")
+        assert job.ended() == 0
+        with_one_chief(job)
 
 
 # --- at each place ---------------------------------------------------------------------------------------------------
