@@ -28,7 +28,7 @@ from elastic_driver.driver.chief import ListenerOfAll
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import CHIEF, WorkerId
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.kept import AgentKept, may_come_back
@@ -144,9 +144,8 @@ class Takeover:
         self._trains = standing_of(state).doing in (Doing.TRAINING, Doing.FINISHING)
         names = {record.worker.hostname for record in state.workers}
         names |= {worker.hostname for worker in state.members} | {host.name for host in state.hosts}
-        chief = chief_of(state)
-        if chief is not None:
-            names.add(chief.hostname)
+        if state.policy.has_chief:
+            names.add(CHIEF)
         await parts.fleet.returning.expect(self, tuple(self._agents.values()), sorted(names))
         parts.fleet.resume(one.hostname for one in state.silent)
         parts.workers.expect([one for one in self._processes(state) if parts.fleet.link_of(one.hostname) is not None])

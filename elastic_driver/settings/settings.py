@@ -17,7 +17,7 @@ from elastic_driver.codec import OsText
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF, ON, check_protocol
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, check_mode
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
+from elastic_driver.hosts import CHIEF, MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import (
@@ -536,6 +536,10 @@ class Settings:
             raise SettingsError("--parameter-servers is without torchrun's flags: give -np, the number of the workers")
         if self.on_change != AUTO_ON_CHANGE:
             raise SettingsError(f"--on-change {self.on_change} is for workers that run the script: here the chief does")
+        if self.journal is not None and any(host.name == CHIEF for host in self.hosts or ()):
+            raise SettingsError(
+                f"with --journal and --parameter-servers no host can be named {CHIEF}: the script is that"
+            )
         why = {
             "num_standby": "a server has nothing to boot",
             "num_proc_multiple": "its workers have no ranks",

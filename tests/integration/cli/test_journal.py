@@ -216,6 +216,7 @@ def test_a_driver_that_fails_leaves_what_led_to_it(tmp_path: Path, runtime: Path
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
+        (("--parameter-servers", "1", "-H", "chief:2"), "no host can be named chief: the script is that"),
         (("--stdin", "0"), "--journal cannot be beside --stdin"),
         (("--mpi", "-H", "localhost:1"), "cannot use --journal with --mpi"),
         (("--driver-timeout", "0"), "--driver-timeout 0 is not a number of seconds above 0"),
