@@ -62,6 +62,22 @@ def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(tmp_path: Pa
         assert len(workers) == 1
 
 
+def test_the_script_goes_on_when_the_driver_dies(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    with run(tmp_path, 20, "-np", "1", "--journal", str(tmp_path / "kept"), hosts="localhost:2") as job:
+        job.wait_for("the first ten", lambda: "done 10" in said(job))
+        os.kill(job.driver_pid(), signal.SIGKILL)
+        job.wait_for("a takeover", lambda: job.events("took_over"))
+        (tmp_path / "hold").unlink()
+        assert job.wait() == 0, job.said()[-4000:]
+        assert [line for line in said(job).splitlines() if "begins" in line or "done" in line] == [
+            "[chief]<stdout>:begins at 0",
+            "[chief]<stdout>:done 10",
+            "[chief]<stdout>:done 20",
+        ]
+        assert len(job.events("chief_started")) == 1
+
+
 def test_a_lost_parameter_server_is_an_error_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     with run(tmp_path, 20, "-np", "1", hosts="localhost:2") as job:
