@@ -720,7 +720,8 @@ def test_or_until_it_is_stopped_or_dies(
         await lives.job.end()
         assert lives.job.driver.is_in_vain
         assert sleeper.wait() == -signal.SIGKILL
-        assert loop.time() - began < 10.0, "of a round of which one is dead nobody is waited for"
+        # Virtual seconds pass while the kernel ends it; nobody waits for a thousand.
+        assert loop.time() - began < 500.0, "of a round of which one is dead nobody is waited for"
 
     play(tmp_path, test)
 
