@@ -1,0 +1,351 @@
+"""A client of etcd that blocks: the JSON gateway of versions 3.4 and later, over ``http.client``.
+
+Owns the connections, which server is asked, and what its refusals mean. The forms of requests are
+:mod:`elastic_driver.etcd.messages`'; what is kept under which key is others' business. Every answer is taken for a
+stranger's until it has the form that it has to have.
+
+The servers are asked one after the other until one answers, so **a request may be carried out twice**, and also after
+its answer was given up. A transaction has to compare what makes that harmless.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn, Self, TypeVar
+from urllib.parse import urlsplit
+
+from elastic_driver.codec import to_text
+from elastic_driver.errors import ElasticError, in_words
+from elastic_driver.etcd import messages
+from elastic_driver.etcd.messages import Body, Compare, KeyValue, Operation, Outcome, Page
+from elastic_driver.etcd.place import EtcdPlace
+
+T = TypeVar("T")
+
+TIMEOUT_S = 3.0
+NOT_FOUND = 5
+"""The code of a refusal: there is no such lease."""
+
+# Codes of gRPC (google/rpc/code.proto). What these say is no answer to the request: another server may have it, and
+# whether something was written is not known. Cancelled, unknown, deadline exceeded, aborted, internal, unavailable.
+_NO_ANSWERS = (1, 2, 4, 10, 13, 14)
+_BUSY = "too many requests"
+_FULL = "database space exceeded"
+_DENIED, _NOT_NOW, _UNAUTHENTICATED = 7, 9, 16
+# A token is missing or too old; the code of these two means much else.
+_WITHOUT_TOKEN = ("user name is empty", "auth store is old")
+# What is asked for at once is less.
+_MOST_ANSWER = 64 << 20
+_SHOWN = 200
+
+
+class EtcdError(ElasticError, OSError):
+    """etcd did not do what it was asked to."""
+
+
+class EtcdUnreachableError(EtcdError):
+    """No server of the cluster answers. Whether something was written is not known."""
+
+
+class EtcdRefusedError(EtcdError):
+    """etcd says no, and has written nothing.
+
+    Attributes:
+        code: of gRPC.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _NoAnswerError(Exception):
+    """This server has no answer; another one may."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to a server.
+
+    Attributes:
+        endpoint: which.
+    """
+
+    auto_open = 0  # it connects by reach() only
+    sock: socket.socket | None
+
+    def __init__(self, endpoint: str, context: ssl.SSLContext | None) -> None:
+        parts = urlsplit(endpoint)
+        super().__init__(parts.hostname or "", parts.port)
+        self.endpoint = endpoint
+        self._context = context if parts.scheme == "https" else None
+
+    def reach(self, until: float) -> None:
+        """Connects. Raises OSError."""
+        self.sock = socket.create_connection((self.host, self.port), _left(until))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is not None:
+            self.sock.settimeout(_left(until))
+            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+
+    def exchange(self, path: str, body: bytes, headers: dict[str, str], until: float) -> bytes:
+        """One request and its answer.
+
+        Raises:
+            OSError: the connection broke, or it took too long.
+            http.client.HTTPException: likewise, or what answers does not speak HTTP.
+        """
+        assert self.sock is not None
+        self.sock.settimeout(_left(until))
+        # http.client has one limit for each piece that comes; this is one for them all.
+        self.response_class = partial(_Answer, until)  # type: ignore[assignment]
+        self.request("POST", path, body=body, headers=headers)
+        answer = self.getresponse()
+        data = answer.read(_MOST_ANSWER + 1)
+        if len(data) > _MOST_ANSWER:
+            raise http.client.HTTPException(f"the answer has more than {_MOST_ANSWER} bytes")
+        if answer.length:
+            raise http.client.HTTPException("the answer was cut off")
+        if not answer.isclosed():
+            answer.read()
+        return data
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that has to have come whole at a time."""
+
+    def __init__(self, until: float, sock: socket.socket, method: str | None = None) -> None:
+        super().__init__(sock, method=method)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Pieces(sock, until))
+
+
+class _Pieces(io.RawIOBase):
+    """What comes on a socket until a time; then TimeoutError."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        self._until = until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+def _left(until: float) -> float:
+    """What a socket may wait still. Not 0.0, which means not to wait at all."""
+    return max(until - time.monotonic(), 0.001)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return in_words(error)
+    return f"what answers does not speak HTTP ({_shown(str(error) or type(error).__name__)})"
+
+
+def _shown(text: str) -> str:
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+class EtcdClient:
+    """See above. Used by one thread at a time. Each method blocks for ``timeout_s`` at most, beside looking up names.
+
+    All of them raise EtcdUnreachableError and EtcdRefusedError.
+
+    Args:
+        place: the servers, and what proves who asks.
+        timeout_s: for the answer of any server; each of those that are left has an equal part of what is left of it.
+
+    Raises:
+        SettingsError: see :meth:`EtcdPlace.tls`.
+    """
+
+    def __init__(self, place: EtcdPlace, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._place = place
+        self._timeout_s = timeout_s
+        self._context = place.tls()
+        # The one that has answered last is the first one.
+        self._endpoints = list(place.endpoints)
+        self._connection: _Connection | None = None
+        self._token: str | None = None  # None: to be asked for
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hangs up. It may be used again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def get(self, key: str) -> KeyValue | None:
+        """What is at a key; None where there is none."""
+        found = self.range(key).found
+        return found[0] if found else None
+
+    def range(self, start: str, end: str = "", *, limit: int = 0, keys_only: bool = False, revision: int = 0) -> Page:
+        """Some keys.
+
+        Args:
+            start: the first one.
+            end: the first one behind them; "" for ``start`` alone.
+            limit: how many at most; 0 for all.
+            keys_only: whether their values are left out.
+            revision: as of when; 0 for now.
+        """
+        body = messages.range_request(start, end, limit=limit, keys_only=keys_only, revision=revision)
+        return self._ask("/v3/kv/range", body, messages.page)
+
+    def txn(
+        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+    ) -> Outcome:
+        """Carries out ``success`` if all comparisons hold, else ``failure``: all of it at once, or nothing."""
+        return self._ask("/v3/kv/txn", messages.txn_request(compares, success, failure), messages.outcome)
+
+    def grant(self, ttl_s: int) -> tuple[int, int]:
+        """Makes a lease.
+
+        Returns:
+            Its number, and for how long it is good, seconds: etcd may give more than was asked for.
+        """
+        return self._ask("/v3/lease/grant", {"TTL": str(ttl_s)}, messages.granted)
+
+    def keep_alive(self, lease: int) -> int:
+        """Has a lease be good for its whole time from now on.
+
+        Returns:
+            How long that is, seconds; 0 where it is gone.
+        """
+        return self._ask("/v3/lease/keepalive", {"ID": str(lease)}, messages.kept_alive)
+
+    def revoke(self, lease: int) -> None:
+        """Ends a lease, and deletes what goes with it. One that is gone will do."""
+        try:
+            self._ask("/v3/lease/revoke", {"ID": str(lease)}, messages.revision_of)
+        except EtcdRefusedError as error:
+            if error.code != NOT_FOUND:
+                raise
+
+    def _ask(self, path: str, body: Body, read: Callable[[Body], T]) -> T:
+        """The answer of the first server that has one."""
+        until = time.monotonic() + self._timeout_s
+        why: dict[str, str] = {}
+        for index, endpoint in enumerate(tuple(self._endpoints)):
+            left = until - time.monotonic()
+            try:
+                answer = self._ask_one(endpoint, path, body, read, left / (len(self._endpoints) - index))
+            except _NoAnswerError as error:
+                self.close()
+                why[endpoint] = str(error)
+                self._endpoints.append(self._endpoints.pop(0))
+            except BaseException:
+                # Unless it was read to its end, the next request would read the rest of this answer.
+                self.close()
+                raise
+            else:
+                return answer
+        reasons = "; ".join(f"{endpoint}: {text}" for endpoint, text in why.items())
+        raise EtcdUnreachableError(f"no answer of etcd: {reasons}")
+
+    def _ask_one(self, endpoint: str, path: str, body: Body, read: Callable[[Body], T], limit_s: float) -> T:
+        until = time.monotonic() + limit_s
+        for is_last in (False, True):
+            if self._token is None:
+                self._token = self._authenticate(endpoint, until)
+            answer = self._exchange(endpoint, path, body, until)
+            try:
+                refusal = messages.refusal_in(answer)
+                if refusal is None:
+                    return read(answer)
+            except (ValueError, KeyError) as error:
+                raise _NoAnswerError(f"what answers is no etcd of version 3.4 or later ({error})") from error
+            text, code = refusal
+            lacks_token = code == _UNAUTHENTICATED or any(words in text for words in _WITHOUT_TOKEN)
+            if is_last or not lacks_token or not self._place.user:
+                self._refuse(text, code)
+            self._token = None
+        raise AssertionError
+
+    def _authenticate(self, endpoint: str, until: float) -> str:
+        """A token; "" where none is needed."""
+        if not self._place.user:
+            return ""
+        body: Body = {"name": self._place.user, "password": self._place.password}
+        answer = self._exchange(endpoint, "/v3/auth/authenticate", body, until)
+        try:
+            refusal = messages.refusal_in(answer)
+            if refusal is None:
+                return messages.token(answer)
+        except ValueError as error:
+            raise _NoAnswerError(f"what answers is no etcd of version 3.4 or later ({error})") from error
+        if refusal[1] == _NOT_NOW:  # etcd has no users yet, and lets everybody
+            return ""
+        self._refuse(*refusal)
+
+    def _refuse(self, text: str, code: int) -> NoReturn:
+        if code in _NO_ANSWERS or _BUSY in text:
+            raise _NoAnswerError(_shown(text))
+        user = self._place.user
+        what = ""
+        if code == _DENIED:
+            who = f"user {user}" if user else "who asks"
+            what = f": {who} needs a role that may read and write all keys under {self._place.prefix}/"
+        elif not user and any(words in text for words in _WITHOUT_TOKEN):
+            what = (
+                ": give a user of etcd's in ETCDCTL_USER; a client's certificate alone does not do for its JSON gateway"
+            )
+        elif "authentication failed" in text:
+            what = f": user {user} of ETCDCTL_USER is not known there, or has another password"
+        elif _FULL in text:
+            what = ": free it (etcdctl compact, etcdctl defrag, etcdctl alarm disarm), or give it a larger quota"
+        raise EtcdRefusedError(f"etcd refuses: {_shown(text)}{what}", code)
+
+    def _exchange(self, endpoint: str, path: str, body: Body, until: float) -> Body:
+        """One request and its answer, on a new connection where that which was there has been closed meanwhile."""
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = self._token
+        while True:
+            connection, is_new = self._connected(endpoint, until)
+            try:
+                answer = connection.exchange(path, to_text(body).encode(), headers, until)
+            except TimeoutError:
+                raise _NoAnswerError("no answer in time") from None
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if is_new:
+                    raise _NoAnswerError(_in_words(error)) from error
+            else:
+                break
+        try:
+            return messages.parse(answer)
+        except ValueError as error:
+            raise _NoAnswerError("what answers is no etcd of version 3.4 or later: it is not JSON") from error
+
+    def _connected(self, endpoint: str, until: float) -> tuple[_Connection, bool]:
+        """A connection to a server, and whether it is a new one."""
+        connection = self._connection
+        if connection is not None and connection.endpoint == endpoint and connection.sock is not None:
+            return connection, False
+        self.close()
+        self._connection = connection = _Connection(endpoint, self._context)
+        try:
+            connection.reach(until)
+        except OSError as error:
+            raise _NoAnswerError(in_words(error)) from error
+        return connection, True

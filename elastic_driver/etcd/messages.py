@@ -1,0 +1,274 @@
+"""Requests to etcd's JSON gateway and its answers, as bytes of JSON.
+
+Owns the forms. Pure. 64-bit numbers are texts there, and what is 0, empty or false is left out of an answer. Whatever
+has not the form that it has to have is a ValueError.
+
+How versions differ: a refusal is ``{"error": TEXT, "code": N}`` up to 3.5, and ``{"message": TEXT, "code": N}`` from
+3.6 on. That of a keep-alive, which is a stream, stands in an ``error`` of its own; its code is ``grpc_code`` up to 3.5.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# As the gateway has them, in JSON's own types.
+Body = dict[str, Any]
+_MOST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key, and what is there.
+
+    Attributes:
+        key: which.
+        value: bytes; none where only keys were asked for.
+        create_revision: tells it from a key of that name which is deleted and made again.
+        mod_revision: changes with each write.
+        lease: which it goes with; 0 for none.
+    """
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some keys, in their order.
+
+    Attributes:
+        found: they.
+        more: whether there are more behind them.
+        revision: as of which the cluster has answered.
+    """
+
+    found: tuple[KeyValue, ...]
+    more: bool
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A comparison: the key has this create_revision; 0: there is none."""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Modified:
+    """A comparison: the key has this mod_revision; 0: there is none."""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Writes a value; ``lease``: which it goes with, 0 for none."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Reads a key, or all from ``key`` to before ``end``."""
+
+    key: str
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletes a key, or all from ``key`` to before ``end``."""
+
+    key: str
+    end: str = ""
+
+
+Compare = Created | Modified
+Operation = Put | Get | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a transaction has come to.
+
+    Attributes:
+        succeeded: whether all comparisons held.
+        found: of each operation what it has read; nothing for others.
+        revision: as of which the cluster has answered.
+    """
+
+    succeeded: bool
+    found: tuple[tuple[KeyValue, ...], ...]
+    revision: int
+
+
+def end_of(prefix: str) -> str:
+    """The first key behind all that begin with it."""
+    return f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"
+
+
+def range_request(start: str, end: str, *, limit: int = 0, keys_only: bool = False, revision: int = 0) -> Body:
+    """See :meth:`EtcdClient.range <elastic_driver.etcd.client.EtcdClient.range>`."""
+    return {
+        **_keys(start, end),
+        **({"limit": str(limit)} if limit else {}),
+        **({"keys_only": True} if keys_only else {}),
+        **({"revision": str(revision)} if revision else {}),
+    }
+
+
+def txn_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> Body:
+    """A transaction."""
+    return {
+        "compare": [_compare(each) for each in compares],
+        "success": [_operation(each) for each in success],
+        "failure": [_operation(each) for each in failure],
+    }
+
+
+def parse(data: bytes) -> Body:
+    """An answer as JSON has it."""
+    try:
+        answer: object = json.loads(data.decode())
+    except RecursionError as error:
+        raise ValueError("it is too deep") from error
+    return _object(answer)
+
+
+def refusal_in(answer: Body) -> tuple[str, int] | None:
+    """Why etcd says no, and gRPC's code of that; None where it does not."""
+    inner = answer.get("error")
+    if isinstance(inner, dict):
+        answer = inner
+    elif "code" not in answer:
+        return None
+    words = answer.get("message") or answer.get("error")
+    code = answer.get("code", answer.get("grpc_code"))
+    if not isinstance(words, str) or type(code) is not int:
+        raise ValueError("it refuses, and does not say why")
+    return words, code
+
+
+def page(answer: Body) -> Page:
+    """The answer to a range."""
+    found = tuple(_key_value(each) for each in _list(answer, "kvs"))
+    return Page(found, _flag(answer, "more"), revision_of(answer))
+
+
+def outcome(answer: Body) -> Outcome:
+    """The answer to a transaction."""
+    found = []
+    for response in _list(answer, "responses"):
+        read = _object(_object(response).get("response_range", {}))
+        found.append(tuple(_key_value(each) for each in _list(read, "kvs")))
+    return Outcome(_flag(answer, "succeeded"), tuple(found), revision_of(answer))
+
+
+def granted(answer: Body) -> tuple[int, int]:
+    """The answer to a grant."""
+    lease, ttl_s = _number(answer, "ID"), _number(answer, "TTL")
+    if not lease or not ttl_s:
+        raise ValueError("it grants no lease")
+    return lease, ttl_s
+
+
+def kept_alive(answer: Body) -> int:
+    """The answer to a keep-alive."""
+    result = _object(answer["result"])
+    revision_of(result)
+    return _number(result, "TTL")
+
+
+def token(answer: Body) -> str:
+    """The answer to an authentication."""
+    text = answer.get("token")
+    if not isinstance(text, str) or not text.isascii() or not text.isprintable():
+        raise ValueError("it gives no token")
+    return text
+
+
+def revision_of(answer: Body) -> int:
+    """As of which the cluster has answered. What says nothing of it is no answer of etcd's."""
+    return _number(_object(answer["header"]), "revision")
+
+
+def _keys(start: str, end: str) -> Body:
+    return {"key": _base64(start.encode()), **({"range_end": _base64(end.encode())} if end else {})}
+
+
+def _compare(compare: Compare) -> Body:
+    target, name = ("CREATE", "create_revision") if isinstance(compare, Created) else ("MOD", "mod_revision")
+    return {**_keys(compare.key, ""), "result": "EQUAL", "target": target, name: str(compare.revision)}
+
+
+def _operation(operation: Operation) -> Body:
+    match operation:
+        case Put(key, value, lease):
+            with_lease = {"lease": str(lease)} if lease else {}
+            return {"request_put": {**_keys(key, ""), "value": _base64(value), **with_lease}}
+        case Get(start, end):
+            return {"request_range": _keys(start, end)}
+        case Delete(start, end):
+            return {"request_delete_range": _keys(start, end)}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _key_value(data: object) -> KeyValue:
+    found = _object(data)
+    return KeyValue(
+        _bytes(found, "key").decode(),
+        _bytes(found, "value"),
+        _number(found, "create_revision"),
+        _number(found, "mod_revision"),
+        _number(found, "lease"),
+    )
+
+
+def _object(data: object) -> Body:
+    if not isinstance(data, dict):
+        raise ValueError("it is no object")
+    return data
+
+
+def _list(answer: Body, name: str) -> list[object]:
+    items = answer.get(name, [])
+    if not isinstance(items, list):
+        raise ValueError(f"its {name} are no list")
+    return items
+
+
+def _flag(answer: Body, name: str) -> bool:
+    flag = answer.get(name, False)
+    if not isinstance(flag, bool):
+        raise ValueError(f"its {name} is no truth value")
+    return flag
+
+
+def _number(answer: Body, name: str) -> int:
+    text = answer.get(name, "0")
+    number = int(text) if isinstance(text, str) and len(text) < 20 else -1
+    if not 0 <= number <= _MOST:
+        raise ValueError(f"its {name} is no number")
+    return number
+
+
+def _bytes(answer: Body, name: str) -> bytes:
+    text = answer.get(name, "")
+    if not isinstance(text, str):
+        raise ValueError(f"its {name} is no text")
+    return base64.b64decode(text, validate=True)

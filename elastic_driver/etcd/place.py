@@ -1,0 +1,218 @@
+"""Where in etcd a job keeps its journal: which servers, under which prefix, and what proves who asks.
+
+Owns the text form ``etcd://HOST:PORT,HOST:PORT/PREFIX``, and what of ``etcdctl``'s environment counts beside it:
+
+| variable                         | what                                                                          |
+|----------------------------------|-------------------------------------------------------------------------------|
+| ETCDCTL_ENDPOINTS                | the servers, where the URL names none (``etcd:///PREFIX``)                    |
+| ETCDCTL_CACERT                   | file of the certificates that theirs are signed with                          |
+| ETCDCTL_CERT, ETCDCTL_KEY        | files of a client's certificate and its key                                   |
+| ETCDCTL_USER, ETCDCTL_PASSWORD   | ``NAME:PASSWORD`` in the first, or each in its own                            |
+
+The servers are asked over TLS if one of the certificates is given, or where ETCDCTL_ENDPOINTS says ``https://``. The
+files are read once: a place can be sent to another machine, which has none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.system.safe_files import read_named
+
+SCHEME = "etcd://"
+# As IANA has it for etcd's clients.
+_PORT = 2379
+# A bundle of all authorities that a Linux distribution trusts has a quarter of that.
+_MOST_PEM = 1 << 20
+_FORM = f"expected {SCHEME}HOST:PORT,HOST:PORT/PREFIX"
+# What needs no quoting, in a shell or in a pattern of etcdctl's.
+_PREFIX = re.compile(r"(/[A-Za-z0-9._+=@:-]+)+")
+_MOST_PREFIX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlace:
+    """A prefix of keys in a cluster of etcd.
+
+    Attributes:
+        endpoints: its servers, as ``http://HOST:PORT`` or ``https://HOST:PORT``.
+        prefix: begins with a slash, and does not end with one.
+        user: whose permissions count; "" for nobody's.
+        password: of that user.
+        ca: certificates that the servers' are signed with, PEM; "" for those that this machine trusts.
+        certificate: of the client, PEM; "" for none.
+        key: of that certificate, PEM.
+    """
+
+    endpoints: tuple[str, ...]
+    prefix: str
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ca: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ValueError("it names no server")
+        for endpoint in self.endpoints:
+            if _endpoint(endpoint, is_tls=False) != endpoint:
+                raise ValueError(f"{endpoint!r} is no http://HOST:PORT or https://HOST:PORT")
+        if why := _why_no_prefix(self.prefix):
+            raise ValueError(why)
+
+    @classmethod
+    def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
+        """Reads a URL and the files that ``etcdctl``'s variables name. See the module.
+
+        Raises:
+            SettingsError: the URL is not of that form, or a variable or a file is not what it has to be.
+        """
+        if not is_etcd(url):
+            raise SettingsError(f"cannot use {url[:200]!r}: {_FORM}")
+        hosts, slash, prefix = url[len(SCHEME) :].partition("/")
+        prefix = f"{slash}{prefix}".rstrip("/")
+        if "@" in hosts:
+            # Without what was given: it is a password.
+            raise SettingsError(
+                f"cannot use a URL {SCHEME}… with a user in it, which everybody on this machine could read: "
+                "give the user in ETCDCTL_USER"
+            )
+        if why := _why_no_prefix(prefix):
+            raise SettingsError(f"cannot use {url[:200]!r}: {why}; {_FORM}")
+        ca, certificate, key = (_pem(environ, name) for name in ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"))
+        if bool(certificate) != bool(key):
+            given, other = ("ETCDCTL_CERT", "ETCDCTL_KEY") if certificate else ("ETCDCTL_KEY", "ETCDCTL_CERT")
+            raise SettingsError(f"cannot use {given} without {other}: a certificate and its key are given together")
+        source = hosts or environ.get("ETCDCTL_ENDPOINTS", "")
+        if not source.strip():
+            raise SettingsError(f"cannot use {url[:200]!r}: it names no server, nor does ETCDCTL_ENDPOINTS; {_FORM}")
+        endpoints = []
+        for text in source.split(","):
+            # A scheme for each is etcdctl's form; in the URL there is one for all.
+            has_scheme = "://" in text
+            endpoint = "" if has_scheme and hosts else _endpoint(text.strip(), is_tls=bool(ca or certificate))
+            if not endpoint:
+                where = repr(url[:200]) if hosts else "ETCDCTL_ENDPOINTS"
+                raise SettingsError(f"cannot use {where}: {text[:200]!r} is no HOST:PORT; {_FORM}")
+            endpoints.append(endpoint)
+        place = cls(tuple(dict.fromkeys(endpoints)), prefix, *_user(environ), ca, certificate, key)
+        place.tls()
+        return place
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether one of the servers is asked over TLS."""
+        return any(endpoint.startswith("https:") for endpoint in self.endpoints)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections to the servers are encrypted with; None where they are not.
+
+        Raises:
+            SettingsError: a certificate or a key is none.
+        """
+        if not self.is_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cadata=self.ca or None)
+        except (ssl.SSLError, ValueError) as error:
+            raise SettingsError(f"cannot use ETCDCTL_CACERT: {in_words(error)}") from error
+        context.set_alpn_protocols(["http/1.1"])
+        if self.certificate:
+            try:
+                _load(context, self.certificate, self.key)
+            except (ssl.SSLError, ValueError) as error:
+                raise SettingsError(
+                    f"cannot use ETCDCTL_CERT with ETCDCTL_KEY: {in_words(error)}; the key has to be the "
+                    "certificate's, and not encrypted"
+                ) from error
+        return context
+
+    def __str__(self) -> str:
+        """The URL, without what proves who asks."""
+        return f"{SCHEME}{','.join(endpoint.partition('://')[2] for endpoint in self.endpoints)}{self.prefix}"
+
+
+def is_etcd(text: str) -> bool:
+    """Whether a text names a place in etcd, or is meant to."""
+    return text.startswith(SCHEME)
+
+
+def _why_no_prefix(prefix: str) -> str:
+    if not prefix:
+        return "it names no prefix, under which the keys of this job are apart from all others"
+    if len(prefix) > _MOST_PREFIX:
+        return f"its prefix has {len(prefix)} characters, and {_MOST_PREFIX} are the most"
+    if not _PREFIX.fullmatch(prefix):
+        return (
+            f"its prefix {prefix!r} may have letters, digits and . _ + = @ : - between single slashes, and nothing else"
+        )
+    return ""
+
+
+def _endpoint(text: str, *, is_tls: bool) -> str:
+    """A server in its one form; "" for none."""
+    scheme, has_scheme, rest = text.rpartition("://")
+    if not has_scheme:
+        scheme = "https" if is_tls else "http"
+    try:
+        parts = urlsplit(f"//{rest}")
+        host, port = parts.hostname or "", parts.port or _PORT
+    except ValueError:
+        return ""
+    is_address = scheme in ("http", "https") and re.fullmatch(r"[A-Za-z0-9._:-]+", host) is not None
+    if not is_address or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
+        return ""
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _pem(environ: Mapping[str, str], name: str) -> str:
+    path = environ.get(name, "")
+    if not path:
+        return ""
+    try:
+        text = read_named(Path(path), _MOST_PEM).decode()
+    except OSError as error:
+        raise SettingsError(f"cannot read {path} ({name}): {in_words(error)}") from error
+    except UnicodeDecodeError:
+        text = ""
+    if "-----BEGIN " not in text:
+        raise SettingsError(f"cannot use {path} ({name}): it is no PEM file")
+    return text
+
+
+def _user(environ: Mapping[str, str]) -> tuple[str, str]:
+    given, password = environ.get("ETCDCTL_USER", ""), environ.get("ETCDCTL_PASSWORD", "")
+    name, has_password, rest = given.partition(":")
+    if password:
+        # As etcdctl has it: what the first one says is then the name alone.
+        name, rest = given, password
+    if not name:
+        if given or password:
+            raise SettingsError("cannot use a password without a name: ETCDCTL_USER names no user")
+        return "", ""
+    if not password and not has_password:
+        raise SettingsError(
+            f"cannot use ETCDCTL_USER without a password: give {name}:PASSWORD there, or it alone in ETCDCTL_PASSWORD"
+        )
+    return name, rest
+
+
+def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Gives them to OpenSSL, which reads files only: one that no other process can open, and that has no name."""
+    descriptor = os.memfd_create("elasticrun-etcd", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "w", closefd=False) as file:
+            file.write(f"{certificate}\n{key}\n")
+        # Without a password OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,270 @@
+"""The client of etcd, before one in this process: what it understands, and what it makes of rubbish."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from elastic_driver.etcd.client import NOT_FOUND, EtcdClient, EtcdRefusedError, EtcdUnreachableError
+from elastic_driver.etcd.messages import Created, Delete, Get, Modified, Put, end_of
+from tests.support.fakes.fake_etcd import FakeEtcd, Instead, Refusal, fake_etcd, nobody
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def etcd() -> Iterator[FakeEtcd]:
+    with fake_etcd() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(etcd: FakeEtcd) -> Iterator[EtcdClient]:
+    with EtcdClient(etcd.place()) as client:
+        yield client
+
+
+def test_keys_are_read_in_pages(client: EtcdClient) -> None:
+    client.txn([], [Put(f"/jobs/a/{number}", b"%d" % number) for number in range(5)])
+    page = client.range("/jobs/a/", end_of("/jobs/a/"), limit=3)
+    assert [(each.key, each.value) for each in page.found] == [
+        (f"/jobs/a/{number}", b"%d" % number) for number in range(3)
+    ]
+    assert page.more
+    rest = client.range("/jobs/a/3", end_of("/jobs/a/"), keys_only=True)
+    assert [(each.key, each.value) for each in rest.found] == [("/jobs/a/3", b""), ("/jobs/a/4", b"")]
+    assert not rest.more
+    assert client.get("/jobs/a/5") is None
+
+
+def test_a_transaction_is_carried_out_if_all_holds(client: EtcdClient) -> None:
+    assert client.txn([Created("/k", 0)], [Put("/k", b"\0\xff")]).succeeded
+    there = client.get("/k")
+    assert there is not None
+    assert there.value == b"\0\xff"
+    taken = client.txn([Created("/k", 0)], [Put("/k", b"2")], [Get("/k"), Get("/no")])
+    assert not taken.succeeded
+    assert taken.found == ((there,), ())
+    assert client.txn(
+        [Created("/k", there.create_revision), Modified("/k", there.mod_revision)], [Put("/k", b"3")]
+    ).succeeded
+    assert not client.txn([Modified("/k", there.mod_revision)], [Delete("/k")]).succeeded
+    assert client.txn([], [Delete("/k"), Get("/k")]).found == ((), ())
+    assert client.get("/k") is None
+
+
+def test_what_goes_with_a_lease_is_deleted_with_it(etcd: FakeEtcd, client: EtcdClient) -> None:
+    lease, ttl_s = client.grant(5)
+    assert ttl_s == 5
+    client.txn([], [Put("/k", b"1", lease)])
+    there = client.get("/k")
+    assert there is not None
+    assert there.lease == lease
+    assert client.keep_alive(lease) == 5
+    etcd.expire()
+    assert client.get("/k") is None
+    assert client.keep_alive(lease) == 0
+    client.revoke(lease)
+    with pytest.raises(EtcdRefusedError, match=r"^etcd refuses: etcdserver: requested lease not found$") as caught:
+        client.txn([], [Put("/k", b"1", lease)])
+    assert caught.value.code == NOT_FOUND
+
+
+def test_the_next_server_is_asked_and_stays_the_first(etcd: FakeEtcd) -> None:
+    place = etcd.place()
+    with EtcdClient(replace(place, endpoints=(nobody(), etcd.endpoint))) as client:
+        assert client.get("/k") is None
+        assert client.get("/k") is None
+    assert etcd.asked == ["/v3/kv/range"] * 2
+
+
+def test_nobody_answers() -> None:
+    first, second = nobody(), nobody()
+    with fake_etcd() as fake:
+        place = replace(fake.place(), endpoints=(first, second))
+    refused = "nothing listens there (connection refused)"
+    with EtcdClient(place) as client, pytest.raises(EtcdUnreachableError) as caught:
+        client.get("/k")
+    assert str(caught.value) == f"no answer of etcd: {first}: {refused}; {second}: {refused}"
+
+
+def test_a_silent_server_has_its_part_of_the_time(etcd: FakeEtcd) -> None:
+    go_on = threading.Event()
+    try:
+        with fake_etcd() as silent:
+            silent.instead.append(Instead(until=go_on))
+            place = replace(etcd.place(), endpoints=(silent.endpoint, etcd.endpoint))
+            with EtcdClient(place, timeout_s=0.5) as client:
+                assert client.get("/k") is None
+            etcd.instead.append(Instead(until=go_on))
+            with EtcdClient(etcd.place(), timeout_s=0.1) as client:
+                with pytest.raises(EtcdUnreachableError, match=r": no answer in time$"):
+                    client.get("/k")
+                assert client.get("/k") is None  # on another connection
+            go_on.set()
+    finally:
+        go_on.set()
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_again(etcd: FakeEtcd, client: EtcdClient) -> None:
+    assert client.get("/k") is None
+    etcd.instead.append(Instead())
+    assert client.get("/k") is None
+    # A new one that is closed at once is no answer, though what it asked for may be done.
+    client.close()
+    etcd.instead.append(Instead(carried_out=True))
+    with pytest.raises(EtcdUnreachableError):
+        client.txn([], [Put("/k", b"1")])
+    assert etcd.keys() == {"/k": b"1"}
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "it is not JSON"),
+        (b"<html>", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"[]", "it is not JSON"),
+        (b"{}", "'header'"),
+        (b'{"header":[]}', "it is no object"),
+        (b'{"header":{"revision":5}}', "its revision is no number"),
+        (b'{"header":{"revision":"-1"}}', "its revision is no number"),
+        (b'{"header":{"revision":"99999999999999999999"}}', "its revision is no number"),
+        (b'{"header":{"revision":"1"},"kvs":{}}', "its kvs are no list"),
+        (b'{"header":{"revision":"1"},"kvs":[7]}', "it is no object"),
+        (b'{"header":{"revision":"1"},"kvs":[{"key":7}]}', "its key is no text"),
+        (b'{"header":{"revision":"1"},"kvs":[{"key":"!"}]}', ""),
+        (b'{"header":{"revision":"1"},"kvs":[{"key":"/w=="}]}', ""),
+        (b'{"header":{"revision":"1"},"more":1}', "its more is no truth value"),
+        (b'{"error":{"message":"x"}}', "it refuses, and does not say why"),
+        (b'{"code":"x"}', "it refuses, and does not say why"),
+    ],
+)
+def test_rubbish_is_no_answer(etcd: FakeEtcd, client: EtcdClient, body: bytes, why: str) -> None:
+    etcd.instead.append(Instead(OK % (len(body), body)))
+    with pytest.raises(EtcdUnreachableError) as caught:
+        client.get("/k")
+    assert "what answers is no etcd of version 3.4 or later" in str(caught.value)
+    assert why in str(caught.value)
+    assert client.get("/k") is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200,
+        b"HTTP/1.1 " + b"2" * 70_000,
+        b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>",
+        b"\0" * 10,
+    ],
+    ids=lambda raw: raw[:30].decode(),
+)
+def test_what_is_no_http_is_no_answer(etcd: FakeEtcd, client: EtcdClient, raw: bytes) -> None:
+    etcd.instead.append(Instead(raw))
+    with pytest.raises(EtcdUnreachableError, match=r"^no answer of etcd: http://127.0.0.1:\d+: ."):
+        client.get("/k")
+    assert client.get("/k") is None
+
+
+def test_rubbish_for_an_answer_about_a_lease(etcd: FakeEtcd, client: EtcdClient) -> None:
+    for body in (b'{"header":{"revision":"1"}}', b'{"result":{}}', b'{"result":7}'):
+        etcd.instead += [Instead(OK % (len(body), body))] * 2
+        with pytest.raises(EtcdUnreachableError):
+            client.grant(5)
+        with pytest.raises(EtcdUnreachableError):
+            client.keep_alive(5)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"message":"etcdserver: no","code":3,"details":[]}', "etcd refuses: etcdserver: no"),  # 3.6
+        (b'{"error":{"grpc_code":7,"http_code":403,"message":"etcdserver: permission denied"}}', "needs a role"),  # 3.5
+        (b'{"error":{"code":7,"message":"etcdserver: permission denied"}}', "needs a role"),  # 3.6
+    ],
+)
+def test_how_versions_refuse(etcd: FakeEtcd, client: EtcdClient, body: bytes, why: str) -> None:
+    etcd.instead.append(Instead(OK % (len(body), body)))
+    with pytest.raises(EtcdRefusedError, match=why):
+        client.keep_alive(5)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why"),
+    [
+        (
+            Refusal(403, 7, "etcdserver: permission denied"),
+            "etcd refuses: etcdserver: permission denied: who asks needs a role that may read and write all keys under "
+            "/jobs/a/",
+        ),
+        (
+            Refusal(429, 8, "etcdserver: mvcc: database space exceeded"),
+            "etcd refuses: etcdserver: mvcc: database space exceeded: free it (etcdctl compact, etcdctl defrag, "
+            "etcdctl alarm disarm), or give it a larger quota",
+        ),
+        (Refusal(400, 3, "etcdserver: request is too large"), "etcd refuses: etcdserver: request is too large"),
+    ],
+)
+def test_a_refusal_says_what_to_do(etcd: FakeEtcd, client: EtcdClient, refusal: Refusal, why: str) -> None:
+    etcd.refusal = refusal
+    with pytest.raises(EtcdRefusedError) as caught:
+        client.txn([], [Put("/k", b"1")])
+    assert str(caught.value) == why
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(503, 14, "etcdserver: leader changed"),
+        Refusal(503, 14, "etcdserver: no leader"),
+        Refusal(504, 4, "context deadline exceeded"),
+        Refusal(429, 8, "etcdserver: too many requests"),
+    ],
+    ids=str,
+)
+def test_what_another_server_may_answer_is_no_refusal(etcd: FakeEtcd, client: EtcdClient, refusal: Refusal) -> None:
+    etcd.refusal = refusal
+    with pytest.raises(EtcdUnreachableError, match=str(refusal)):
+        client.txn([], [Put("/k", b"1")])
+
+
+def test_a_user_has_a_token_that_is_renewed(etcd: FakeEtcd) -> None:
+    etcd.users["jobs"] = "secret"
+    with EtcdClient(etcd.place(user="jobs", password="secret")) as client:
+        assert client.get("/k") is None
+        assert client.get("/k") is None
+        etcd.forget_tokens()
+        assert client.get("/k") is None
+    asked, authenticate = "/v3/kv/range", "/v3/auth/authenticate"
+    assert etcd.asked == [authenticate, asked, asked, asked, authenticate, asked]
+
+
+def test_a_user_where_etcd_has_none(etcd: FakeEtcd) -> None:
+    with EtcdClient(etcd.place(user="jobs", password="secret")) as client:
+        assert client.get("/k") is None
+        # It has by now.
+        etcd.users["jobs"] = "secret"
+        assert client.get("/k") is None
+
+
+def test_a_wrong_user(etcd: FakeEtcd) -> None:
+    etcd.users["jobs"] = "secret"
+    known = r"user jobs of ETCDCTL_USER is not known there"
+    wrong = etcd.place(user="jobs", password="wr0ng")
+    with EtcdClient(wrong) as client, pytest.raises(EtcdRefusedError, match=known) as caught:
+        client.get("/k")
+    assert "wr0ng" not in str(caught.value)
+    with EtcdClient(etcd.place()) as client, pytest.raises(EtcdRefusedError, match=r"give a user .* in ETCDCTL_USER"):
+        client.get("/k")
