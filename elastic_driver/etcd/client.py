@@ -40,6 +40,8 @@ _FULL = "database space exceeded"
 _DENIED, _NOT_NOW, _UNAUTHENTICATED = 7, 9, 16
 # A token is missing or too old; the code of these two means much else.
 _WITHOUT_TOKEN = ("user name is empty", "auth store is old")
+# Such a certificate has etcd refuse all that comes over its gateway.
+_NAMED = "CommonName of client"
 # What is asked for at once is less.
 _MOST_ANSWER = 64 << 20
 _SHOWN = 200
@@ -69,6 +71,10 @@ class _NoAnswerError(Exception):
     """This server has no answer; another one may."""
 
 
+class _BrokenError(_NoAnswerError):
+    """It has hung up."""
+
+
 class _Connection(http.client.HTTPConnection):
     """A connection to a server.
 
@@ -93,8 +99,8 @@ class _Connection(http.client.HTTPConnection):
             self.sock.settimeout(_left(until))
             self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
 
-    def exchange(self, path: str, body: bytes, headers: dict[str, str], until: float) -> bytes:
-        """One request and its answer.
+    def exchange(self, path: str, body: bytes, headers: dict[str, str], until: float) -> tuple[int, bytes]:
+        """One request, and the status and the body of its answer.
 
         Raises:
             OSError: the connection broke, or it took too long.
@@ -113,7 +119,7 @@ class _Connection(http.client.HTTPConnection):
             raise http.client.HTTPException("the answer was cut off")
         if not answer.isclosed():
             answer.read()
-        return data
+        return answer.status, data
 
 
 class _Answer(http.client.HTTPResponse):
@@ -264,10 +270,19 @@ class EtcdClient:
 
     def _ask_one(self, endpoint: str, path: str, body: Body, read: Callable[[Body], T], limit_s: float) -> T:
         until = time.monotonic() + limit_s
-        for is_last in (False, True):
+        is_last = False
+        while True:
             if self._token is None:
                 self._token = self._authenticate(endpoint, until)
-            answer = self._exchange(endpoint, path, body, until)
+                is_last = True
+            try:
+                answer = self._exchange(endpoint, path, body, until)
+            except _BrokenError:
+                # What some versions do in the place of refusing a token (etcd's issues 15256 and 20332).
+                if is_last or not self._token:
+                    raise
+                self._token = None
+                continue
             try:
                 refusal = messages.refusal_in(answer)
                 if refusal is None:
@@ -279,7 +294,6 @@ class EtcdClient:
             if is_last or not lacks_token or not self._place.user:
                 self._refuse(text, code)
             self._token = None
-        raise AssertionError
 
     def _authenticate(self, endpoint: str, until: float) -> str:
         """A token; "" where none is needed."""
@@ -323,18 +337,23 @@ class EtcdClient:
         while True:
             connection, is_new = self._connected(endpoint, until)
             try:
-                answer = connection.exchange(path, to_text(body).encode(), headers, until)
+                status, answer = connection.exchange(path, to_text(body).encode(), headers, until)
             except TimeoutError:
                 raise _NoAnswerError("no answer in time") from None
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if is_new:
-                    raise _NoAnswerError(_in_words(error)) from error
+                    raise _BrokenError(_in_words(error)) from error
             else:
                 break
         try:
             return messages.parse(answer)
         except ValueError as error:
+            if status != http.HTTPStatus.OK and answer:
+                text = f"HTTP {status}: {_shown(answer[:_SHOWN].decode(errors='replace').strip())}"
+                if _NAMED in text:
+                    text += ": a client's certificate has to be without such a name, and a user given in ETCDCTL_USER"
+                raise _NoAnswerError(text) from error
             raise _NoAnswerError("what answers is no etcd of version 3.4 or later: it is not JSON") from error
 
     def _connected(self, endpoint: str, until: float) -> tuple[_Connection, bool]:

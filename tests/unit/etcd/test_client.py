@@ -178,6 +178,13 @@ def test_what_is_no_http_is_no_answer(etcd: FakeEtcd, client: EtcdClient, raw: b
     assert client.get("/k") is None
 
 
+def test_a_refusal_of_the_gateways_own_is_shown(etcd: FakeEtcd, client: EtcdClient) -> None:
+    text = b"CommonName of client sending a request against gateway will be ignored and not used as expected\n"
+    etcd.instead.append(Instead(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)))
+    with pytest.raises(EtcdUnreachableError, match=r": HTTP 400: CommonName of client .* given in ETCDCTL_USER$"):
+        client.get("/k")
+
+
 def test_rubbish_for_an_answer_about_a_lease(etcd: FakeEtcd, client: EtcdClient) -> None:
     for body in (b'{"header":{"revision":"1"}}', b'{"result":{}}', b'{"result":7}'):
         etcd.instead += [Instead(OK % (len(body), body))] * 2
@@ -249,6 +256,20 @@ def test_a_user_has_a_token_that_is_renewed(etcd: FakeEtcd) -> None:
         assert client.get("/k") is None
     asked, authenticate = "/v3/kv/range", "/v3/auth/authenticate"
     assert etcd.asked == [authenticate, asked, asked, asked, authenticate, asked]
+
+
+def test_a_server_that_hangs_up_instead_of_refusing_a_token(etcd: FakeEtcd) -> None:
+    etcd.users["jobs"] = "secret"
+    with EtcdClient(etcd.place(user="jobs", password="secret")) as client:
+        assert client.get("/k") is None
+        etcd.forget_tokens()
+        etcd.instead += [Instead()] * 2
+        assert client.get("/k") is None
+        # It hangs up whoever asks.
+        etcd.instead += [Instead(), Instead(), None, Instead(), Instead()]
+        with pytest.raises(EtcdUnreachableError):
+            client.get("/k")
+        assert client.get("/k") is None
 
 
 def test_a_user_where_etcd_has_none(etcd: FakeEtcd) -> None:
