@@ -30,7 +30,7 @@ from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
 from elastic_driver.journal.file import has_job
-from elastic_driver.journal.folder import JournalFolder
+from elastic_driver.journal.held import HeldJournal
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.error_files import ENV_ERROR_FILE
@@ -103,7 +103,7 @@ def run_job(
     try:
         local = LocalDialler(early=early, outlives=settings.journal is not None)
         done = _run_job(settings, routes, local, gathering, resumed)
-        while isinstance(done, JournalFolder):
+        while not isinstance(done, int):
             done = _run_job(settings, routes, local, gathering, None, done)
         return done
     except (OSError, MemoryError, RuntimeError) as error:
@@ -124,9 +124,9 @@ def _run_job(
     local: LocalDialler,
     gathering: Gathering | None,
     resumed: Resumed | None,
-    folder: JournalFolder | None = None,
-) -> int | JournalFolder:
-    """Runs it; the folder where nothing was left of a job that was taken over, and another is to be begun there."""
+    held: HeldJournal | None = None,
+) -> int | HeldJournal:
+    """Runs it; its journal where nothing was left of a job that was taken over, and another is to be begun there."""
     if given.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
     # What is asked for now does not count for a job that is taken over.
@@ -140,7 +140,7 @@ def _run_job(
             keeping=None if given.journal is None else Keeping(),
         ) as console,
         warnings_told(console.warning),
-        recording(given, secrets.token_hex(8), console, resumed=resumed, folder=folder) as recorded,
+        recording(given, secrets.token_hex(8), console, resumed=resumed, held=held) as recorded,
     ):
         if recorded.over is not None:
             return recorded.over
@@ -165,7 +165,7 @@ def _run_job(
 
 def _run_recorded(
     recorded: Recording, routes: Routes, local: LocalDialler, gathering: Gathering | None, console: Console
-) -> int | JournalFolder:
+) -> int | HeldJournal:
     job, journal, before = recorded.job, recorded.journal, recorded.before
     settings, job_id = job.settings, job.job_id
     on_change = first_kind(settings) if before is None else before.state.policy.on_change
@@ -277,8 +277,8 @@ def _run_recorded(
             console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
         elif begins:
             console.line(f"nothing is left of job {job_id}: this is a new job")
-            assert recorded.folder is not None, "it has a journal"
-            return recorded.folder.handed_on()
+            assert recorded.held is not None, "it has a journal"
+            return recorded.held.handed_on()
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])

@@ -1,4 +1,4 @@
-"""The journal of a job, from its start to its end: whose job is in the folder, whether it goes on, and what stays.
+"""The journal of a job, from its start to its end: whose job is in it, whether it goes on, and what stays.
 
 Owns what a job is known by for as long as it lasts, whether a driver has died during it or not. What is written is the
 stepper's and the fleet's business, and how it gets on disc that of :mod:`elastic_driver.journal`.
@@ -9,29 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Protocol
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.journal.entries import Closed, JobFacts
-from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError, Signature
+from elastic_driver.journal.folder import JOURNAL, JournalHeldError, Signature
+from elastic_driver.journal.held import FolderJournal, HeldJournal
 from elastic_driver.journal.journal import Journal
-from elastic_driver.journal.past import Recorded, read_job
-from elastic_driver.journal.store import FolderStore
+from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
-from elastic_driver.system import local_socket, parent
+from elastic_driver.system import parent
 from elastic_driver.words import ExitCode, in_seconds
 
-# A driver that is dying may have its socket a moment longer than its lock.
-_DYING_S, _LOOK_S = 1.0, 0.05
 ENDED = 128 + signal.SIGTERM
 """What a job ends with that an operator ends."""
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
@@ -64,7 +60,7 @@ class Recording:
         journal: what happens to it is written there; None for nowhere.
         before: what there is of it already, where its driver has died; None for a new job.
         over: the exit code of a job that had ended, of which nothing is left; None for others.
-        folder: of the journal, which is locked; None for nowhere.
+        held: where the journal is, which this process has for itself; None for nowhere.
         begins: whether another job begins where nothing is left of that one.
     """
 
@@ -72,7 +68,7 @@ class Recording:
     journal: Journal | None = None
     before: Recorded | None = None
     over: int | None = None
-    folder: JournalFolder | None = None
+    held: HeldJournal | None = None
     begins: bool = True
 
 
@@ -101,16 +97,16 @@ def recording(
     tell: Teller,
     *,
     resumed: Resumed | None = None,
-    folder: JournalFolder | None = None,
+    held: HeldJournal | None = None,
 ) -> Iterator[Recording]:
-    """Locks the folder for as long as this context lasts, where there is one, and reads what is in it.
+    """Locks the journal for as long as this context lasts, where there is one, and reads what is in it.
 
     Args:
         settings: what the user asks for now.
         job_id: of a new job.
         tell: is told whose job it is.
         resumed: the job that has to be there; None where a new one may be begun as well.
-        folder: where a job of this process was, of which nothing is left; None where the folder is not locked yet.
+        held: where a job of this process was, of which nothing is left; None where the journal is not locked yet.
 
     Raises:
         SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it; or it is not
@@ -120,8 +116,8 @@ def recording(
         yield Recording(job_of(settings, job_id))
         return
     try:
-        if folder is None:
-            folder = JournalFolder.take(
+        if held is None:
+            held = FolderJournal.take(
                 settings.journal,
                 job_id,
                 stands_by=settings.standby_driver,
@@ -129,53 +125,49 @@ def recording(
                 look=parent.interruption(),
             )
         else:
-            folder.is_of(job_id)
+            held.is_of(job_id)
     except JournalHeldError as error:
         if parent.started() is None:
             raise
         tell.warning(f"another driver has this job by now: {error}")
         yield Recording(job_of(settings, job_id), over=ExitCode.OTHER_DRIVER)
         return
-    with folder:
-        found = read_job(folder.path)
-        if folder.waited_for and folder.waited_for == _job_in(found):
-            resumed = Resumed(folder.waited_for)
+    with held:
+        found = held.read()
+        if held.waited_for and held.waited_for == _job_in(found):
+            resumed = Resumed(held.waited_for)
         if resumed is not None:
-            _check_is_there(resumed, found, folder.path)
-        exit_code = _has_ended(found, folder.last)
-        if exit_code is not None and (resumed is not None or _was_ours(found, folder.path)):
+            _check_is_there(resumed, found, held.name)
+        exit_code = _has_ended(found, held.last)
+        if exit_code is not None and (resumed is not None or _was_ours(found, held)):
             ended = _job_in(found)
             if resumed is not None:
                 tell.line(f"job {ended} has ended with exit code {exit_code}")
-            folder.is_of(ended)
-            folder.has_ended(exit_code)  # whoever else stands by looks at that next
+            held.is_of(ended)
+            held.has_ended(exit_code)  # whoever else stands by looks at that next
             yield Recording(job_of(settings, ended), over=exit_code)
             return
         before = over = None
         begins = resumed is None or resumed.begins
         if isinstance(found, Recorded) and exit_code is None:
-            _check_nobody_answers(found, folder.path)
-            _check_is_in_its_place(found, folder.path)
+            held.check(found)
             before = _taken_over(found, tell, begins=begins)
             if before is None and (found.state.end is not None or not begins):
                 job_id = found.job.job_id
                 over = ENDED if found.state.end is None else found.state.end.exit_code
         last = 0 if found is None else found.epoch
         if before is None:
-            folder.is_of(job_id)
-            # Without symbolic links, as for whoever takes it over: agents know a job by it.
-            job = job_of(replace(settings, journal=folder.path), job_id)
-            recorded = Recording(job, Journal(FolderStore(folder), job, epoch=last + 1))
+            held.is_of(job_id)
+            job = job_of(held.settings(settings), job_id)
+            recorded = Recording(job, Journal(held.store(), job, epoch=last + 1))
         else:
             job = before.job
-            folder.is_of(job.job_id)
+            held.is_of(job.job_id)
             _warn_of_differences(settings, job.settings, tell)
-            now = {name: getattr(settings, name) for name in _OF_NOW} | {"journal": folder.path}
-            job = replace(job, settings=replace(job.settings, **now))
-            recorded = Recording(
-                job, Journal(FolderStore(folder), job, epoch=last + 1, facts=before.facts.all()), before
-            )
-        recorded = replace(recorded, folder=folder, begins=begins)
+            now = {name: getattr(settings, name) for name in _OF_NOW}
+            job = replace(job, settings=held.settings(replace(job.settings, **now)))
+            recorded = Recording(job, Journal(held.store(), job, epoch=last + 1, facts=before.facts.all()), before)
+        recorded = replace(recorded, held=held, begins=begins)
         assert recorded.journal is not None
         if over is not None:
             close(recorded.journal, over, tell)
@@ -251,49 +243,16 @@ def enter(job: JobFacts) -> None:
     os.umask(job.umask)
 
 
-def _check_nobody_answers(found: Recorded, path: Path) -> None:
-    """Makes sure that the driver whose lock this process has is dead: its lock may be a file that somebody removed.
-
-    Raises:
-        JournalHeldError: it is not.
-    """
-    socket = found.facts.ways.socket
-    until = time.monotonic() + _DYING_S
-    while socket:
-        try:
-            local_socket.connect(Path(socket), _DYING_S).close()
-        except OSError:
-            return
-        if time.monotonic() > until:
-            raise JournalHeldError(
-                f"cannot use the journal {path}: nobody has its lock, and yet a driver of job {found.job.job_id} "
-                f"answers at {socket}; has somebody removed {path / LOCK}?"
-            )
-        time.sleep(_LOOK_S)
-
-
 def _job_in(found: Recorded | Closed | None) -> str:
     return "" if found is None else found.job.job_id if isinstance(found, Recorded) else found.job_id
 
 
-def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, path: Path) -> None:
-    """Raises SettingsError where that job is not in the folder any more."""
+def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, name: str) -> None:
+    """Raises SettingsError where that job is not there any more."""
     there = _job_in(found)
     if there != resumed.job_id:
         what = f"that of job {there}" if there else "gone"
-        raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {path} is {what} by now")
-
-
-def _check_is_in_its_place(found: Recorded, path: Path) -> None:
-    """Raises JournalError where agents look for a driver's socket in another folder: none of them would come back."""
-    before, socket = found.job.settings.journal, found.facts.ways.socket
-    if before is None or before == path or not socket or Path(socket).parent != before:
-        return
-    if any(kept.local and may_come_back(kept) for kept in found.facts.agents.values()):
-        raise JournalError(
-            f"cannot take over job {found.job.job_id}: its journal was {before}, where its agents on this machine look "
-            f"for a driver; move it back there, or end the job (elasticrun end {found.job.job_id})"
-        )
+        raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {name} is {what} by now")
 
 
 def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Recorded | None:
@@ -315,12 +274,11 @@ def _has_ended(found: Recorded | Closed | None, last: Signature) -> int | None:
     return last.exit_code if found is not None and last.job == found.job.job_id else None
 
 
-def _was_ours(found: Recorded | Closed | None, path: Path) -> bool:
+def _was_ours(found: Recorded | Closed | None, held: HeldJournal) -> bool:
     """Whether a job that has ended was that of this command, whose last driver was killed on its way out."""
     if isinstance(found, Closed) and found.exit_code == ExitCode.INTERNAL_ERROR:
         return False  # nothing was left to take over, see close(): another job begins
-    started = parent.started()
-    return started is not None and started.before != parent.which_file(path / JOURNAL)
+    return held.is_of_this_command
 
 
 def _warn_of_differences(given: Settings, kept: Settings, tell: Teller) -> None:

@@ -591,7 +591,8 @@ def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, 
 _NEVER_TAKES_OVER = """
 import sys
 from elastic_driver.cli.main import main
-from elastic_driver.driver import job, recording
+from elastic_driver.driver import job
+from elastic_driver.journal import held
 from elastic_driver.errors import SettingsError
 from elastic_driver.system import parent
 parent.SETBACKS_LIMIT = 2
@@ -605,7 +606,7 @@ def fail(*args, **more):
 if how == "refuses":
     job.build = refuse
 elif parent.started_again() is not None:
-    recording.read_job = fail
+    held.read_job = fail
 sys.exit(main())
 """
 
@@ -817,9 +818,9 @@ _HELD = """
 import os, signal, sys
 from pathlib import Path
 from elastic_driver.cli.main import main
-from elastic_driver.driver import recording
+from elastic_driver.journal import held
 from elastic_driver.system import parent
-enter = recording.read_job
+enter = held.read_job
 def read_job(path):
     if parent.started() is None:
         (path / "journal").touch(mode=0o600)
@@ -830,7 +831,7 @@ def read_job(path):
         signal.sigwait([signal.SIGUSR2])
         os._exit(0)
     return enter(path)
-recording.read_job = read_job
+held.read_job = read_job
 sys.exit(main())
 """
 

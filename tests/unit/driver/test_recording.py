@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.core.events import EndJob
-from elastic_driver.driver import recording as module
 from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
+from elastic_driver.journal import held as module
 from elastic_driver.journal.entries import Closed, Fact, WaysKept
 from elastic_driver.journal.folder import LOCK, JournalError, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal
@@ -187,12 +187,12 @@ def test_nobody_else_gets_the_folder_before_another_job_begins_in_it(tmp_path: P
     leave(kept, HERE)
     with recording(settings_in(kept), "0456", Told()) as recorded:
         assert recorded.journal is not None
-        assert recorded.folder is not None
+        assert recorded.held is not None
         assert close(recorded.journal, 70, Told(), is_in_vain=True)
-        folder = recorded.folder.handed_on()
+        held = recorded.held.handed_on()
     with pytest.raises(JournalHeldError, match="job 0123 is driven by process"):
         JournalFolder.take(kept, "0789")
-    with recording(settings_in(kept), "0456", Told(), folder=folder) as recorded:
+    with recording(settings_in(kept), "0456", Told(), held=held) as recorded:
         assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
         with pytest.raises(JournalHeldError, match="job 0456 is driven by process"):
             JournalFolder.take(kept, "0789")
