@@ -6,6 +6,7 @@ found.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,16 @@ RACK, PROTECTED = "rack", "protected"
 CHIEF = "chief"
 """Where a name of a host stands for a process of the driver's own machine: the chief's."""
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether each machine means itself by that name or address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def with_number(host: str, number: int) -> str:

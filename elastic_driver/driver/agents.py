@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import with_number
+from elastic_driver.hosts import is_loopback, with_number
 from elastic_driver.journal.entries import WaysKept
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission
@@ -50,16 +49,6 @@ class Server(Protocol):
 def url_of(address: str, port: int, *, scheme: str = "http") -> str:
     """The URL of a server at an address."""
     return f"{scheme}://{with_number(address, port)}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address; there browsers and readers need no TLS."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Ways:
@@ -163,7 +152,8 @@ class Ways:
         """The URL for whoever follows the job: on loopback, where it listens there by now; else :attr:`here`."""
         if not self._loopback_port:
             return self.here
-        scheme = "http" if is_loopback(self._loopback) else "https"  # --rendezvous-address may be any
+        # --rendezvous-address may be any; browsers and readers of this machine need no TLS.
+        scheme = "http" if is_loopback(self._loopback) else "https"
         return url_of(self._loopback, self._loopback_port, scheme=scheme)
 
     @property

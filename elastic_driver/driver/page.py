@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from elastic_driver.driver.agents import is_loopback, url_of
+from elastic_driver.driver.agents import url_of
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.hosts import is_loopback
 from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, PageRequest
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.web import Web

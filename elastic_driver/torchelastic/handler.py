@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import difflib
-import ipaddress
 import logging
 import os
 import secrets
@@ -42,7 +41,7 @@ from elastic_driver.errors import (
     StrangerError,
     WrongTokenError,
 )
-from elastic_driver.hosts import with_number
+from elastic_driver.hosts import is_loopback, with_number
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.node_messages import (
     Formed,
@@ -435,16 +434,10 @@ def _own_address(endpoint: str) -> str:
 
 def _address_of(first: Member, formed: Formed) -> str:
     """Where all nodes reach the first."""
-    if not _is_loopback(first.address) or all(_is_loopback(member.address) for member in formed.members):
+    if not is_loopback(first.address) or all(is_loopback(member.address) for member in formed.members):
         return first.address
     return first.name  # it is on the service's machine, and has asked it by a name that only that machine knows
 
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def _seconds(given: dict[str, Any], key: str, default: float) -> float:
