@@ -1,7 +1,7 @@
 """Several machines on this one, for tests: network namespaces on one bridge, with a real OpenSSH server in each.
 
-Each host has a namespace of its own (network, host name), addresses of IPv4 and IPv6, its names in ``/etc/hosts``, and
-no way out: no other name resolves, at once. Processes and files are this machine's, so tests see all processes. The
+Each host has a namespace of its own (network, host name, id of its boot), addresses of IPv4 and IPv6, its names in
+``/etc/hosts``, and no way out: no other name resolves, at once. Processes and files are this machine's, so tests see all processes. The
 bridge lies in a namespace as well, so addresses are the same in each test run and collide with nobody's.
 
 Needs root, iproute2 and a kernel that allows it, and OpenSSH for the servers (``scripts/install-test-hosts``); else the
@@ -22,6 +22,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -35,8 +36,10 @@ _ETC = Path("/etc/netns")
 _numbers = itertools.count()
 # Names of ours: the process that made them, and a number.
 _OURS = re.compile(r"edt(?P<pid>\d+)x\d+-\w+")
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # The shell's own $0 is the host's name: a namespace of host names lasts as long as its processes.
-_WITH_NAME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+# And its boot's id: who looks takes it for another machine. A mount lasts as long as its namespace, that of ip netns.
+_WITH_NAME = f'echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" {BOOT_ID} && shift && exec "$@"'
 
 
 class Namespaces:
@@ -176,7 +179,10 @@ class NamespaceHost:
         self.ipv4, self.ipv6 = f"10.77.0.{index + 1}", f"fd77::{index + 1:x}"
         self.namespace = namespace
         self.etc = _ETC / namespace
-        self.prefix = ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", _WITH_NAME, self.name]
+        boot = hosts.folder / f"boot{index}"
+        boot.write_text(f"{uuid.uuid4()}\n")
+        in_namespace = ["ip", "netns", "exec", namespace, "unshare", "--uts"]
+        self.prefix = [*in_namespace, "sh", "-c", _WITH_NAME, self.name, str(boot)]
         self.runtime = hosts.folder / f"runtime{index}"
         self.public_host_key = ""
         self.sshd_log: list[str] = []
@@ -366,7 +372,7 @@ def cannot_make_namespaces() -> str:
         ip("netns", "add", probe)
         batch(probe, "link add br0 type bridge", "link add p0 type veth peer name p1")
         _ETC.mkdir(exist_ok=True)
-        run(["ip", "netns", "exec", probe, "unshare", "--uts", "sh", "-c", _WITH_NAME, "probe", "true"])
+        run(["ip", "netns", "exec", probe, "unshare", "--uts", "sh", "-c", _WITH_NAME, "probe", BOOT_ID, "true"])
     except (OSError, RuntimeError) as error:
         return f"no network namespaces here: {error}"
     finally:
