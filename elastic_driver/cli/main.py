@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             folder = folder_of(words[1:])
             if place is not None:
-                place.leave(folder)
+                place.leave(folder, has_journal=True)
             return parent.exit_code(go_on(folder))
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:
-                place.leave(None)
+                place.leave(None, has_journal=False)
             return _unless_nobody_reads(subcommand, words[1:])
         options = _options_of(os.environ)
         if not options:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         settings = settings_from(given, os.environ)
         if place is not None:
-            place.leave(settings.journal)
+            place.leave(settings.journal, has_journal=settings.has_journal)
         if settings.mpi is not None:
             from elastic_driver.driver.mpirun import run_by_mpirun
 
@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from elastic_driver.driver.nodes import run_node
 
             return run_node(settings, settings.nodes)
-        early = None if settings.standby_driver else _early_agent(settings.journal)
+        # Whom a driver anywhere may have started is not known here.
+        has_agents = settings.standby_driver or settings.journal_etcd
+        early = None if has_agents else _early_agent(settings.journal)
         from elastic_driver.driver.job import run_job
 
         return parent.exit_code(run_job(settings, early=early))
@@ -126,15 +128,21 @@ class _Place:
         if os.getpid() == 1:
             parent.hold_signals()
 
-    def leave(self, journal: Path | None) -> None:
-        """Returns in a child where this process has to be the parent of one, which starts it again with a journal."""
+    def leave(self, journal: Path | None, *, has_journal: bool) -> None:
+        """Returns in a child where this process has to be the parent of one, which starts it again with a journal.
+
+        Args:
+            journal: its folder; None for none, and for one that is in etcd.
+            has_journal: whether there is one.
+        """
         self.journal = journal
-        if self._started is None and (journal is not None or os.getpid() == 1):
+        if self._started is None and (has_journal or os.getpid() == 1):
             again = None
-            if journal is not None:
+            if has_journal:
                 from elastic_driver.journal.folder import JOURNAL
 
-                again = parent.Again(parent.this_command(), self._environ, journal / JOURNAL)
+                file = None if journal is None else journal / JOURNAL
+                again = parent.Again(parent.this_command(), self._environ, file)
             parent.go_on_in_a_child(again)
 
 

@@ -47,6 +47,8 @@ _PASSED = tuple(sorted((*_ENDING, *_FOR_WORKERS)))
 _SENT_BY_A_PROCESS = 0
 # Of who is started again: its parent, the end of the pipe that ties it, and that on which it says that it has come up.
 _ENV = "ELASTIC_DRIVER_PARENT"
+# Begins, instead of what was there before, the number of the file in memory.
+_BY_MARK = "mark:"
 # What the child ends with that has failed, and has left its job to another; for its parent alone.
 _FAILED = 76
 # What the child ends with whose program could not be executed, or has failed before it knew whose child it is.
@@ -64,11 +66,12 @@ class Again:
         command: its words, those of Python included (:func:`this_command`).
         environ: as this process was given it.
         journal: a file that it leaves where there is something to go on from. One that was there before is not that.
+            None for a journal that is no file here: the program says itself that there is one (:func:`has_begun`).
     """
 
     command: Sequence[str]
     environ: Mapping[str, str]
-    journal: Path
+    journal: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Started:
 _has_counting_parent = False
 _has_failed = False
 _started: Started | None = None
+_mark: int | None = None  # a file in memory that says whether there is a journal, where that is no file here
 _counts: dict[signal.Signals, list[int]] = {}  # how often each has come from others, and from the parent
 _held: set[int] | None = None
 
@@ -111,11 +115,13 @@ def go_on_in_a_child(again: Again | None = None) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Blocked signals wait, also those that process 1 does not handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    global _has_counting_parent, _mark
+    if again is not None and again.journal is None:
+        _mark = os.memfd_create("elasticrun-journal")
     parent = _Parent(again)
     child = _fork()
     if child is not None:
         parent.watch(*child)
-    global _has_counting_parent
     _has_counting_parent = again is not None
     signal.pthread_sigmask(signal.SIG_SETMASK, before if _held is None else _held)
 
@@ -125,12 +131,15 @@ def started_again() -> Started | None:
 
     From the first call on the user's signals are kept for :func:`early_signals`. To be called at once.
     """
-    global _started, _has_counting_parent
+    global _started, _has_counting_parent, _mark
     parent, _, rest = os.environ.pop(_ENV, "").partition(" ")
     if parent != str(os.getppid()):  # it is another's, which has left its environment to its children
         return _started
     reading_end, has_come_up, is_last, numbers, before = rest.split(" ", 4)
     os.set_inheritable(int(reading_end), False)
+    if before.startswith(_BY_MARK):
+        _mark, before = int(before.removeprefix(_BY_MARK)), ""
+        os.set_inheritable(_mark, False)
     os.write(int(has_come_up), b"x")
     os.close(int(has_come_up))
     signals = [signal.Signals(int(number)) for number in numbers.split(",") if number]
@@ -146,6 +155,27 @@ def started_again() -> Started | None:
 def started() -> Started | None:
     """What :func:`started_again` has found."""
     return _started
+
+
+def has_begun() -> None:
+    """There is a journal, which is no file here: whoever is started again goes on from it."""
+    if _mark is not None:
+        os.pwrite(_mark, b"x", 0)
+
+
+def was_begun(journal: Path | None) -> bool:
+    """Whether a driver that was started before this one, by the same parent, had begun a journal.
+
+    Args:
+        journal: its file; None for one that is none here. To be asked before this process begins one.
+    """
+    if _started is None:
+        return False
+    return _is_marked() if journal is None else _started.before != which_file(journal)
+
+
+def _is_marked() -> bool:
+    return _mark is not None and os.fstat(_mark).st_size > 0
 
 
 def name_of_parent() -> str:
@@ -257,13 +287,21 @@ class _Parent:
 
     def __init__(self, again: Again | None) -> None:
         self._again = again
-        self._before = which_file(again.journal) if again is not None else ""
+        self._before = self._journal()
         self._failures = 0
         # Where a child says that it has come up; None for the first, which is a fork of this one.
         self._come_up: int | None = None
         # The signal by which the user has asked for the end. A program that is killed before it has ended, or before it
         # has taken the signal, leaves that to the next one.
         self._asked: list[signal.Signals] = []
+
+    def _journal(self) -> str:
+        """What tells the journal that there is from others; "" for none."""
+        if self._again is None:
+            return ""
+        if self._again.journal is None:
+            return "begun" if _is_marked() else ""
+        return which_file(self._again.journal)
 
     def watch(self, child: int, rope: int) -> NoReturn:
         """Until the program has ended."""
@@ -272,7 +310,7 @@ class _Parent:
             began = time.monotonic()
             code = self._outcome_of(child)
             os.close(rope)
-            if again is None or not self._goes_on(code, which_file(again.journal)):
+            if again is None or not self._goes_on(code, self._journal()):
                 self._end(code)
             self._failures = 1 if time.monotonic() - began >= LONG_ROUND_S else self._failures + 1
             child, rope = self._next(again, f"the driver (process {child}) {_how(code)}", code)
@@ -366,8 +404,11 @@ class _Parent:
             # Not sent: what is sent counts as one with what the user sends next (see news).
             numbers = ",".join(str(int(number)) for number in signals)
             ends = f"{os.getppid()} {reading_end} {has_come_up}"
-            mark = f"{ends} {'last' if is_last else 'next'} {numbers} {self._before}"
+            before = self._before if _mark is None else f"{_BY_MARK}{_mark}"
+            mark = f"{ends} {'last' if is_last else 'next'} {numbers} {before}"
             try:
+                if _mark is not None:
+                    os.set_inheritable(_mark, True)
                 os.set_inheritable(reading_end, True)
                 os.set_inheritable(has_come_up, True)
                 os.execve(again.command[0], list(again.command), {**again.environ, _ENV: mark})

@@ -106,13 +106,18 @@ if started is None:
     parent.PAUSE_RANGE_S = (0.01, 0.01) if acts[0] == "quick" else parent.PAUSE_RANGE_S
     program = [str(journal.parent / "python")] if acts[0] == "absent" else [sys.executable]
     command = [*program, *parent.this_command()[1:]]
-    parent.go_on_in_a_child(parent.Again(command, dict(os.environ), journal))
-acts = acts[acts[0] in ("quick", "absent"):]
+    there = None if acts[0] == "elsewhere" else journal
+    parent.go_on_in_a_child(parent.Again(command, dict(os.environ), there))
+is_elsewhere = acts[0] == "elsewhere"
+acts = acts[acts[0] in ("quick", "absent", "elsewhere"):]
 number = starts.stat().st_size if starts.exists() else 0
 with starts.open("a") as file:
     file.write("x")
 word, _, rest = acts[number].partition("+")
-if rest == "write":
+was_begun = parent.was_begun(None if is_elsewhere else journal)
+if rest == "write" and is_elsewhere:
+    parent.has_begun()
+elif rest == "write":
     journal.unlink(missing_ok=True)
     journal.touch()
 got = 0
@@ -129,7 +134,7 @@ if word == "second":
 if word == "deaf":
     for number in parent.numbers_of(signal.SIGTERM):
         signal.signal(number, lambda *_: print("deaf", flush=True))
-print(os.getpid(), os.getppid(), os.environ.get("ELASTIC_DRIVER_PARENT"), started and started.before, flush=True)
+print(os.getpid(), os.getppid(), os.environ.get("ELASTIC_DRIVER_PARENT"), was_begun, flush=True)
 if word == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 if word == "fail":
@@ -180,19 +185,20 @@ def starts(said: str) -> list[list[str]]:
     return [line.split() for line in said.splitlines()]
 
 
+@pytest.mark.parametrize("where", [(), ("elsewhere",)], ids=["a file", "none here"])
 @pytest.mark.parametrize(
     ("how", "told"),
     [("kill", "was killed by SIGKILL"), ("fail", "has failed")],
 )
-def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told: str) -> None:
-    with again(tmp_path, f"{how}+write", "7") as process:
+def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told: str, where: tuple[str, ...]) -> None:
+    with again(tmp_path, *where, f"{how}+write", "7") as process:
         said, warned = process.communicate(timeout=150)
         first, second = starts(said)
         assert process.returncode == 7
         assert first[0] != second[0]
         assert first[1] == second[1] == str(process.pid), "one parent"
-        assert first[2:] == ["None", "None"]
-        assert second[2] == "None", "nobody inherits it"
+        assert first[2:] == ["None", "False"]
+        assert second[2:] == ["None", "True"], "nobody inherits the former"
         assert warned == f"elasticrun: warning: the driver (process {first[0]}) {told}: starting it again\n"
 
 
@@ -202,6 +208,8 @@ def test_who_is_killed_or_fails_is_started_again(tmp_path: Path, how: str, told:
         (("kill", "7"), False, 128 + signal.SIGKILL, 1),
         (("70+write", "7"), False, 70, 1),
         (("kill", "7"), True, 7, 2),
+        (("elsewhere", "kill", "7"), True, 128 + signal.SIGKILL, 1),
+        (("elsewhere", "kill+write", "kill", "7"), False, 7, 3),
         (("75+write", "7"), False, 75, 1),
         (("1+write", "7"), False, 1, 1),
         (("0+write", "7"), False, 0, 1),
