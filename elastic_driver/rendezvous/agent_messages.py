@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from elastic_driver.codec import ROW, CodecError, OsText, Seconds, Within, from_data, to_data
 from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
@@ -29,7 +30,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -250,6 +251,7 @@ class Welcome(Said, name="welcome"):
             a journal: then nobody comes in its place.
         kept: number of the last message that need not be said again, whatever becomes of this driver.
         place: whose loopback addresses the driver's are, see system/process_name.py; "" where nobody needs to know.
+        etcd: where it is said who drives the job; None where the driver's own machine has to tell that it is gone.
     """
 
     seen: int
@@ -269,6 +271,14 @@ class Welcome(Said, name="welcome"):
     driver_timeout_s: float = 0.0
     kept: int = 0
     place: str = ""
+    etcd: EtcdPlace | None = None
+
+
+@dataclass(frozen=True)
+class InDoubt(Said, name="in_doubt"):
+    """Whether another driver may have the job, since this one cannot reach etcd. A level: not so at first."""
+
+    is_so: bool
 
 
 @dataclass(frozen=True)

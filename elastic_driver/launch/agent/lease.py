@@ -2,7 +2,8 @@
 
 Owns these times, and nothing else. A driver with a journal may die, and another comes in its place: then an agent's
 lease is also renewed by each proof that nobody drives (:mod:`elastic_driver.launch.agent.refusals`), for as long as
-that driver's ``driver_timeout_s``. It is counted by CLOCK_BOOTTIME: a driver goes on without a machine that was
+that driver's ``driver_timeout_s``. One that says itself that another may have the job by now is heard for no longer
+than that, either. It is counted by CLOCK_BOOTTIME: a driver goes on without a machine that was
 suspended for longer than the lease, and so its workers must not.
 """
 
@@ -45,6 +46,7 @@ class Lease:
         self._awake_since = -math.inf
         self._heard_at = clock()
         self._refused_at = -math.inf
+        self._doubted_at = math.inf
 
     @property
     def waits(self) -> bool:
@@ -62,12 +64,13 @@ class Lease:
         until = self._heard_at + self.timeout_s
         if self.waits:
             until = max(until, min(self._refused_at + self.timeout_s, self._heard_at + self.driver_timeout_s))
-        return until - self._now()
+        return min(until, self._doubted_at + self.driver_timeout_s) - self._now()
 
     @property
     def is_waited_out(self) -> bool:
         """Whether it is over because nobody has come for as long as another driver is waited for."""
-        return self.waits and self._now() >= self._heard_at + max(self.driver_timeout_s, self.timeout_s)
+        since = min(self._heard_at, self._doubted_at)
+        return self.waits and self._now() >= since + max(self.driver_timeout_s, self.timeout_s)
 
     def begin(self, timeout_s: float, driver_timeout_s: float) -> None:
         """A driver has welcomed the agent, and says by which limits both go from now on."""
@@ -77,6 +80,7 @@ class Lease:
         self._awake_since = -math.inf
         self._heard_at = self._now()
         self._refused_at = -math.inf
+        self._doubted_at = math.inf
 
     def now(self) -> float:
         """The time by which it is measured, seconds."""
@@ -94,6 +98,14 @@ class Lease:
         at = clock - unheard_s
         # What was heard before somebody has seen that it was suspended may have been heard before it was.
         self._heard_at = max(self._heard_at, at + (ahead_s if at >= self._awake_since else self._was_ahead_s))
+
+    def doubted(self, for_s: float) -> None:
+        """The driver that is heard has perhaps not had the job any more for so many seconds."""
+        self._doubted_at = min(self._doubted_at, self._now() - for_s)
+
+    def sure(self) -> None:
+        """It has."""
+        self._doubted_at = math.inf
 
     def refused(self, asked_at: float) -> None:
         """There was no driver at that time, by :meth:`now`: when it was asked, and not when the answer came."""

@@ -6,7 +6,9 @@ loop only.
 A driver is there as long as its kernel acknowledges: one that is stopped is waited for, however long. When nothing has
 been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
 limit, and goes on without this host only later. Where another may come in its place, the lease lasts longer as long as
-its machine says that nobody drives (:mod:`~elastic_driver.launch.agent.lease`).
+its machine says that nobody drives (:mod:`~elastic_driver.launch.agent.lease`); or etcd does, where that says who
+drives (:mod:`~elastic_driver.launch.agent.whereabouts`). A driver that is heard, and cannot itself be sure that the job
+is still its own, is gone on with for as long as another one is waited for.
 
 Each driver of a job has an epoch that is higher than those before. The agent goes on with the highest that has welcomed
 it, and with nobody else; a new one has a channel of its own.
@@ -37,11 +39,13 @@ from elastic_driver.errors import (
     WrongTokenError,
     in_words,
 )
+from elastic_driver.etcd.driver_there import DriverThere
 from elastic_driver.launch.agent import machine
 from elastic_driver.launch.agent.dial_in import Met, dial_in
 from elastic_driver.launch.agent.lease import Lease
 from elastic_driver.launch.agent.refusals import refuses
-from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, Refused, Said, Welcome, said
+from elastic_driver.launch.agent.whereabouts import Whereabouts
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, InDoubt, Refused, Said, Welcome, said
 from elastic_driver.rendezvous.channel import Channel, FrameConnection
 from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
 from elastic_driver.rendezvous.frames import Frame, Message
@@ -187,6 +191,10 @@ class DriverLink:
         self._door_tells = False  # whether it is the driver's own machine that answers there
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
         self._answered: asyncio.Future[None] | None = None
+        self._whereabouts: Whereabouts | None = None  # where it is said who drives
+        self._is_in_doubt = False  # the driver, whether it still does
+        self._successor = Driver(0, "")  # who drives now, as it is said there
+        self._trying: asyncio.Timeout | None = None  # the try that is under way
         self._lease = Lease(bootstrap.agent_timeout_s, clock=self._loop.time)
 
     @property
@@ -217,23 +225,34 @@ class DriverLink:
         """
         until = self._loop.time() + (self._bootstrap.first_s or max(self._lease.timeout_s, _LEAST_FIRST_S))
         line = await self._dial(lambda: until - self._loop.time())
-        while True:
-            looking = self._loop.create_task(self._look(line))
-            try:
-                why = await line.broken
-            finally:
-                looking.cancel()
-            older = self._older = line
-            tells = self._lease.waits and self._door_tells
-            asking = self._loop.create_task(self._ask_whether_it_is_gone()) if tells else None
-            try:
-                line = await self._dial(lambda: self._lease.left_s, f"the connection is gone: {why}")
-            finally:
-                if asking is not None:
-                    asking.cancel()
-                # Only now: the driver would wait no more than a second for one whose connection is closed.
-                older.met.connection.abort("there is another one")
-                self._older = None
+        following = None
+        if self._whereabouts is not None:
+            following = self._loop.create_task(self._follow(self._whereabouts))
+        try:
+            while True:
+                line = await self._keep_one(line)
+        finally:
+            if following is not None:
+                following.cancel()
+
+    async def _keep_one(self, line: _Line) -> _Line:
+        """Blocks until that connection is broken, and there is another one. Returns it."""
+        looking = self._loop.create_task(self._look(line))
+        try:
+            why = await line.broken
+        finally:
+            looking.cancel()
+        older = self._older = line
+        tells = self._lease.waits and self._door_tells
+        asking = self._loop.create_task(self._ask_whether_it_is_gone()) if tells else None
+        try:
+            return await self._dial(lambda: self._lease.left_s, f"the connection is gone: {why}")
+        finally:
+            if asking is not None:
+                asking.cancel()
+            # Only now: the driver would wait no more than a second for one whose connection is closed.
+            older.met.connection.abort("there is another one")
+            self._older = None
 
     def close(self) -> None:
         """Ends the connection behind what was sent."""
@@ -258,6 +277,36 @@ class DriverLink:
                 self._lease.refused(asked_at)
             await asyncio.sleep(_ASK_AGAIN_S)
 
+    async def _follow(self, whereabouts: Whereabouts) -> None:
+        """Asks who drives, whenever the driver is not heard or is in doubt itself. Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(_ASK_AGAIN_S)
+            line = self._line
+            if line is not None and self.channel.connected and not self._is_in_doubt and not self._is_stuck(line):
+                continue
+            asked_at = self._lease.now()
+            with contextlib.suppress(OSError):
+                self._told_of(await whereabouts.ask(), asked_at)
+
+    def _told_of(self, there: DriverThere | None, asked_at: float) -> None:
+        """Who drives, as it was when that was asked; None for nobody."""
+        if there is None:
+            self._lease.refused(asked_at)
+            return
+        driver = Driver(there.epoch, there.name)
+        if driver in (self.driver, self._successor) or not there.urls or not driver.may_follow(self.driver):
+            return
+        self._successor = driver
+        self._urls = list(dict.fromkeys((*there.urls, *self._urls)))
+        if self._trying is not None:
+            # The machine of the one before may take its time to say nothing.
+            self._trying.reschedule(self._loop.time())
+
+    @property
+    def _has_successor(self) -> bool:
+        """Whether another driver is known to have the job."""
+        return self._successor.epoch > self.driver.epoch
+
     async def _dial(self, time_left_s: Callable[[], float], why: str = "") -> _Line:
         """Blocks until the driver has welcomed this agent. Returns the connection.
 
@@ -270,13 +319,15 @@ class DriverLink:
         while time_left_s() > 0:
             strange: StrangersError | None = None
             only_strangers = True
-            for url in tuple(self._urls):
-                if (left_s := time_left_s()) <= 0:
-                    break  # those before have taken it
+            urls = self._urls
+            for url in tuple(urls):
+                if (left_s := time_left_s()) <= 0 or urls is not self._urls:
+                    break  # those before have taken it; or there are others by now
                 try:
                     # Those that have never answered are asked for a moment where another is to take the job over.
                     is_shy = self._lease.waits and url != self._door[0]
-                    async with asyncio.timeout(min(_TRY_BESIDE_S if is_shy else _TRY_S, max(left_s, 0.1))):
+                    async with asyncio.timeout(min(_TRY_BESIDE_S if is_shy else _TRY_S, max(left_s, 0.1))) as trying:
+                        self._trying = trying
                         line = await self._try(url)
                 except WrongTokenError as error:
                     raise self._shut_out(url, error) from error
@@ -290,6 +341,8 @@ class DriverLink:
                     # The others may be of networks that this machine is not in.
                     self._urls.sort(key=lambda each: each != url)
                     return line
+                finally:
+                    self._trying = None
             now, left_s = self._loop.time(), time_left_s()
             if first and not has_failed and not only_strangers and left_s > 0:
                 has_failed = True
@@ -298,7 +351,7 @@ class DriverLink:
             if strange is not None and strange_since is not None and now - strange_since > _STRANGER_S:
                 if first:
                     raise strange
-                if await self._has_successor():
+                if await self._is_another_jobs():
                     raise RefusedError("the one that answers there was started since, and knows nothing of it")
             await asyncio.sleep(min(pause_s, max(0.0, left_s)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_ALONE_S if self._lease.waits else _MAX_PAUSE_S)
@@ -310,7 +363,7 @@ class DriverLink:
         question = "; is that its URL, and does it run?" if is_asked else ""
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
 
-    async def _has_successor(self) -> bool:
+    async def _is_another_jobs(self) -> bool:
         """Whether a driver answers that has the job's secret, and takes this agent for a stranger.
 
         Only a joiner can tell: it knows a secret that drivers share. So it need not wait for the end of its lease to
@@ -439,9 +492,12 @@ class DriverLink:
         alone_s = self.alone_s
         # What listens on this machine for a driver on another is a tunnel, whose end says nothing of the driver.
         is_ours = path_of(line.url) is None and ip_address(self._door[1].partition("%")[0]).is_loopback
-        self._door_tells = not is_ours or welcome.place == place_of_sockets()
+        self._door_tells = welcome.etcd is None and (not is_ours or welcome.place == place_of_sockets())
+        if welcome.etcd is not None and self._whereabouts is None:
+            self._whereabouts = Whereabouts(welcome.etcd)
         if is_first or is_another:
             self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
+            self._is_in_doubt = False
         self._hear(line)
         if is_first:
             self._owner.welcomed(welcome)
@@ -460,7 +516,11 @@ class DriverLink:
         self._owner.taken_over(untold, alone_s)
 
     def _take(self, message: Message) -> None:
-        self._owner.take(said(message))
+        match said(message):
+            case InDoubt(is_so):
+                self._is_in_doubt = is_so
+            case other:
+                self._owner.take(other)
 
     def _lost(self, line: _Line, why: str) -> None:
         if line.broken.done():
@@ -482,6 +542,13 @@ class DriverLink:
         """For how long the driver has not been heard; notes it."""
         unheard_s = line.met.connection.unheard_s
         self._lease.heard(unheard_s)
+        if self._whereabouts is not None:
+            if self._is_stuck(line):
+                self._lease.doubted(self._loop.time() - line.met.connection.heard_at)
+            elif self._is_in_doubt:
+                self._lease.doubted(0.0)
+            else:
+                self._lease.sure()
         return unheard_s
 
     def _is_stuck(self, line: _Line) -> bool:
@@ -501,7 +568,9 @@ class DriverLink:
                 unheard_s = self._hear(line)
                 if unheard_s > self._lease.timeout_s:
                     line.met.connection.abort(f"nothing was acknowledged for {unheard_s:.0f} s")
-                elif unheard_s > _BESIDE_S or self._is_stuck(line):
+                elif self._lease.left_s <= 0:
+                    line.met.connection.abort("the driver may have lost the job to another")
+                elif unheard_s > _BESIDE_S or self._is_stuck(line) or self._has_successor:
                     while tries and tries[0].done():
                         tries.popleft()
                     if unheard_s > _BESIDE_S or not tries:
@@ -513,15 +582,18 @@ class DriverLink:
             end_tries()
 
     async def _try_beside(self, silent: _Line) -> None:
-        """Dials another connection, which is used if this one is still silent then."""
-        line = None
+        """Dials another connection, which is used if this one is still silent then, or is an earlier driver's."""
+        line, url = None, self._urls[0]
         with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
             async with asyncio.timeout(_TRY_BESIDE_S):
-                line = await self._connect(self._urls[0])
+                line = await self._connect(url)
         if line is None:
+            if self._has_successor and self._urls[0] == url:
+                self._urls.append(self._urls.pop(0))
             return
-        if silent is not self._line or (self._hear(silent) <= _BESIDE_S and not self._is_stuck(silent)):
+        is_silent = self._hear(silent) > _BESIDE_S or self._is_stuck(silent)
+        if silent is not self._line or not (is_silent or self._has_successor):
             line.met.connection.abort("the other one works")
             return
         self._next = line
-        self._lost(silent, "it was silent, and another one works")
+        self._lost(silent, "it was silent, and another one works" if is_silent else "another driver has the job")

@@ -113,3 +113,41 @@ def test_another_driver_begins_it_anew() -> None:
     assert one.left_s == 20.0
     clocks.pass_(19.0)
     assert one.left_s == 1.0, "a refusal of the one before says nothing of this one"
+
+
+def test_a_driver_in_doubt_is_heard_for_as_long_as_another_one_is_waited_for() -> None:
+    one, clocks = lease(40.0)
+    one.doubted(0.0)
+    clocks.pass_(30.0)
+    one.heard(0.0)
+    assert one.left_s == 10.0
+    one.doubted(5.0)
+    assert one.left_s == 10.0, "it is in doubt since the first word of it"
+    clocks.pass_(9.0)
+    one.heard(0.0)
+    assert not one.is_waited_out
+    clocks.pass_(1.0)
+    assert one.left_s == 0.0
+    assert one.is_waited_out
+    one.sure()
+    one.heard(0.0)
+    assert one.left_s == 15.0
+
+
+def test_a_doubt_is_as_old_as_is_said() -> None:
+    one, clocks = lease(40.0)
+    clocks.pass_(20.0)
+    one.heard(0.0)
+    one.doubted(12.0)
+    assert one.left_s == 15.0
+    clocks.pass_(20.0)
+    one.heard(0.0)
+    assert one.left_s == 8.0
+
+
+def test_another_driver_is_in_no_doubt() -> None:
+    one, clocks = lease(20.0)
+    one.doubted(0.0)
+    clocks.pass_(19.0)
+    one.begin(15.0, 20.0)
+    assert one.left_s == 15.0

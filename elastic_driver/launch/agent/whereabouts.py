@@ -1,0 +1,46 @@
+"""Who drives the job, as etcd has it: asked by an agent that does not hear its driver.
+
+Owns the client, and that it is asked without blocking the loop. What follows is the link's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from elastic_driver.etcd.driver_there import DriverThere
+from elastic_driver.etcd.place import EtcdPlace
+
+if TYPE_CHECKING:
+    from elastic_driver.etcd.client import EtcdClient
+
+# An agent has that long to find the next driver, in a fifth of its lease.
+_TIMEOUT_S = 2.0
+
+
+class Whereabouts:
+    """See above. One question at a time, on the event loop.
+
+    Args:
+        place: of the job in etcd.
+    """
+
+    def __init__(self, place: EtcdPlace) -> None:
+        self._place = place
+        self._client: EtcdClient | None = None
+
+    async def ask(self) -> DriverThere | None:
+        """The driver that has the job; None for none.
+
+        Raises:
+            OSError: etcd does not answer, or not with that.
+        """
+        return await asyncio.get_running_loop().run_in_executor(None, self._ask)
+
+    def _ask(self) -> DriverThere | None:
+        if self._client is None:
+            # What speaks HTTP takes a while to load, and most agents never need it.
+            from elastic_driver.etcd.client import EtcdClient
+
+            self._client = EtcdClient(self._place, timeout_s=_TIMEOUT_S)
+        return DriverThere.read(self._client, self._place.prefix)
