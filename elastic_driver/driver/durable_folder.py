@@ -18,6 +18,7 @@ from elastic_driver.system.safe_files import open_inside
 _LOCK_NAME = "job.lock"  # workers look into it before they write
 _COMMIT = re.compile(r"commit-(\d{12})(-\d+)?\.state")  # as they name them
 _LOOK_S = 2.0
+_MOST_ID = 256
 
 
 class FolderLock:
@@ -27,8 +28,13 @@ class FolderLock:
         self._descriptor = descriptor
 
     @classmethod
-    def take(cls, folder: Path | None, job_id: str) -> FolderLock:
+    def take(cls, folder: Path | None, job_id: str, *, shares: bool = False) -> FolderLock:
         """Locks the folder, which preflight() has made; does nothing without one.
+
+        Args:
+            folder: of the commits.
+            job_id: is written there.
+            shares: whether another driver of this job may hold it yet: one that has lost the job, and cannot write.
 
         Raises:
             SettingsError: it cannot be written to, or another job has it.
@@ -38,7 +44,11 @@ class FolderLock:
         descriptor = -1
         try:
             descriptor = open_inside(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not shares or os.pread(descriptor, _MOST_ID, 0) != job_id.encode():
+                    raise
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, job_id.encode(), 0)
         except OSError as error:

@@ -513,6 +513,21 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
         stale.check()
 
 
+def test_a_driver_that_has_lost_its_job_does_not_keep_the_next_from_the_folder(tmp_path: Path) -> None:
+    """Where something else says which of them has the job; one of another job does."""
+    stopped = FolderLock.take(tmp_path, "one")
+    with pytest.raises(SettingsError, match="another job uses"):
+        FolderLock.take(tmp_path, "one")
+    FolderLock.take(tmp_path, "one", shares=True).release()
+    with pytest.raises(SettingsError, match="another job uses"):
+        FolderLock.take(tmp_path, "two", shares=True)
+    stopped.release()
+    held = FolderLock.take(tmp_path, "one", shares=True)
+    with pytest.raises(SettingsError, match="another job uses"):
+        FolderLock.take(tmp_path, "one")
+    held.release()
+
+
 def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -> None:
     FolderLock.take(tmp_path, "old").release()
     marks, older = Marks(tmp_path, "new"), Marks(tmp_path, "older")
