@@ -175,7 +175,7 @@ class WriteAhead:
 
     @property
     def _why(self) -> str:
-        return self._journal.trouble or "the disc does not answer"
+        return self._journal.trouble or self._journal.silence
 
     def _release(self) -> None:
         waiting, self._waiting = self._waiting, []

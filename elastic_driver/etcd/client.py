@@ -174,13 +174,16 @@ class EtcdClient:
         place: the servers, and what proves who asks.
         timeout_s: for the answer of any server; each of those that are left has an equal part of what is left of it.
 
+    Attributes:
+        timeout_s: as given; may be changed.
+
     Raises:
         SettingsError: see :meth:`EtcdPlace.tls`.
     """
 
     def __init__(self, place: EtcdPlace, *, timeout_s: float = TIMEOUT_S) -> None:
         self._place = place
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._context = place.tls()
         # The one that has answered last is the first one.
         self._endpoints = list(place.endpoints)
@@ -249,7 +252,7 @@ class EtcdClient:
 
     def _ask(self, path: str, body: Body, read: Callable[[Body], T]) -> T:
         """The answer of the first server that has one."""
-        until = time.monotonic() + self._timeout_s
+        until = time.monotonic() + self.timeout_s
         why: dict[str, str] = {}
         for index, endpoint in enumerate(tuple(self._endpoints)):
             left = until - time.monotonic()

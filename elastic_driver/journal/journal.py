@@ -131,6 +131,11 @@ class Journal:
         """Of where it lies, for messages and commands."""
         return self._store.name
 
+    @property
+    def silence(self) -> str:
+        """What is said of that where it does not answer, and it is not known why."""
+        return self._store.silence
+
     def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
         """Puts steps on disc, all of them at once. Never blocks. One call at a time.
 
@@ -220,7 +225,7 @@ class Journal:
             Why it cannot be said; "" when it is on disc.
         """
         self.give_up()
-        outcome = ["the disc does not answer"]
+        outcome = [self.silence]
         body = None if keeps else encode([Closed(self.epoch, self.job.job_id, exit_code)])
         self._writer.put(partial(self._close, exit_code, body, outcome))
         self._writer.close(FLUSH_S)

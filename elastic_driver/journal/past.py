@@ -1,12 +1,12 @@
 """What a journal tells of its job: the state that its entries come to.
 
-Owns the way from a file's records to a job's state. Reads only; takes no lock.
+Owns the way from a journal's records to a job's state. Reads only; takes no lock.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,30 +76,42 @@ def read_job(folder: Path) -> Recorded | Closed | None:
     path = folder / JOURNAL
     try:
         records = read(path)
-        if records is None:
-            return None
-        entries = [entry for record in records for entry in decode(record.body)]
     except OSError as error:
         raise JournalError(f"cannot read {path}: {in_words(error)}") from error
+    return None if records is None else read_bodies([record.body for record in records], str(path))
+
+
+def read_bodies(bodies: Iterable[bytes], name: str) -> Recorded | Closed:
+    """What records say.
+
+    Args:
+        bodies: of all of them.
+        name: of where they are, for messages.
+
+    Raises:
+        JournalError: see :func:`read_job`.
+    """
+    try:
+        entries = [entry for body in bodies for entry in decode(body)]
     except CodecError as error:
-        raise JournalError(f"cannot read {path}: {error}") from None
-    return _replay(entries, path)
+        raise JournalError(f"cannot read {name}: {error}") from None
+    return _replay(entries, name)
 
 
-def _replay(entries: Sequence[Entry], path: Path) -> Recorded | Closed:
+def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
     match entries:
         case [Closed() as closed]:
             return closed
         case [Took() as took, Snapshot() as snapshot, *rest]:
             pass
         case _:
-            raise JournalError(f"cannot read {path}: it does not begin as a journal does")
+            raise JournalError(f"cannot read {name}: it does not begin as a journal does")
     state, clock, events = snapshot.state, snapshot.clock, list[tuple[float, Event]]()
     facts = FactTable(snapshot.facts)
     try:
         check_invariants(state)
     except AssertionError as error:
-        raise JournalError(f"cannot read {path}: {error}") from error
+        raise JournalError(f"cannot read {name}: {error}") from error
     for entry in rest:
         match entry:
             case Kept() | Dropped():
@@ -108,13 +120,13 @@ def _replay(entries: Sequence[Entry], path: Path) -> Recorded | Closed:
                 state, commands = step(state, entry.event, entry.clock)
                 if told(commands) != entry.told:
                     raise JournalError(
-                        f"cannot read {path}: at its event {len(events) + 1} this elastic_driver decides otherwise "
+                        f"cannot read {name}: at its event {len(events) + 1} this elastic_driver decides otherwise "
                         f"than elastic_driver {took.version} with Python {took.python} did, which has written it"
                     )
                 clock = entry.clock
                 events.append((entry.clock, entry.event))
             case _:
-                raise JournalError(f"cannot read {path}: {type(entry).__name__} is no entry behind the first record")
+                raise JournalError(f"cannot read {name}: {type(entry).__name__} is no entry behind the first record")
     kept = facts.facts()
     if kept.books is not None:
         clock = max(clock, kept.books.clock)

@@ -16,9 +16,11 @@ class Store(Protocol):
 
     Attributes:
         name: of the place, for messages and for commands.
+        silence: what is said of it where it does not answer, and it is not known why.
     """
 
     name: str
+    silence: str
 
     @property
     def size(self) -> int:
@@ -47,6 +49,8 @@ class Store(Protocol):
 
 class FolderStore:
     """Of a folder that is locked."""
+
+    silence = "the disc does not answer"
 
     def __init__(self, folder: JournalFolder) -> None:
         self._folder = folder

@@ -19,6 +19,7 @@ class Disc:
 
     def __init__(self) -> None:
         self.trouble = ""
+        self.silence = "the disc does not answer"
         self.given_up = False
         self.written: list[Step] = []
         self.states: list[State] = []

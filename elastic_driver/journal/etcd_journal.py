@@ -1,0 +1,137 @@
+"""A journal in etcd that this process has for itself. See HeldJournal.
+
+Owns what becomes of its lock and its secret together. Imported only where there is one: what unseals its records takes
+a tenth of a second to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from elastic_driver.errors import in_words
+from elastic_driver.etcd.client import EtcdClient, EtcdError
+from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.etcd.sealed import Secret
+from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.etcd_lock import EtcdLock
+from elastic_driver.journal.etcd_records import read_records
+from elastic_driver.journal.etcd_store import EtcdStore
+from elastic_driver.journal.folder import JournalError, Signature
+from elastic_driver.journal.past import Recorded, read_bodies
+from elastic_driver.journal.store import Store
+from elastic_driver.settings.settings import Settings
+from elastic_driver.system.parent import Interruption, was_begun
+
+
+class EtcdJournal:
+    """See above.
+
+    Attributes:
+        lock: which this process has; its driver says there where it is, and is told there of doubts.
+    """
+
+    def __init__(self, lock: EtcdLock, secret: Secret) -> None:
+        self.lock = lock
+        self._secret = secret
+        self._is_handed_on = False
+        self.last = lock.last
+        self.waited_for = lock.waited_for
+
+    @classmethod
+    def take(
+        cls,
+        place: EtcdPlace,
+        secret: str,
+        job_id: str,
+        *,
+        stands_by: bool = False,
+        on_wait: Callable[[str], None] = lambda text: None,
+        look: Interruption = lambda *, drives: None,
+    ) -> Self:
+        """Takes its lock: see :meth:`EtcdLock.take`.
+
+        Args:
+            place: where.
+            secret: what its records are sealed with.
+            job_id, stands_by, on_wait, look: see there.
+
+        Raises:
+            JournalHeldError: a living process has it.
+            JournalError: etcd does not answer, or refuses, or what is there is none of a journal.
+            SettingsError: see EtcdClient.
+        """
+        try:
+            lock = EtcdLock.take(place, job_id, stands_by=stands_by, on_wait=on_wait, look=look)
+        except EtcdError as error:
+            raise JournalError(f"cannot use {place} (--journal): {in_words(error)}") from error
+        return cls(lock, Secret(secret, place.prefix))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @property
+    def name(self) -> str:
+        """See HeldJournal."""
+        return str(self.lock.place)
+
+    @property
+    def is_of_this_command(self) -> bool:
+        """See HeldJournal."""
+        return was_begun(None)
+
+    def release(self) -> None:
+        """See HeldJournal."""
+        if not self._is_handed_on:
+            self._is_handed_on = True
+            self.lock.release()
+
+    def handed_on(self) -> Self:
+        """See HeldJournal."""
+        self._is_handed_on = True
+        other = type(self)(self.lock, self._secret)
+        other.last, other.waited_for = Signature(), ""
+        return other
+
+    def is_of(self, job_id: str) -> None:
+        """See HeldJournal."""
+        self.lock.is_of(job_id)
+
+    def has_ended(self, exit_code: int) -> None:
+        """See HeldJournal."""
+        self.lock.has_ended(exit_code)
+
+    def settings(self, settings: Settings) -> Settings:
+        """See HeldJournal. They name the place as the user has: others read what proves who asks by themselves."""
+        return settings
+
+    def read(self) -> Recorded | Closed | None:
+        """See HeldJournal."""
+        return read_etcd(self.lock.place, self._secret)
+
+    def check(self, found: Recorded) -> None:
+        """See HeldJournal. Whoever has the lease drives, and agents find it by that."""
+
+    def store(self) -> Store:
+        """See HeldJournal."""
+        return EtcdStore(self.lock, self._secret, EtcdClient(self.lock.place))
+
+
+def read_etcd(place: EtcdPlace, secret: Secret) -> Recorded | Closed | None:
+    """What there is of a job; None for nothing. Needs no lock.
+
+    Raises:
+        JournalError: etcd does not answer, or refuses; or see :func:`~elastic_driver.journal.past.read_job`.
+    """
+    try:
+        with EtcdClient(place) as client:
+            bodies = read_records(client, place, secret)
+    except EtcdError as error:
+        raise JournalError(f"cannot read {place}: {in_words(error)}") from error
+    return None if bodies is None else read_bodies(bodies, str(place))

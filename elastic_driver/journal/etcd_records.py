@@ -1,0 +1,190 @@
+"""The records of a journal in etcd: under which keys they are, in which pieces, and what of them counts.
+
+    PREFIX/driver                           who drives the job: the lock
+    PREFIX/head                             which generation counts
+    PREFIX/records/GENERATION/NUMBER        pieces of records, sealed; both numbers have twenty digits
+    PREFIX/ended                            how the job has ended, for drivers that stand by
+
+Owns their form, and reads them. A piece is a byte that says whether it is the last one of its record, and a part of
+that. The pieces of a generation are numbered from 1 on, without a gap. A record whose last piece is not there was being
+written, and does not count; but the first one of a generation is whole before that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from elastic_driver import codec
+from elastic_driver.codec import Count
+from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
+from elastic_driver.etcd.messages import Get, KeyValue, end_of
+from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.etcd.sealed import OVERHEAD, Secret, UnsealError
+from elastic_driver.journal.file import MOST_BODY
+from elastic_driver.journal.folder import JournalError
+
+# etcd takes 1.5 MiB at once (--max-request-bytes), with the keys and what it writes around them.
+PIECE_BYTES = 512 << 10
+AT_ONCE = 2
+"""So many pieces may be written in one transaction."""
+_LAST, _GOES_ON = b"\0", b"\1"
+# Of 64 pieces of the largest size the answer has 43 MiB in JSON.
+_PAGE = 64
+# google/rpc/code.proto: resource exhausted, where an answer is too large for the gateway; out of range, where the
+# revision that is read was compacted away meanwhile.
+_TOO_LARGE, _COMPACTED = 8, 11
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Which generation counts.
+
+    Attributes:
+        generation: its number.
+        job: whose records they are.
+        key: the name of the secret that it is sealed with.
+        driver: which one has written it, as its lock knows it.
+    """
+
+    generation: Count
+    job: str
+    key: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """That a job has ended."""
+
+    job: str
+    exit_code: int
+
+
+class Found(NamedTuple):
+    """The head, and its mod_revision; no head and 0 where there is none."""
+
+    head: Head | None = None
+    revision: int = 0
+
+
+def head_key(place: EtcdPlace) -> str:
+    """Where the head is."""
+    return f"{place.prefix}/head"
+
+
+def ended_key(place: EtcdPlace) -> str:
+    """Where it is said that the job has ended."""
+    return f"{place.prefix}/ended"
+
+
+def records_key(place: EtcdPlace) -> str:
+    """How the keys of all records begin."""
+    return f"{place.prefix}/records/"
+
+
+def generation_key(place: EtcdPlace, generation: int) -> str:
+    """How the keys of a generation begin."""
+    return f"{records_key(place)}{generation:020}/"
+
+
+def piece_key(place: EtcdPlace, generation: int, number: int) -> str:
+    """Where a piece is."""
+    return f"{generation_key(place, generation)}{number:020}"
+
+
+def pieces_of(body: bytes) -> list[bytes]:
+    """A record in pieces."""
+    parts = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
+    return [_GOES_ON + part for part in parts[:-1]] + [_LAST + parts[-1]]
+
+
+def parse_head(found: tuple[KeyValue, ...], place: EtcdPlace) -> Found:
+    """What was read at the head's key.
+
+    Raises:
+        JournalError: nobody of ours has written it.
+    """
+    if not found:
+        return Found()
+    try:
+        return Found(codec.decode(Head, found[0].value), found[0].mod_revision)
+    except codec.CodecError as error:
+        raise JournalError(f"cannot read {place}: its head is none of a journal ({error})") from None
+
+
+def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret) -> list[bytes] | None:
+    """The bodies of the records that count; None where there are none.
+
+    Blocks for as long as etcd takes for each page of them.
+
+    Raises:
+        OSError: etcd does not answer, or refuses.
+        JournalError: they are damaged, or cannot be unsealed.
+    """
+    error: EtcdError | None = None
+    for _ in range(_TRIES):
+        read = client.txn([], [Get(head_key(place))])
+        head = parse_head(read.found[0], place).head
+        if head is None:
+            return None
+        if head.key != secret.name:
+            raise JournalError(
+                f"cannot read {place}: it is sealed with another key: is --journal-key the job's? Without that key "
+                f"nobody can read it; etcdctl del --prefix {place.prefix}/ removes it"
+            )
+        try:
+            return _bodies(_pieces(client, place, head.generation, read.revision), place, secret, head.generation)
+        except EtcdRefusedError as refused:
+            if refused.code != _COMPACTED:
+                raise
+            error = refused
+    assert error is not None
+    raise error
+
+
+def _pieces(client: EtcdClient, place: EtcdPlace, generation: int, revision: int) -> list[KeyValue]:
+    """All pieces of a generation as of a revision, whatever its driver does meanwhile."""
+    start = generation_key(place, generation)
+    end, limit = end_of(start), _PAGE
+    pieces: list[KeyValue] = []
+    while True:
+        try:
+            page = client.range(start, end, limit=limit, revision=revision)
+        except EtcdRefusedError as error:
+            if error.code != _TOO_LARGE or limit == 1:
+                raise
+            limit //= 2
+            continue
+        pieces += page.found
+        if not page.more:
+            return pieces
+        start = f"{pieces[-1].key}\0"
+
+
+def _bodies(pieces: list[KeyValue], place: EtcdPlace, secret: Secret, generation: int) -> list[bytes]:
+    seal = secret.seal(str(generation))
+    bodies: list[bytes] = []
+    body = bytearray()
+    for number, piece in enumerate(pieces, 1):
+        if piece.key != piece_key(place, generation, number):
+            raise JournalError(f"cannot read {place}: it is damaged: piece {number} of its records is missing")
+        try:
+            data = seal.unseal(piece.value, piece.key)
+        except UnsealError as error:
+            raise JournalError(f"cannot read {place}: it is damaged at {piece.key}: {error}") from None
+        body += data[1:]
+        if len(body) > MOST_BODY:
+            raise JournalError(f"cannot read {place}: it is damaged: a record has more than {MOST_BODY} bytes")
+        if data[:1] == _LAST:
+            bodies.append(bytes(body))
+            body.clear()
+    if not bodies:
+        raise JournalError(f"cannot read {place}: it is damaged: its first record is missing")
+    return bodies
+
+
+def weight(pieces: list[bytes]) -> int:
+    """Bytes that these take in etcd, about."""
+    return sum(len(piece) + OVERHEAD for piece in pieces)

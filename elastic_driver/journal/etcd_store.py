@@ -1,0 +1,177 @@
+"""Where a journal lies in etcd, for the driver that writes it. See Store.
+
+Owns the numbers of generations and pieces, and what each transaction compares: the lock, without which nothing is
+written; and the head, so that whoever removes or replaces the records has them written anew, with all that there is.
+
+A generation's number is not used twice by a driver, whatever became of it: what was asked for and never answered may be
+carried out late. It is then in a generation that does not count, and is deleted with the next head.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from elastic_driver import codec
+from elastic_driver.etcd.client import EtcdClient
+from elastic_driver.etcd.messages import Compare, Delete, Get, Modified, Operation, Put, end_of
+from elastic_driver.etcd.sealed import Seal, Secret
+from elastic_driver.etcd.there import driver_key
+from elastic_driver.journal.etcd_lock import EtcdLock, LockLostError
+from elastic_driver.journal.etcd_records import (
+    AT_ONCE,
+    Found,
+    Head,
+    generation_key,
+    head_key,
+    parse_head,
+    piece_key,
+    pieces_of,
+    records_key,
+    weight,
+)
+from elastic_driver.journal.file import MOST_BODY
+from elastic_driver.system.parent import has_begun
+
+
+class EtcdStore:
+    """Under a lock that this process has. See Store.
+
+    Args:
+        lock: it.
+        secret: what records are sealed with.
+        client: to ask with; used by nobody else from now on, and closed by nobody.
+    """
+
+    silence = "etcd does not answer"
+
+    def __init__(self, lock: EtcdLock, secret: Secret, client: EtcdClient) -> None:
+        self.name = str(lock.place)
+        self._lock = lock
+        self._place = lock.place
+        self._secret = secret
+        self._client = client
+        self._head = lock.head
+        self._generation = 0  # the last one that was begun, whatever became of it
+        self._created = 0  # of the lock, when it was
+        self._seal: Seal | None = None
+        self._number = 0  # of the last piece
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """See Store."""
+        return self._size
+
+    def look(self) -> None:
+        """See Store. A lock that is gone is taken again, where nobody else has had it."""
+        if self._lock.is_lost:
+            self.close()
+            self._lock.take_again(self._is_ours)
+        self._lock.check()
+
+    def begin(self, body: bytes) -> None:
+        """See Store."""
+        _check(body)
+        self.close()
+        created = self._lock.created
+        if created != self._created:
+            self._remove_leftovers()
+            self._created = created
+        self._generation = generation = self._next_generation()
+        seal = self._secret.seal(str(generation))
+        pieces = pieces_of(body)
+        for number, piece in enumerate(pieces, 1):
+            key = piece_key(self._place, generation, number)
+            self._txn([], [Put(key, seal.seal(piece, key))])
+        self._move_head(generation)
+        self._seal, self._number, self._size = seal, len(pieces), weight(pieces)
+
+    def append(self, body: bytes) -> None:
+        """See Store."""
+        _check(body)
+        assert self._seal is not None
+        pieces = pieces_of(body)
+        puts = []
+        for number, piece in enumerate(pieces, self._number + 1):
+            key = piece_key(self._place, self._generation, number)
+            puts.append(Put(key, self._seal.seal(piece, key)))
+        # More than fits into one goes into several: without its last piece it does not count.
+        for at in range(0, len(puts), AT_ONCE):
+            if not self._txn([self._is_headed()], puts[at : at + AT_ONCE]):
+                raise LockLostError("somebody has removed or replaced the journal's records")
+        self._number += len(pieces)
+        self._size += weight(pieces)
+
+    def close(self) -> None:
+        """See Store."""
+        self._seal, self._size = None, 0
+
+    def has_ended(self, exit_code: int) -> None:
+        """See Store."""
+        self._lock.has_ended(exit_code)
+
+    def _next_generation(self) -> int:
+        counts = 0 if self._head.head is None else self._head.head.generation
+        return max(counts, self._generation) + 1
+
+    def _remove_leftovers(self) -> None:
+        """Of a driver before this one that had not come to move the head."""
+        self._refresh_head()
+        start = records_key(self._place)
+        if self._head.head is not None:
+            start = end_of(generation_key(self._place, self._head.head.generation))
+        self._txn([], [Delete(start, end_of(records_key(self._place)))])
+
+    def _move_head(self, generation: int) -> None:
+        """From now on this generation counts, and all before it is deleted."""
+        self._refresh_head()
+        head = Head(generation, self._lock.there.job, self._secret.name, self._lock.driver)
+        key, records = head_key(self._place), records_key(self._place)
+        put = Put(key, codec.encode(Head, head))
+        self._txn([self._is_headed()], [put, Delete(records, generation_key(self._place, generation))])
+        self._refresh_head()
+        if self._head.head != head:  # else it was, perhaps twice
+            raise LockLostError("somebody has replaced the journal's head")
+        has_begun()
+
+    def _refresh_head(self) -> None:
+        """Reads it: whether a transaction that had no answer was carried out, nobody else can tell.
+
+        Raises:
+            JournalError: it is none.
+            OSError: etcd does not answer, or refuses.
+        """
+        self._head = parse_head(self._client.range(head_key(self._place)).found, self._place)
+
+    def _is_ours(self, found: Found) -> bool:
+        """Whether a head is as this driver has left it, or found it."""
+        return found.revision == self._head.revision or (
+            found.head is not None and found.head.driver == self._lock.driver
+        )
+
+    def _is_headed(self) -> Compare:
+        return Modified(head_key(self._place), self._head.revision)
+
+    def _txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        """Writes, if this process has the lock. Returns whether what is compared beside holds.
+
+        Raises:
+            LockLostError: it has not.
+            LockInDoubtError, EtcdError: nobody can tell.
+        """
+        self._lock.check()
+        lock = self._lock.compare()
+        outcome = self._client.txn([lock, *compares], operations, [Get(driver_key(self._place))])
+        if not outcome.succeeded:
+            there = outcome.found[0]
+            if not there:
+                raise self._lock.lost("its lease has run out, or somebody has removed it")
+            if there[0].create_revision != lock.revision:
+                raise self._lock.lost("another driver has it")
+        return outcome.succeeded
+
+
+def _check(body: bytes) -> None:
+    if len(body) > MOST_BODY:
+        raise OSError(errno.EFBIG, f"a record of {len(body)} bytes is more than {MOST_BODY}")
