@@ -46,6 +46,8 @@ _NAME_BYTES = 8
 # The thread asks so often in a lease, and so soon again where it got no answer.
 _ASKS = 3
 _AGAIN_S = 0.2
+# What a request of the thread may take: two of them fit in a lease before it is in doubt.
+_ANSWER_S = 1.5
 # One that waits looks so often whether the key is gone.
 _LOOK_S = 0.5
 # A driver that has died on another machine has the key for the rest of its lease. One that lives has it for longer.
@@ -133,9 +135,10 @@ class EtcdLock:
             while True:
                 try:
                     holder = client.get(driver_key(place))
-                    if holder is None and lock._take():
-                        break
-                    if holder is not None:
+                    if holder is None or lock._has_left(holder):
+                        if lock._take():
+                            break
+                    else:
                         waiting.wait(client, holder)
                 except EtcdUnreachableError:
                     # One that stands by is there for what may be long.
@@ -231,7 +234,7 @@ class EtcdLock:
         self._join()
         self._client.timeout_s = TIMEOUT_S
         holder = self._client.get(driver_key(self.place))
-        if holder is not None:
+        if holder is not None and not self._has_left(holder):
             raise _held(self.place, _there_in(holder))
         head = parse_head(self._client.range(head_key(self.place)).found, self.place)
         if not is_ours(head):
@@ -269,7 +272,7 @@ class EtcdLock:
             compares.append(Modified(head_key(self.place), head.revision))
         reads = [Get(key), Get(head_key(self.place)), Get(ended_key(self.place))]
         with self._mutex:
-            there = self._there
+            self._lease, there = lease, self._there
         outcome = self._client.txn(compares, [Put(key, encode(there), lease), *reads], reads)
         mine, head_found, ended = outcome.found[-3:]
         # Where it did not succeed, it may have done so when it was asked for first, without an answer.
@@ -279,9 +282,16 @@ class EtcdLock:
         self.head = parse_head(head_found, self.place)
         self.last = _signature(ended)
         with self._mutex:
-            self._lease, self._created = lease, mine[0].create_revision
+            self._created = mine[0].create_revision
             self._good_until, self._is_lost, self._why = asked_s + ttl_s, False, ""
             self._is_published = True
+        return True
+
+    def _has_left(self, holder: KeyValue) -> bool:
+        """Whether this process has the key by a try of which it had no answer; then it has not any more."""
+        if holder.lease == 0 or holder.lease != self._lease:
+            return False
+        self._client.revoke(self._lease)
         return True
 
     # --- the thread -------------------------------------------------------------------------------------------------
@@ -309,7 +319,7 @@ class EtcdLock:
                     break
                 # So that it is told in time that it is in doubt.
                 left_s = self._good_until - _DOUBT_S - now_s()
-            self._client.timeout_s = left_s if 0 < left_s < ttl_s / _ASKS else ttl_s / _ASKS
+            self._client.timeout_s = left_s if 0 < left_s < _ANSWER_S else _ANSWER_S
             self._tell()
             asked_s = now_s()
             is_due = asked_s >= ask_at_s
@@ -319,6 +329,7 @@ class EtcdLock:
                     break
                 if not is_due:
                     continue
+                asked_s = now_s()
                 ttl_s = float(self._client.keep_alive(self._lease))
             except EtcdError as error:
                 with self._mutex:

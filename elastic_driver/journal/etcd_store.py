@@ -74,6 +74,8 @@ class EtcdStore:
         """See Store."""
         _check(body)
         self.close()
+        # Of a transaction that had no answer nobody else can tell whether it was carried out.
+        self._refresh_head()
         created = self._lock.created
         if created != self._created:
             self._remove_leftovers()
@@ -117,7 +119,6 @@ class EtcdStore:
 
     def _remove_leftovers(self) -> None:
         """Of a driver before this one that had not come to move the head."""
-        self._refresh_head()
         start = records_key(self._place)
         if self._head.head is not None:
             start = end_of(generation_key(self._place, self._head.head.generation))
@@ -125,7 +126,6 @@ class EtcdStore:
 
     def _move_head(self, generation: int) -> None:
         """From now on this generation counts, and all before it is deleted."""
-        self._refresh_head()
         head = Head(generation, self._lock.there.job, self._secret.name, self._lock.driver)
         key, records = head_key(self._place), records_key(self._place)
         put = Put(key, codec.encode(Head, head))
@@ -136,7 +136,7 @@ class EtcdStore:
         has_begun()
 
     def _refresh_head(self) -> None:
-        """Reads it: whether a transaction that had no answer was carried out, nobody else can tell.
+        """Reads it.
 
         Raises:
             JournalError: it is none.
@@ -145,10 +145,8 @@ class EtcdStore:
         self._head = parse_head(self._client.range(head_key(self._place)).found, self._place)
 
     def _is_ours(self, found: Found) -> bool:
-        """Whether a head is as this driver has left it, or found it."""
-        return found.revision == self._head.revision or (
-            found.head is not None and found.head.driver == self._lock.driver
-        )
+        """Whether a head is as this driver has left it, or found it; or is removed, which no driver does."""
+        return found.head is None or found.head.driver == self._lock.driver or found.revision == self._head.revision
 
     def _is_headed(self) -> Compare:
         return Modified(head_key(self._place), self._head.revision)

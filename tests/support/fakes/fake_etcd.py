@@ -12,8 +12,8 @@ import json
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -61,14 +61,23 @@ class FakeEtcd:
         instead: what the next requests get; None for their answer.
         users: with their passwords; nobody is asked who he is where there are none.
         asked: the paths of all requests, in their order.
+        answered: the paths of those that are over.
         refusal: of each request that would write; None for none.
+        is_away: whether no request gets an answer.
+        before_next_page: called once, when a range as of some revision is asked for that is not its first page.
+        compacts: whether nothing is known then but what there is.
     """
 
     def __init__(self) -> None:
         self.instead: deque[Instead | None] = deque()
         self.users: dict[str, str] = {}
         self.asked: list[str] = []
+        self.answered: list[str] = []
         self.refusal: Refusal | None = None
+        self.is_away = False
+        self.before_next_page: Callable[[], object] | None = None
+        self.compacts = False
+        self._past: dict[int, dict[str, _Key]] = {}
         self._keys: dict[str, _Key] = {}
         self._leases: dict[int, int] = {}
         self._tokens: set[str] = set()
@@ -79,6 +88,7 @@ class FakeEtcd:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # head and body are written apart
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -95,6 +105,7 @@ class FakeEtcd:
 
     def close(self) -> None:
         """Listens no more."""
+        self.is_away = True  # who is connected already
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -103,7 +114,7 @@ class FakeEtcd:
         """Where a job may be."""
         return EtcdPlace((self.endpoint,), prefix, **who)
 
-    def keys(self) -> dict[str, bytes]:
+    def held(self) -> dict[str, bytes]:
         """All there is."""
         with self._lock:
             return {name: key.value for name, key in sorted(self._keys.items())}
@@ -113,6 +124,12 @@ class FakeEtcd:
         with self._lock:
             self._revision += 1
             self._put(name, value, 0)
+
+    def remove(self, name: str) -> None:
+        """Somebody else deletes it."""
+        with self._lock:
+            self._revision += 1
+            self._keys.pop(name, None)
 
     def expire(self) -> None:
         """The time of all leases is over."""
@@ -132,6 +149,11 @@ class FakeEtcd:
         instead = self.instead.popleft() if self.instead else None
         if instead is not None and instead.until is not None:
             instead.until.wait()
+        if self.is_away and instead is None:
+            instead = Instead()
+        if self.before_next_page is not None and body.get("revision") and base64.b64decode(body["key"])[-1:] == b"\0":
+            page, self.before_next_page = self.before_next_page, None
+            page()
         status, answer = 200, Body()
         if instead is None or instead.carried_out:
             try:
@@ -139,6 +161,7 @@ class FakeEtcd:
                     answer = self._carry_out(handler.path, body, handler.headers.get("Authorization", ""))
             except Refusal as refusal:
                 status, answer = refusal.status, refusal.body
+        self.answered.append(handler.path)
         if instead is not None:
             handler.close_connection = True
             with contextlib.suppress(OSError):
@@ -160,6 +183,8 @@ class FakeEtcd:
             if token not in self._tokens:
                 raise Refusal(401, 16, "etcdserver: invalid auth token")
         match path:
+            case "/v3/kv/range" if "revision" in body:
+                return self._range_then(body)
             case "/v3/kv/range":
                 return {**self._header(), **self._range(body)}
             case "/v3/kv/txn":
@@ -202,7 +227,9 @@ class FakeEtcd:
             lease = int(each.get("request_put", {}).get("lease", "0"))
             if lease and lease not in self._leases:
                 raise Refusal(404, 5, "etcdserver: requested lease not found")
-        self._revision += bool(writes)
+        if writes:
+            self._past[self._revision] = {name: replace(key) for name, key in self._keys.items()}
+            self._revision += 1
         responses = [self._operate(each) for each in operations]
         answer = {**self._header(), **({"succeeded": True} if holds else {})}
         return {**answer, "responses": responses} if responses else answer
@@ -227,6 +254,16 @@ class FakeEtcd:
             return {"response_delete_range": {**self._header(), "deleted": str(len(names))}}
         assert kind == "request_range"
         return {"response_range": {**self._header(), **self._range(body)}}
+
+    def _range_then(self, body: Body) -> Body:
+        revision = int(body["revision"])
+        if self.compacts and revision != self._revision:
+            raise Refusal(400, 11, "etcdserver: mvcc: required revision has been compacted")
+        now, self._keys = self._keys, self._past.get(revision, self._keys)
+        try:
+            return {**self._header(), **self._range(body)}
+        finally:
+            self._keys = now
 
     def _range(self, body: Body) -> Body:
         names = self._within(body)

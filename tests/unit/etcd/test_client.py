@@ -118,7 +118,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_again(etcd: FakeEtcd, cl
     etcd.instead.append(Instead(carried_out=True))
     with pytest.raises(EtcdUnreachableError):
         client.txn([], [Put("/k", b"1")])
-    assert etcd.keys() == {"/k": b"1"}
+    assert etcd.held() == {"/k": b"1"}
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
