@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
+ETCD = "etcd://"
+"""What the name of a journal begins with that is in etcd, and in no folder."""
+
 
 class ReadyCause(StrEnum):
     """Why a worker asks for the next round."""

@@ -218,8 +218,13 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "journal",
         metavar="DIR",
-        help="write what happens to the job there before anything comes of it: elasticrun status --journal DIR tells "
-        "of a job whose driver has died",
+        help="write what happens to the job there before anything comes of it: another driver can take it over then. "
+        "A folder, or for drivers on several machines etcd://HOST:PORT,.../PREFIX",
+    )
+    add(
+        "journal_key",
+        metavar="FILE",
+        help="the key that seals a journal in etcd (elasticrun token FILE makes one); all drivers of the job need it",
     )
     add(
         "driver_timeout_s",

@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = _as_flags(sys.argv[1:] if argv is None else list(argv))
         if words[:1] == ["resume"]:
-            from elastic_driver.cli.resume import folder_of, go_on
+            from elastic_driver.cli.resume import go_on, journal_of
 
-            folder = folder_of(words[1:])
+            journal = journal_of(words[1:])
             if place is not None:
-                place.leave(folder, has_journal=True)
-            return parent.exit_code(go_on(folder))
+                place.leave(journal.folder, has_journal=True)
+            return parent.exit_code(go_on(journal))
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:

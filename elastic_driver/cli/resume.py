@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
+from elastic_driver.cli.journal_place import JournalPlace, add_key_flag, place_of
 from elastic_driver.cli.parser import Parser
 
 
@@ -20,25 +20,26 @@ def parser_of_resume() -> Parser:
         description="Takes over a job whose driver has died. The same as its command again, with the flags, the "
         "folder and the journal that it had. Of a job that has ended its exit code is told.",
     )
-    parser.add_argument("journal", metavar="DIR", type=Path, help="its journal: elasticrun --journal DIR")
+    parser.add_argument("journal", metavar="DIR", help="its journal: elasticrun --journal DIR, or etcd://...")
+    add_key_flag(parser)
     return parser
 
 
-def folder_of(words: Sequence[str]) -> Path:
-    """The folder that is meant, as a whole path.
+def journal_of(words: Sequence[str]) -> JournalPlace:
+    """The journal that is meant.
 
     Raises:
         SettingsError: bad usage.
     """
-    folder: Path = parser_of_resume().parse_args(words).journal
-    return folder.absolute()
+    arguments = parser_of_resume().parse_args(words)
+    return place_of(arguments.journal, arguments.journal_key)
 
 
-def go_on(folder: Path, *, begins: bool = True) -> int:
+def go_on(journal: JournalPlace, *, begins: bool = True) -> int:
     """Goes on with the job there. Blocks until it has ended. Returns its exit code.
 
     Args:
-        folder: of its journal.
+        journal: where it is.
         begins: whether its command begins another one where nobody is left of it.
 
     Raises:
@@ -49,12 +50,12 @@ def go_on(folder: Path, *, begins: bool = True) -> int:
     from elastic_driver.driver.recording import Resumed, enter
     from elastic_driver.journal.entries import Closed
 
-    found = look_into(folder)
+    found = look_into(journal)
     if isinstance(found, Closed):
         print(f"job {found.job_id} has ended with exit code {found.exit_code}", flush=True)
         return found.exit_code
     # What the job's own command would be where nobody of it is left, and a new one begins.
     enter(found.job)
     return run_job(
-        replace(found.job.settings, journal=folder, standby_driver=False), resumed=Resumed(found.job.job_id, begins)
+        replace(found.job.settings, **journal.settings, standby_driver=False), resumed=Resumed(found.job.job_id, begins)
     )

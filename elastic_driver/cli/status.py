@@ -9,9 +9,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_driver.cli.journal_place import add_key_flag, place_of
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind, target_of
@@ -41,9 +41,9 @@ def parser_of_status() -> Parser:
     parser.add_argument(
         "--journal",
         metavar="DIR",
-        type=Path,
-        help="the job that is kept there (elasticrun --journal DIR), also when its driver has died",
+        help="the job that is kept there (elasticrun --journal DIR, or etcd://...), also when its driver has died",
     )
+    add_key_flag(parser)
     parser.add_argument("--watch", action="store_true", help="again each 2 seconds, until the job has ended")
     add_driver_flags(parser)
     return parser
@@ -94,7 +94,7 @@ def _kept(arguments: argparse.Namespace) -> str | None:
 
     if arguments.job is not None or arguments.driver is not None:
         raise SettingsError("--journal names the job: give no id and no --driver beside it")
-    found = recorded.look_into(arguments.journal)
+    found = recorded.look_into(place_of(arguments.journal, arguments.journal_key))
     if isinstance(found, Closed):
         print(f"job {found.job_id} has ended with exit code {found.exit_code}")
         return None

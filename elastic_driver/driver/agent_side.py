@@ -19,8 +19,9 @@ from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.policy import starts_again
 from elastic_driver.driver.recording import Recording
-from elastic_driver.hosts import CHIEF
+from elastic_driver.hosts import CHIEF, is_loopback
 from elastic_driver.journal.entries import Facts
+from elastic_driver.launch.dial.anywhere import AnywhereDialler
 from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.local import LocalDialler
@@ -112,13 +113,23 @@ def agents_of(
         ports=settings.driver_ports,
         listener=None if gathering is None else gathering.listener,
         opens=gathering is not None or settings.opens_port,
-        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
-        before=facts.ways,
+        # All agents come over TCP whose driver may come to be on another machine.
+        is_wide=recorded.lock is not None
+        or (settings.accept_agents and (gathering is None or not gathering.only_here)),
+        before=facts.ways if recorded.is_where_it_was else None,
         limit_s=settings.driver_timeout_s,
         folder=settings.journal,
         keeper=keeper,
         say=chronicle.warning,
     )
+    remote, is_local = (
+        _remote_dialler(settings),
+        _is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host,
+    )
+    if recorded.lock is not None:
+        if remote is not None:
+            remote = AnywhereDialler(local, remote, is_here=is_local, is_ambiguous=is_loopback)
+        is_local = _never
     check: NetworkCheck | None = None
     if settings.check_network:
         check = NetworkCheck(settings.port_range, tasks, keeper=keeper, admitted=facts.admitted)
@@ -139,7 +150,7 @@ def agents_of(
             more=more,
         ),
         local=local,
-        remote=_remote_dialler(settings),
+        remote=remote,
         is_local=lambda name: name in more or is_local(name),
         addresses_of=addresses_of,
         address=_addresses_of(settings, gathering),
@@ -173,6 +184,7 @@ def agents_of(
         driver=secrets.token_hex(16) if journal is None else journal.driver,
         driver_timeout_s=0.0 if journal is None else settings.driver_timeout_s,
         place=place_of_sockets(),
+        etcd=None if recorded.lock is None else recorded.lock.place,
     )
     return AgentSide(
         tickets,
@@ -201,6 +213,11 @@ def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[
         return choose_address(facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host)
 
     return address
+
+
+def _never(name: str) -> bool:
+    """Whether a name means this machine, where none is to be told from others."""
+    return False
 
 
 def _is_this_pod(name: str) -> bool:
@@ -232,7 +249,9 @@ def _name_of_job(settings: Settings) -> str:
     A journal is of one job: the agents of another one, which wait for a driver, are none that it has left.
     """
     durable = str(settings.durable_dir or "")
-    journal = [] if settings.journal is None else ["", os.path.abspath(settings.journal)]
+    journal = ["", settings.journal_etcd] if settings.journal_etcd else []
+    if settings.journal is not None:
+        journal = ["", os.path.abspath(settings.journal)]
     return sha256("\0".join((os.getcwd(), durable, *settings.command, *journal)).encode()).hexdigest()[:32]
 
 

@@ -17,6 +17,7 @@ from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.books import Books, go_on
 from elastic_driver.driver.chief import AgentsChief, ChiefKeeper, ChiefSide, ListenerOfAll, OwnChief
+from elastic_driver.driver.claim import Claim, Lock
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.ending import JobEnd
 from elastic_driver.driver.health import Health
@@ -80,6 +81,7 @@ def build(
     routes: Routes = (),
     journal: Journal | None = None,
     before: Recorded | None = None,
+    lock: Lock | None = None,
     code_in_vain: int = ExitCode.INTERNAL_ERROR,
 ) -> ElasticDriver:
     """Makes the driver of one job. It does nothing before it is run.
@@ -98,6 +100,7 @@ def build(
         routes: what workers may ask beside what all workers may.
         journal: where steps are written before they are made; None for nowhere.
         before: the job as the driver before it has left it; None for a new one.
+        lock: which drivers of other machines wait for; None where none of those can have it.
         code_in_vain: what it ends with where nothing is left of that one.
     """
     clock = clock or JobClock()
@@ -269,14 +272,32 @@ def build(
         host_of=fleet.link_of,
     )
     host_events = HostEvents(settings, stepper, chronicle=chronicle, on_error=crash, on_lost=abandon)
-    fleet.serve(host_events, workers, requests, meetings, warming, stacks)
+    claim: Claim | None = None
+    if lock is not None:
+        assert journal is not None, "it is the journal's"
+        claim = Claim(
+            lock,
+            journal.epoch,
+            journal.driver,
+            settings.driver_timeout_s,
+            links=fleet.links,
+            chronicle=chronicle,
+            call_later=clock.call_later,
+            on_lost=lambda why: driver.abandon(why, is_sure=False),
+        )
+    parts = (requests, meetings, warming, stacks)
+    fleet.serve(host_events, workers, *(parts if claim is None else (*parts, claim)))
     takeover: Takeover | None = None
     if before is not None:
         assert journal is not None, "what there was before is read from it"
         takeover = Takeover(
             Parts(stepper, fleet, agents.addresses, workers, meetings, warming, listener, rounds, requests, chronicle),
             [kept for kept in before.facts.agents.values() if not kept.given_up],
-            Limits(settings.agent_timeout_s, settings.driver_timeout_s),
+            Limits(
+                settings.agent_timeout_s,
+                # Whoever is with a driver in doubt may have heard of that as late as of its end.
+                settings.driver_timeout_s + (settings.agent_timeout_s if settings.journal_etcd else 0.0),
+            ),
             epoch=journal.epoch,
             away_s=before.away_s,
             carry_out=carry_out,
@@ -318,6 +339,7 @@ def build(
         standstills=standstills,
         status_line=status_line,
         takeover=takeover,
+        claim=claim,
     )
     return driver
 

@@ -89,12 +89,13 @@ class JobEnd:
         except Exception:  # it may be the chronicle that fails
             traceback.print_exception(error, file=sys.stderr)
 
-    def abandon(self, why: str) -> None:
-        """Another driver has the job, also if it ends already: this one decides nothing more."""
+    def abandon(self, why: str, *, is_sure: bool = True) -> None:
+        """Another driver has the job, also if it ends already, or may have: this one decides nothing more."""
         if self.is_abandoned:
             return
         self.is_abandoned = True
-        self._end = EndJob(ExitCode.OTHER_DRIVER, f"another driver has this job: {why}")
+        has = "has" if is_sure else "may have"
+        self._end = EndJob(ExitCode.OTHER_DRIVER, f"another driver {has} this job: {why}")
         self._stepper.abandon(self._end)
         self._stop()
         self._known.set()

@@ -101,7 +101,7 @@ def run_job(
         TakeoverError: for whatever reason a job that is there cannot be taken over.
     """
     try:
-        local = LocalDialler(early=early, outlives=settings.journal is not None)
+        local = LocalDialler(early=early, outlives=settings.has_journal)
         done = _run_job(settings, routes, local, gathering, resumed)
         while not isinstance(done, int):
             done = _run_job(settings, routes, local, gathering, None, done)
@@ -137,7 +137,7 @@ def _run_job(
             verbose=given.verbose,
             quiet=given.quiet,
             event_log=given.event_log,
-            keeping=None if given.journal is None else Keeping(),
+            keeping=Keeping() if given.has_journal else None,
         ) as console,
         warnings_told(console.warning),
         recording(given, secrets.token_hex(8), console, resumed=resumed, held=held) as recorded,
@@ -175,7 +175,7 @@ def _run_recorded(
         journal.at_s = instant.since_start_s
     in_files = None if journal is None else Keeping()
     with (
-        FolderLock.take(settings.durable_dir, job_id),
+        FolderLock.take(settings.durable_dir, job_id, shares=recorded.lock is not None),
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
         EventHook(
             settings.event_hook or "",
@@ -224,6 +224,7 @@ def _run_recorded(
             only_listed=settings.launcher == NO_LAUNCHER and settings.hosts != (),
             keeper=journal or NOTHING,
             machines=() if before is None else before.facts.machines.values(),
+            goes_on=before is not None,
         )
         exported = {
             **settings.passed_env,
@@ -264,6 +265,7 @@ def _run_recorded(
             routes=routes,
             journal=journal,
             before=before,
+            lock=recorded.lock,
             code_in_vain=ExitCode.INTERNAL_ERROR if recorded.begins else ENDED,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -311,7 +313,7 @@ def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) 
 
 def _check_recorded(settings: Settings, routes: Routes) -> None:
     """Raises SettingsError where a job cannot have a journal."""
-    if settings.journal is None:
+    if not settings.has_journal:
         return
     if routes:
         raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")

@@ -41,6 +41,7 @@ from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.books import Books
 from elastic_driver.driver.chief import ChiefKeeper
+from elastic_driver.driver.claim import Claim
 from elastic_driver.driver.discovery_loop import DiscoveryLoop
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.ending import JobEnd
@@ -110,6 +111,7 @@ class ElasticDriver:
         standstills: of this process.
         status_line: says where the job stands.
         takeover: of a job that another driver has had before; None for one that begins.
+        claim: of the job, for drivers of other machines; None where none of those can have it.
         is_in_vain: whether nothing was left of that one.
     """
 
@@ -139,6 +141,7 @@ class ElasticDriver:
     standstills: DriverStandstills
     status_line: StatusLine
     takeover: Takeover | None
+    claim: Claim | None
     is_in_vain: bool = field(default=False, init=False)
     _told_of_flags: bool = field(default=False, init=False)  # those that do nothing for the workers that came
 
@@ -225,6 +228,9 @@ class ElasticDriver:
         await self.server.start_local(socket.listen())
         await ways.begin(self.server.listeners, socket.path)
         self.job = replace(self.job, url=ways.here)
+        if self.claim is not None:
+            way_out.callback(self.claim.close)
+            self.claim.begin(ways.urls, await ways.certificate.make())
         if self.page is not None:
             way_out.callback(self.page.close)
             await self.page.listen(self.server.listeners, settings.page_address)
@@ -256,8 +262,8 @@ class ElasticDriver:
         return posting
 
     def _take_down(self, posting: Posting) -> None:
-        """A job that goes on without this driver is still found."""
-        if not self.end.is_abandoned:
+        """A job that goes on without this driver is still found, by its journal on this machine."""
+        if not self.end.is_abandoned or self.settings.journal is None:
             posting.remove()
 
     def _stay_found(self, socket: KeptSocket, posting: Posting | None) -> None:
@@ -273,7 +279,7 @@ class ElasticDriver:
             return
         file = self.settings.join_token_file
         # Who has not been welcomed yet knows nothing of a journal, and would not wait for another driver.
-        patience = "" if self.settings.journal is None else f" --agent-timeout {self.settings.driver_timeout_s:g}"
+        patience = f" --agent-timeout {self.settings.driver_timeout_s:g}" if self.settings.has_journal else ""
         for url in self.agents.urls[:1]:
             command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}{patience}"
             if not file:
@@ -298,9 +304,9 @@ class ElasticDriver:
         self.stepper.abandon(end)
         self._end_job(end)
 
-    def abandon(self, why: str) -> None:
-        """Another driver has the job: this one ends at once, and leaves everything alone."""
-        self.end.abandon(why)
+    def abandon(self, why: str, *, is_sure: bool = True) -> None:
+        """Another driver has the job, or may have: this one ends at once, and leaves everything alone."""
+        self.end.abandon(why, is_sure=is_sure)
         self.let_go()
 
     def let_go(self) -> None:

@@ -11,10 +11,11 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.journal.entries import Closed, JobFacts
 from elastic_driver.journal.folder import JOURNAL, JournalHeldError, Signature
 from elastic_driver.journal.held import FolderJournal, HeldJournal
@@ -23,15 +24,19 @@ from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
-from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
+from elastic_driver.rendezvous.token_file import JOIN, JOURNAL_KEY, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
 from elastic_driver.system import parent
+from elastic_driver.system.process_name import is_of_this_boot
 from elastic_driver.words import ExitCode, in_seconds
+
+if TYPE_CHECKING:
+    from elastic_driver.journal.etcd_lock import EtcdLock
 
 ENDED = 128 + signal.SIGTERM
 """What a job ends with that an operator ends."""
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
-_OF_NOW = ("journal", "log_level", "quiet", "standby_driver", "verbose")
+_OF_NOW = ("journal", "journal_etcd", "journal_key", "log_level", "quiet", "standby_driver", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
 _IN_WORDS = {
     "command": "the command",
@@ -71,6 +76,16 @@ class Recording:
     held: HeldJournal | None = None
     begins: bool = True
 
+    @property
+    def lock(self) -> EtcdLock | None:
+        """That of a journal in etcd: drivers of other machines may have the job; None where none of those can."""
+        return None if self.held is None else self.held.lock
+
+    @property
+    def is_where_it_was(self) -> bool:
+        """Whether the driver before this one was on this machine."""
+        return self.before is not None and (self.lock is None or is_of_this_boot(self.before.took.process))
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
@@ -87,7 +102,7 @@ class Resumed:
 
 def has_journal(settings: Settings) -> bool:
     """Whether a job may be taken over: nothing that was asked for now is certain to count."""
-    return settings.journal is not None and os.path.lexists(settings.journal / JOURNAL)
+    return bool(settings.journal_etcd) or (settings.journal is not None and os.path.lexists(settings.journal / JOURNAL))
 
 
 @contextlib.contextmanager
@@ -112,18 +127,12 @@ def recording(
         SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it; or it is not
             that which is gone on with.
     """
-    if settings.journal is None:
+    if not settings.has_journal:
         yield Recording(job_of(settings, job_id))
         return
     try:
         if held is None:
-            held = FolderJournal.take(
-                settings.journal,
-                job_id,
-                stands_by=settings.standby_driver,
-                on_wait=tell.line,
-                look=parent.interruption(),
-            )
+            held = _taken(settings, job_id, tell)
         else:
             held.is_of(job_id)
     except JournalHeldError as error:
@@ -181,6 +190,31 @@ def recording(
             else:
                 recorded.journal.give_up()  # its agents wait for another driver
             raise
+
+
+def _taken(settings: Settings, job_id: str, tell: Teller) -> HeldJournal:
+    """The journal that is asked for, for this process alone. See :func:`recording`."""
+    if settings.journal is not None:
+        return FolderJournal.take(
+            settings.journal,
+            job_id,
+            stands_by=settings.standby_driver,
+            on_wait=tell.line,
+            look=parent.interruption(),
+        )
+    from elastic_driver.journal.etcd_journal import EtcdJournal  # late: what unseals it takes a while to load
+
+    assert settings.journal_key is not None, "the settings have both or none"
+    return EtcdJournal.take(
+        EtcdPlace.parse(settings.journal_etcd, os.environ),
+        read_token(settings.journal_key, JOURNAL_KEY),
+        job_id,
+        stands_by=settings.standby_driver,
+        # Of one that was started again the agents wait as long.
+        patience_s=0.0 if parent.started() is None else settings.driver_timeout_s,
+        on_wait=tell.line,
+        look=parent.interruption(),
+    )
 
 
 def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> bool:

@@ -346,7 +346,10 @@ class EtcdClient:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if is_new:
-                    raise _BrokenError(_in_words(error)) from error
+                    text = _in_words(error)
+                    if endpoint.startswith("https:") and not self._place.certificate and isinstance(error, OSError):
+                        text += "; it may ask for a client's certificate (ETCDCTL_CERT and ETCDCTL_KEY)"
+                    raise _BrokenError(text) from error
             else:
                 break
         try:

@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
+from elastic_driver.words import ETCD
 
-SCHEME = "etcd://"
 # As IANA has it for etcd's clients.
 _PORT = 2379
 # A bundle of all authorities that a Linux distribution trusts has a quarter of that.
 _MOST_PEM = 1 << 20
-_FORM = f"expected {SCHEME}HOST:PORT,HOST:PORT/PREFIX"
+_FORM = f"expected {ETCD}HOST:PORT,HOST:PORT/PREFIX"
 # What needs no quoting, in a shell or in a pattern of etcdctl's.
 _PREFIX = re.compile(r"(/[A-Za-z0-9._+=@:-]+)+")
 _MOST_PREFIX = 512
@@ -78,12 +78,12 @@ class EtcdPlace:
         """
         if not is_etcd(url):
             raise SettingsError(f"cannot use {url[:200]!r}: {_FORM}")
-        hosts, slash, prefix = url[len(SCHEME) :].partition("/")
+        hosts, slash, prefix = url[len(ETCD) :].partition("/")
         prefix = f"{slash}{prefix}".rstrip("/")
         if "@" in hosts:
             # Without what was given: it is a password.
             raise SettingsError(
-                f"cannot use a URL {SCHEME}… with a user in it, which everybody on this machine could read: "
+                f"cannot use a URL {ETCD}… with a user in it, which everybody on this machine could read: "
                 "give the user in ETCDCTL_USER"
             )
         if why := _why_no_prefix(prefix):
@@ -138,12 +138,12 @@ class EtcdPlace:
 
     def __str__(self) -> str:
         """The URL, without what proves who asks."""
-        return f"{SCHEME}{','.join(endpoint.partition('://')[2] for endpoint in self.endpoints)}{self.prefix}"
+        return f"{ETCD}{','.join(endpoint.partition('://')[2] for endpoint in self.endpoints)}{self.prefix}"
 
 
 def is_etcd(text: str) -> bool:
     """Whether a text names a place in etcd, or is meant to."""
-    return text.startswith(SCHEME)
+    return text.startswith(ETCD)
 
 
 def _why_no_prefix(prefix: str) -> str:

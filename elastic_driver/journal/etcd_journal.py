@@ -36,6 +36,7 @@ class EtcdJournal:
         self.lock = lock
         self._secret = secret
         self._is_handed_on = False
+        self._client = EtcdClient(lock.place)  # the store's
         self.last = lock.last
         self.waited_for = lock.waited_for
 
@@ -47,6 +48,7 @@ class EtcdJournal:
         job_id: str,
         *,
         stands_by: bool = False,
+        patience_s: float = 0.0,
         on_wait: Callable[[str], None] = lambda text: None,
         look: Interruption = lambda *, drives: None,
     ) -> Self:
@@ -55,7 +57,7 @@ class EtcdJournal:
         Args:
             place: where.
             secret: what its records are sealed with.
-            job_id, stands_by, on_wait, look: see there.
+            job_id, stands_by, patience_s, on_wait, look: see there.
 
         Raises:
             JournalHeldError: a living process has it.
@@ -63,7 +65,7 @@ class EtcdJournal:
             SettingsError: see EtcdClient.
         """
         try:
-            lock = EtcdLock.take(place, job_id, stands_by=stands_by, on_wait=on_wait, look=look)
+            lock = EtcdLock.take(place, job_id, stands_by=stands_by, patience_s=patience_s, on_wait=on_wait, look=look)
         except EtcdError as error:
             raise JournalError(f"cannot use {place} (--journal): {in_words(error)}") from error
         return cls(lock, Secret(secret, place.prefix))
@@ -87,7 +89,8 @@ class EtcdJournal:
         return was_begun(None)
 
     def release(self) -> None:
-        """See HeldJournal."""
+        """See HeldJournal. Nothing more is written: what waits for an answer gets none."""
+        self._client.close()
         if not self._is_handed_on:
             self._is_handed_on = True
             self.lock.release()
@@ -120,7 +123,7 @@ class EtcdJournal:
 
     def store(self) -> Store:
         """See HeldJournal."""
-        return EtcdStore(self.lock, self._secret, EtcdClient(self.lock.place))
+        return EtcdStore(self.lock, self._secret, self._client)
 
 
 def read_etcd(place: EtcdPlace, secret: Secret) -> Recorded | Closed | None:

@@ -11,6 +11,7 @@ after all, or it is gone, nobody else has had the key, and it is taken again.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import secrets
 import threading
@@ -107,6 +108,7 @@ class EtcdLock:
         job_id: str,
         *,
         stands_by: bool = False,
+        patience_s: float = 0.0,
         on_wait: Callable[[str], None] = lambda text: None,
         look: Interruption = lambda *, drives: None,
     ) -> Self:
@@ -118,6 +120,7 @@ class EtcdLock:
             place: where.
             job_id: whose driver this process is, as far as it knows: for messages.
             stands_by: whether the end of one that lives is waited for, too.
+            patience_s: for how long it is waited for an etcd that does not answer. Who stands by waits for ever.
             on_wait: told once, in words, when it has to wait.
             look: called again and again while it waits; what it raises ends that.
 
@@ -130,7 +133,7 @@ class EtcdLock:
         there = DriverThere(job_id, platform.node(), name_of_this_process())
         client = EtcdClient(place)
         try:
-            waiting = _Waiting(place, on_wait, look, stands_by=stands_by)
+            waiting, until = _Waiting(place, on_wait, look, stands_by=stands_by), time.monotonic() + patience_s
             lock = cls(place, client, there)
             while True:
                 try:
@@ -140,11 +143,10 @@ class EtcdLock:
                             break
                     else:
                         waiting.wait(client, holder)
-                except EtcdUnreachableError:
-                    # One that stands by is there for what may be long.
-                    if not waiting.has_stood_by:
+                except EtcdUnreachableError as error:
+                    if not waiting.has_stood_by and time.monotonic() >= until:
                         raise
-                    waiting.pause()
+                    waiting.wait_for_etcd(error)
         except BaseException:
             client.close()
             raise
@@ -378,7 +380,8 @@ class EtcdLock:
             if in_doubt == self._was_in_doubt:
                 return
             self._was_in_doubt = in_doubt
-        self.on_doubt(in_doubt)
+        with contextlib.suppress(RuntimeError):  # its loop is closed: the job has ended
+            self.on_doubt(in_doubt)
 
     def _in_doubt(self) -> bool:
         return self._is_lost or now_s() >= self._good_until - _DOUBT_S
@@ -411,8 +414,8 @@ class _Waiting:
         there = _there_in(holder)
         process = None if there is None else ProcessName.parse(there.process)
         is_known = process is not None and process.is_of_this_place
-        if is_known and process is not None and process.state() is None:
-            # It is dead, and its lease runs on.
+        if is_known and process is not None and _is_dead(process):
+            # Its lease runs on.
             client.txn([Created(holder.key, holder.create_revision)], [Delete(holder.key)])
             return
         if holder.create_revision != self._seen:
@@ -426,11 +429,14 @@ class _Waiting:
             raise _held(self._place, there)
         else:
             self._tell(f"{whom} is driven by {_who(there)}: waiting {in_seconds(_DYING_S)} to see whether that is dead")
-        self.pause()
-
-    def pause(self) -> None:
-        """Without a word."""
         self._look(drives=True)
+        time.sleep(_LOOK_S)
+
+    def wait_for_etcd(self, error: EtcdUnreachableError) -> None:
+        """A while, for one that does not answer."""
+        if not self.has_stood_by:  # else it is all the same to it
+            self._tell(f"waiting for etcd: {in_words(error)}")
+        self._look(drives=self.has_stood_by)
         time.sleep(_LOOK_S)
 
     def _tell(self, text: str) -> None:
@@ -445,6 +451,19 @@ def _there_in(holder: KeyValue) -> DriverThere | None:
         return decode(holder.value)
     except CodecError:
         return None
+
+
+def _is_dead(process: ProcessName) -> bool:
+    """Whether a process of this place has ended. One of another user may be hidden (proc(5), hidepid)."""
+    if process.state() is not None:
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _who(there: DriverThere | None) -> str:

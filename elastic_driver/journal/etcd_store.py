@@ -40,7 +40,7 @@ class EtcdStore:
     Args:
         lock: it.
         secret: what records are sealed with.
-        client: to ask with; used by nobody else from now on, and closed by nobody.
+        client: to ask with; used by nobody else from now on.
     """
 
     silence = "etcd does not answer"

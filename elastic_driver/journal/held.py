@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFolder, JournalHeldError, Signature
@@ -18,6 +18,9 @@ from elastic_driver.journal.store import FolderStore, Store
 from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import local_socket, parent
+
+if TYPE_CHECKING:
+    from elastic_driver.journal.etcd_lock import EtcdLock
 
 # A driver that is dying may have its socket a moment longer than its lock.
 _DYING_S, _LOOK_S = 1.0, 0.05
@@ -33,6 +36,10 @@ class HeldJournal(Protocol):
     @property
     def last(self) -> Signature:
         """What the process before this one has left there."""
+
+    @property
+    def lock(self) -> EtcdLock | None:
+        """That which drivers of other machines wait for, too; None where none of those can have it."""
 
     @property
     def waited_for(self) -> str:
@@ -89,6 +96,10 @@ class FolderJournal(JournalFolder):
     def name(self) -> str:
         """See HeldJournal."""
         return str(self.path)
+
+    @property
+    def lock(self) -> None:
+        """See HeldJournal."""
 
     @property
     def is_of_this_command(self) -> bool:

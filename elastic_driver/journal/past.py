@@ -46,6 +46,7 @@ class Recorded:
         events: the steps since the last snapshot, with their times.
         facts: what is known beside the state.
         away_s: for how long the job has had no driver, as far as can be told.
+        is_driven: whether a driver has its lock; None where only its process could tell.
     """
 
     took: Took
@@ -55,6 +56,7 @@ class Recorded:
     events: tuple[tuple[float, Event], ...] = ()
     facts: Facts = field(default_factory=Facts)
     away_s: float = 0.0
+    is_driven: bool | None = None
 
     @property
     def epoch(self) -> int:

@@ -14,7 +14,7 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.system.safe_files import read_named
 
 ENV_TOKEN_FILE = "ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE"
-RENDEZVOUS, JOIN = "rendezvous", "join"  # the kinds of tokens
+RENDEZVOUS, JOIN, JOURNAL_KEY = "rendezvous", "join", "journal"  # the kinds of tokens
 
 # Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
 LEAST_CHARACTERS = 16

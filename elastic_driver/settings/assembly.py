@@ -25,6 +25,7 @@ from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is
 from elastic_driver.settings.mpirun import read_mpirun
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 from elastic_driver.settings.torchrun_options import torchrun_values
+from elastic_driver.words import ETCD
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset(
@@ -35,6 +36,8 @@ _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
 _WITHOUT_EFFECT = frozenset({"disable_cache"})
+# The driver's process may have another working directory by the time that it opens these.
+_ABSOLUTE = frozenset({"durable_dir", "journal", "journal_key", "join_token_file", "operator_token_file"})
 
 
 def integer(text: str) -> int:
@@ -115,6 +118,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         raise SettingsError(
             "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
         )
+    if str(chosen.get("journal", "")).startswith(ETCD):
+        chosen["journal_etcd"] = str(chosen.pop("journal"))
     if "log_level" in chosen:
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
     # What the environment has, the workers inherit: only the rest is exported.
@@ -154,9 +159,7 @@ def _typed(name: str, value: Any) -> Any:
     read = _FIELDS.get(name)
     try:
         if read is Path:
-            # The driver's process may have another working directory by the time that it writes there.
-            absolute = name in ("durable_dir", "journal", "join_token_file", "operator_token_file")
-            return (Path(value).absolute() if absolute else Path(value)) if str(value) else None
+            return (Path(value).absolute() if name in _ABSOLUTE else Path(value)) if str(value) else None
         if read is not None:
             return read(str(value))
         if name == "cooldown_range_s":

@@ -23,6 +23,8 @@ AUTO_LAUNCHER, NO_LAUNCHER = LAUNCHERS = ("auto", "none")
 
 # The agent looks for acknowledgements each 0.5 s, and they come each second.
 LEAST_AGENT_TIMEOUT_S = 2.0
+# Two leases in etcd: the next driver comes when the last one's is over, and has to be found then.
+LEAST_AGENT_TIMEOUT_OF_ETCD_S = 10.0
 LEAST_HOST_TIMEOUT_S = 2.0
 
 _INTERFACE = re.compile(r"[^\s/]{1,15}")  # IFNAMSIZ of Linux, less its zero

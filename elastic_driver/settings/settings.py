@@ -7,6 +7,7 @@ of where values come from (:mod:`elastic_driver.settings.assembly`), and touches
 
 from __future__ import annotations
 
+import platform
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,13 +18,14 @@ from elastic_driver.codec import OsText
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF, ON, check_protocol
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, check_mode
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import CHIEF, MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
+from elastic_driver.hosts import CHIEF, MAX_SLOTS_PER_HOST, Host, is_host_name, is_loopback, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import (
     AUTO_LAUNCHER,
     BOOTSTRAPS,
     LAUNCHERS,
+    LEAST_AGENT_TIMEOUT_OF_ETCD_S,
     LEAST_AGENT_TIMEOUT_S,
     LEAST_HOST_TIMEOUT_S,
     NO_LAUNCHER,
@@ -122,6 +124,8 @@ class Settings:
         durable_interval_s: seconds from one to the next; None not to look.
         durable_keep: how many are kept.
         journal: folder where the driver writes what happens before anything comes of it; None for none.
+        journal_etcd: likewise, but in etcd: ``etcd://host:port,…/prefix``; "" for a folder, or none.
+        journal_key: file with the key that seals a journal in etcd.
         driver_timeout_s: how long what happens may wait for that.
         standby_driver: whether a living driver that has the journal is waited for, to take its job over.
         on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
@@ -229,6 +233,8 @@ class Settings:
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
     journal: Path | None = field(default=None, metadata=_given_by("--journal"))
+    journal_etcd: str = ""
+    journal_key: Path | None = field(default=None, metadata=_given_by("--journal-key"))
     driver_timeout_s: float = field(default=_DRIVER_TIMEOUT_S, metadata=_given_by("--driver-timeout"))
     standby_driver: bool = field(default=False, metadata=_given_by("--standby-driver"))
     on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
@@ -281,6 +287,11 @@ class Settings:
             raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
 
     @property
+    def has_journal(self) -> bool:
+        """Whether another driver may take the job over."""
+        return self.journal is not None or bool(self.journal_etcd)
+
+    @property
     def opens_port(self) -> bool:
         """Whether the driver listens on TCP from its start: who comes there was told where, or the port is named."""
         is_named = self.rendezvous_port != 0 or self.rendezvous_address != _LOOPBACK
@@ -299,7 +310,7 @@ class Settings:
         """The rank that gets the driver's standard input; None for nobody."""
         if self.stdin is not None:
             return None if self.stdin == NO_STDIN else int(self.stdin)
-        if self.num_parameter_servers or self.journal is not None:
+        if self.num_parameter_servers or self.has_journal:
             return None
         if self.max_num_proc == 1:
             return 0
@@ -567,12 +578,19 @@ class Settings:
 
     def _check_journal(self) -> None:
         check_seconds(FLAGS["driver_timeout_s"], self.driver_timeout_s)
-        if self.journal is None:
+        if bool(self.journal_etcd) != (self.journal_key is not None):
+            raise SettingsError(
+                "a journal in etcd and --journal-key FILE go together: the key seals what the job writes there "
+                "(elasticrun token FILE makes one)"
+            )
+        if not self.has_journal:
             if self.driver_timeout_s != _DRIVER_TIMEOUT_S:
                 raise SettingsError("--driver-timeout is without effect: give --journal too")
             if self.standby_driver:
                 raise SettingsError("--standby-driver needs --journal, whose job it waits for")
             return
+        if self.journal_etcd:
+            self._check_etcd()
         others = {
             "--rdzv-endpoint": self.nodes is not None and bool(self.nodes.endpoint),
             "--stdin": self.stdin not in (None, NO_STDIN),
@@ -581,6 +599,25 @@ class Settings:
         for other, is_given in others.items():
             if is_given:
                 raise SettingsError(f"--journal cannot be beside {other}")
+
+    def _check_etcd(self) -> None:
+        """A driver of another machine may take the job over."""
+        if self.num_parameter_servers:
+            raise SettingsError(
+                "--parameter-servers cannot be beside a journal in etcd: the chief runs on the driver's machine, and "
+                "is lost with that; --journal DIR covers the driver's death"
+            )
+        if self.agent_timeout_s < LEAST_AGENT_TIMEOUT_OF_ETCD_S:
+            raise SettingsError(
+                f"--agent-timeout {self.agent_timeout_s:g} is below {LEAST_AGENT_TIMEOUT_OF_ETCD_S:g} s, within which "
+                "another driver takes the job over: it waits for the lease in etcd"
+            )
+        for host in self.hosts or ():
+            if is_loopback(host.name):
+                raise SettingsError(
+                    f"host {host.name} is another machine to each driver: with a journal in etcd hosts have names that "
+                    f"mean the same on all machines, as in -H {platform.node()}:{host.slots}"
+                )
 
     def _check_machines(self) -> None:
         check_seconds(FLAGS["ssh_connect_timeout_s"], self.ssh_connect_timeout_s)

@@ -439,7 +439,6 @@ def _address_of(first: Member, formed: Formed) -> str:
     return first.name  # it is on the service's machine, and has asked it by a name that only that machine knows
 
 
-
 def _seconds(given: dict[str, Any], key: str, default: float) -> float:
     try:
         value = float(given.get(key, default))

@@ -37,6 +37,7 @@ _RELEASE = {
     "TensorFlow": ("tensorflow",),
     "the browser": ("browser",),
     "monitoring": ("monitoring",),
+    "etcd": ("etcd",),
 }
 # What a landing runs and a commit does not.
 _LANDING = (

@@ -27,7 +27,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from elastic_driver.errors import (
     ElasticError,
@@ -39,7 +39,6 @@ from elastic_driver.errors import (
     WrongTokenError,
     in_words,
 )
-from elastic_driver.etcd.driver_there import DriverThere
 from elastic_driver.launch.agent import machine
 from elastic_driver.launch.agent.dial_in import Met, dial_in
 from elastic_driver.launch.agent.lease import Lease
@@ -52,6 +51,9 @@ from elastic_driver.rendezvous.frames import Frame, Message
 from elastic_driver.system.local_socket import path_of
 from elastic_driver.system.process_name import boot_id, name_of_this_process, place_of_sockets
 from elastic_driver.version import __version__
+
+if TYPE_CHECKING:
+    from elastic_driver.etcd.there import DriverThere
 
 _LOOK_S = 0.5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0

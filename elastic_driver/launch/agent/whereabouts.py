@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from elastic_driver.etcd.driver_there import DriverThere
 from elastic_driver.etcd.place import EtcdPlace
 
 if TYPE_CHECKING:
     from elastic_driver.etcd.client import EtcdClient
+    from elastic_driver.etcd.there import DriverThere
 
 # An agent has that long to find the next driver, in a fifth of its lease.
 _TIMEOUT_S = 2.0
@@ -38,9 +38,10 @@ class Whereabouts:
         return await asyncio.get_running_loop().run_in_executor(None, self._ask)
 
     def _ask(self) -> DriverThere | None:
-        if self._client is None:
-            # What speaks HTTP takes a while to load, and most agents never need it.
-            from elastic_driver.etcd.client import EtcdClient
+        # What speaks HTTP takes a while to load, and most agents never need it.
+        from elastic_driver.etcd.client import EtcdClient
+        from elastic_driver.etcd.there import driver_there
 
+        if self._client is None:
             self._client = EtcdClient(self._place, timeout_s=_TIMEOUT_S)
-        return DriverThere.read(self._client, self._place.prefix)
+        return driver_there(self._client, self._place)

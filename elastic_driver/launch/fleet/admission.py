@@ -17,6 +17,7 @@ from hmac import compare_digest
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.hosts import is_host_name, parse_labels
 from elastic_driver.launch.fleet.hello_limits import excess
 from elastic_driver.launch.fleet.kept import NOTHING, FleetFact, Keeper
@@ -56,7 +57,7 @@ class WelcomeFacts:
 
     Attributes:
         job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices, epoch,
-            driver, driver_timeout_s, place: see Welcome.
+            driver, driver_timeout_s, place, etcd: see Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -75,6 +76,7 @@ class WelcomeFacts:
     driver: str = ""
     driver_timeout_s: float = 0.0
     place: str = ""
+    etcd: EtcdPlace | None = None
 
 
 class Host(Protocol):
@@ -292,6 +294,7 @@ class Arrival:
                 driver=welcome_facts.driver,
                 driver_timeout_s=welcome_facts.driver_timeout_s,
                 place=welcome_facts.place,
+                etcd=welcome_facts.etcd,
                 kept=link.kept,
             )
         )

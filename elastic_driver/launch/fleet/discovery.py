@@ -61,6 +61,8 @@ class FleetDiscovery:
         only_listed: whether hosts that join are used only where the source lists them.
         keeper: of the machines that hosts are.
         machines: those that the driver before has known.
+        goes_on: whether there was one. Then hosts that have no agent yet are not waited for: who looks at the job's
+            hosts would go on with one that is lost, and blame it.
     """
 
     def __init__(
@@ -72,10 +74,12 @@ class FleetDiscovery:
         only_listed: bool = False,
         keeper: Keeper[FleetFact] = NOTHING,
         machines: Iterable[MachineKept] = (),
+        goes_on: bool = False,
     ) -> None:
         self._source = source
         self._fleet = fleet
         self._only_listed = only_listed
+        self._goes_on = goes_on
         self._on_settled = on_settled
         self._listed: tuple[Host, ...] | None = None  # as it was answered last
         self._error: DiscoveryError | None = None  # which nobody was told yet
@@ -197,6 +201,7 @@ class FleetDiscovery:
         going = {departure.hostname for departure in self._source.departures()}
         await self._fleet.want([each.name for each in listed if each.name not in going or self._fleet.is_up(each.name)])
         if is_first:
-            await self._fleet.settle(_SETTLE_S)
+            if not self._goes_on:
+                await self._fleet.settle(_SETTLE_S)
             self._on_settled()
         self._listed = listed

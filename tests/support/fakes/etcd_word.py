@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from elastic_driver.etcd.driver_there import KEY, DriverThere
 from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.etcd.there import DriverThere, driver_key, encode
 
 PREFIX = "/jobs/one"
 
@@ -37,11 +37,11 @@ class EtcdWord:
         if not self.answers:
             return None
         self.asked += 1
-        key = f"{PREFIX}/{KEY}".encode()
+        key = driver_key(self.place).encode()
         is_it = base64.b64decode(asked["key"]) == key
         document: dict[str, Any] = {"header": {"revision": "7"}}
         if self.says is not None and is_it:
-            pair = {"key": key, "value": self.says.written()}
+            pair = {"key": key, "value": encode(self.says)}
             kv = {name: base64.b64encode(value).decode() for name, value in pair.items()}
             document |= {"kvs": [kv | {"create_revision": "5", "mod_revision": "6", "version": "1"}], "count": "1"}
         return document

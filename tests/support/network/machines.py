@@ -68,7 +68,7 @@ def wait_for(what: str, found: Callable[[], _T], *, more: Callable[[], str] = st
 
 
 class MachinesJob(Job):
-    """``elasticrun`` on the first machine.
+    """``elasticrun`` on one of the machines.
 
     Args:
         machines: for the job.
@@ -76,16 +76,25 @@ class MachinesJob(Job):
         hosts: that a discovery script lists; None for no script.
         flags: more.
         cwd: of the driver, and so of all workers; None for the usual.
+        on: on which machine; None for the first.
         more: see Job.
     """
 
     def __init__(
-        self, machines: Namespaces, folder: Path, hosts: str | None, *flags: str, cwd: Path | None = None, **more: Any
+        self,
+        machines: Namespaces,
+        folder: Path,
+        hosts: str | None,
+        *flags: str,
+        cwd: Path | None = None,
+        on: NamespaceHost | None = None,
+        **more: Any,
     ) -> None:
         self.machines = machines
-        env = machines[0].environment() | {"STEP_S": "0.02"} | more.pop("env", {})
+        host = on or machines[0]
+        env = host.environment() | {"STEP_S": "0.02"} | more.pop("env", {})
         limits = ("--agent-timeout", "4", "--heartbeat-timeout", "4", "--grace-time", "1", "--verbose")
-        prefix = machines[0].prefix + ([] if cwd is None else ["env", "-C", str(cwd)])
+        prefix = host.prefix + ([] if cwd is None else ["env", "-C", str(cwd)])
         super().__init__(folder, hosts, *limits, *flags, env=env, prefix=prefix, **more)
 
     def agents(self, host: NamespaceHost) -> list[int]:

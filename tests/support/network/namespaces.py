@@ -1,8 +1,9 @@
 """Several machines on this one, for tests: network namespaces on one bridge, with a real OpenSSH server in each.
 
 Each host has a namespace of its own (network, host name, id of its boot), addresses of IPv4 and IPv6, its names in
-``/etc/hosts``, and no way out: no other name resolves, at once. Processes and files are this machine's, so tests see all processes. The
-bridge lies in a namespace as well, so addresses are the same in each test run and collide with nobody's.
+``/etc/hosts``, and no way out: no other name resolves, at once. Processes and files are this machine's, so tests see
+all processes. The bridge lies in a namespace as well, so addresses are the same in each test run and collide with
+nobody's.
 
 Needs root, iproute2 and a kernel that allows it, and OpenSSH for the servers (``scripts/install-test-hosts``); else the
 test that asks for hosts is skipped. Everything is gone afterwards; what a killed test run has left, the next removes.

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.etcd.client import NOT_FOUND, EtcdClient, EtcdRefusedError, EtcdUnreachableError
-from elastic_driver.etcd.messages import Created, Delete, Get, Modified, Put, end_of
+from elastic_driver.etcd.client import EtcdClient, EtcdRefusedError, EtcdUnreachableError
+from elastic_driver.etcd.messages import Put
+from tests.support.fakes.etcd_contract import EtcdContract
 from tests.support.fakes.fake_etcd import FakeEtcd, Instead, Refusal, fake_etcd, nobody
 
 pytestmark = pytest.mark.unit
@@ -27,50 +28,8 @@ def client(etcd: FakeEtcd) -> Iterator[EtcdClient]:
         yield client
 
 
-def test_keys_are_read_in_pages(client: EtcdClient) -> None:
-    client.txn([], [Put(f"/jobs/a/{number}", b"%d" % number) for number in range(5)])
-    page = client.range("/jobs/a/", end_of("/jobs/a/"), limit=3)
-    assert [(each.key, each.value) for each in page.found] == [
-        (f"/jobs/a/{number}", b"%d" % number) for number in range(3)
-    ]
-    assert page.more
-    rest = client.range("/jobs/a/3", end_of("/jobs/a/"), keys_only=True)
-    assert [(each.key, each.value) for each in rest.found] == [("/jobs/a/3", b""), ("/jobs/a/4", b"")]
-    assert not rest.more
-    assert client.get("/jobs/a/5") is None
-
-
-def test_a_transaction_is_carried_out_if_all_holds(client: EtcdClient) -> None:
-    assert client.txn([Created("/k", 0)], [Put("/k", b"\0\xff")]).succeeded
-    there = client.get("/k")
-    assert there is not None
-    assert there.value == b"\0\xff"
-    taken = client.txn([Created("/k", 0)], [Put("/k", b"2")], [Get("/k"), Get("/no")])
-    assert not taken.succeeded
-    assert taken.found == ((there,), ())
-    assert client.txn(
-        [Created("/k", there.create_revision), Modified("/k", there.mod_revision)], [Put("/k", b"3")]
-    ).succeeded
-    assert not client.txn([Modified("/k", there.mod_revision)], [Delete("/k")]).succeeded
-    assert client.txn([], [Delete("/k"), Get("/k")]).found == ((), ())
-    assert client.get("/k") is None
-
-
-def test_what_goes_with_a_lease_is_deleted_with_it(etcd: FakeEtcd, client: EtcdClient) -> None:
-    lease, ttl_s = client.grant(5)
-    assert ttl_s == 5
-    client.txn([], [Put("/k", b"1", lease)])
-    there = client.get("/k")
-    assert there is not None
-    assert there.lease == lease
-    assert client.keep_alive(lease) == 5
-    etcd.expire()
-    assert client.get("/k") is None
-    assert client.keep_alive(lease) == 0
-    client.revoke(lease)
-    with pytest.raises(EtcdRefusedError, match=r"^etcd refuses: etcdserver: requested lease not found$") as caught:
-        client.txn([], [Put("/k", b"1", lease)])
-    assert caught.value.code == NOT_FOUND
+class TestTheFake(EtcdContract):
+    """It does what the real one does, as far as it is asked."""
 
 
 def test_the_next_server_is_asked_and_stays_the_first(etcd: FakeEtcd) -> None:

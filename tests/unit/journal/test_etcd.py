@@ -202,6 +202,26 @@ def test_a_head_that_is_moved_late_is_not(etcd: FakeEtcd, place: EtcdPlace, mine
     assert bodies(place) == [b"third"]
 
 
+def test_a_piece_of_a_snapshot_that_is_written_late_does_not_count(
+    etcd: FakeEtcd, place: EtcdPlace, mine: Writer
+) -> None:
+    mine.begin(b"first")
+    go_on = threading.Event()
+    mine.store._client.timeout_s = 0.2
+    etcd.instead += [None, Instead(until=go_on, carried_out=True)]
+    try:
+        with pytest.raises(EtcdUnreachableError):
+            mine.store.begin(b"second")
+        mine.store.close()
+        mine.begin(b"third")
+    finally:
+        go_on.set()
+    until(lambda: len(records(etcd)) == 2)
+    assert bodies(place) == [b"third"]
+    mine.begin(b"fourth")
+    assert records(etcd) == [piece_key(place, 4, 1)]
+
+
 @pytest.mark.parametrize("status", [True, False])
 def test_a_reader_finds_one_generation_whatever_is_written_meanwhile(
     etcd: FakeEtcd, place: EtcdPlace, mine: Writer, monkeypatch: pytest.MonkeyPatch, status: bool
@@ -309,6 +329,18 @@ def test_one_of_this_machine_that_is_dead_loses_it_at_once(etcd: FakeEtcd, place
     lock = EtcdLock.take(place, "0456")
     assert (lock.waited_for, lock.there.job) == ("", "0456")
     lock.release()
+
+
+def test_one_of_another_user_that_cannot_be_seen_is_not_taken_for_dead(
+    etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    etcd.put(driver_key(place), encode(DriverThere("0123", "here", f"{place_of_processes()} 4194304 1")))
+    with pytest.raises(JournalHeldError, match="job 0123 is driven by process 4194304 on here"):
+        EtcdLock.take(place, "0456")
 
 
 ELSEWHERE = DriverThere("0123", "there", f"{place_of_processes().replace('pid:', 'other:')} 1 2")
@@ -530,6 +562,38 @@ def test_it_is_in_doubt_from_a_second_before_its_lease_is_over(
         made.append(b"second")
         assert made.doubts == [True, False]
     assert bodies(place) == [b"first", b"second"]
+
+
+def test_it_is_good_from_when_its_lease_was_asked_for(
+    etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from when the answer came: that may have been on its way for long."""
+    skipped = 0.0
+    clock = etcd_lock.now_s
+    monkeypatch.setattr(etcd_lock, "now_s", lambda: clock() + skipped)
+    grant, keep_alive = EtcdClient.grant, EtcdClient.keep_alive
+    answered_s: list[float] = []
+
+    def slow_grant(client: EtcdClient, ttl_s: int) -> tuple[int, int]:
+        nonlocal skipped
+        skipped += 1.5
+        return grant(client, ttl_s)
+
+    def slow_keep_alive(client: EtcdClient, lease: int) -> int:
+        nonlocal skipped
+        skipped += 1.5
+        answered_s.append(etcd_lock.now_s())
+        return keep_alive(client, lease)
+
+    monkeypatch.setattr(EtcdClient, "grant", slow_grant)
+    monkeypatch.setattr(EtcdClient, "keep_alive", slow_keep_alive)
+    began_s = etcd_lock.now_s()
+    with writer(place) as made:
+        first_s = made.lock.good_until
+        assert began_s + 5 <= first_s <= etcd_lock.now_s() + 5 - 1.5
+        until(lambda: made.lock.good_until != first_s)
+        # It is kept alive again more than a second later.
+        assert made.lock.good_until <= answered_s[0] + 5 - 1.5
 
 
 def test_what_etcd_refuses_is_an_error_of_the_disc(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:

@@ -1,0 +1,382 @@
+"""Whose job is in a journal in etcd, and what becomes of it. What is so of every journal is in test_recording.py."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.driver.recording import Recording, Resumed, close, has_journal, recording
+from elastic_driver.errors import SettingsError
+from elastic_driver.etcd.client import EtcdClient
+from elastic_driver.etcd.sealed import Secret
+from elastic_driver.etcd.there import DriverThere, driver_key, driver_there, encode
+from elastic_driver.journal import etcd_lock
+from elastic_driver.journal.entries import Closed, Fact
+from elastic_driver.journal.etcd_journal import read_etcd
+from elastic_driver.journal.folder import JournalError, JournalHeldError
+from elastic_driver.journal.journal import Journal
+from elastic_driver.journal.past import Recorded
+from elastic_driver.settings.settings import Settings
+from elastic_driver.system import parent
+from tests.support.fakes.etcd_jobs import until
+from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd
+from tests.support.fakes.job_facts import an_agent, greeting, job_of_one
+from tests.support.fakes.left_jobs import STATE
+
+pytestmark = pytest.mark.unit
+
+SECRET = "5ec4e7 that nobody can guess"
+FAR = an_agent(local=False, hello=greeting("a" * 32))
+
+
+class Told:
+    """A console."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+        self.has_line = threading.Event()
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+        self.has_line.set()
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+class Place:
+    """A prefix in etcd, and the key of its journal."""
+
+    def __init__(self, etcd: FakeEtcd, folder: Path) -> None:
+        self.etcd = etcd
+        self.key = folder / "key"
+        self.key.write_text(f"{SECRET}\n")
+        self.place = etcd.place()
+
+    def settings(self, **more: object) -> Settings:
+        """What a job is started with whose journal is there."""
+        given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, "accept_agents": True}
+        given |= {"journal_etcd": str(self.place), "journal_key": self.key, **more}
+        return Settings(command=("true",), **given)  # type: ignore[arg-type]
+
+    def read(self) -> Recorded | Closed | None:
+        """What is there."""
+        return read_etcd(self.place, Secret(SECRET, self.place.prefix))
+
+    def leave(self, *facts: Fact) -> None:
+        """A driver has died there, with these facts."""
+        job = job_of_one(settings=self.settings(), directory=str(self.key.parent))
+
+        async def write() -> None:
+            with recording(self.settings(), job.job_id, Told()) as recorded:
+                assert recorded.held is not None
+                journal = Journal(recorded.held.store(), job, epoch=4, facts=facts)
+                await written(journal)
+                journal.give_up()
+                assert recorded.journal is not None
+                recorded.journal.give_up()
+
+        asyncio.run(write())
+
+
+async def written(journal: Journal) -> Exception | None:
+    """There is something of the job in it."""
+    done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    journal.write(1.0, STATE, (), done.set_result)
+    return await done
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with fake_etcd() as etcd:
+        yield Place(etcd, tmp_path)
+
+
+def test_a_new_job_begins_where_the_last_one_was_closed(place: Place) -> None:
+    for epoch in (1, 2):
+        assert has_journal(place.settings()), "nobody knows before it is asked"
+        with recording(place.settings(), f"012{epoch}", told := Told()) as recorded:
+            assert recorded.journal is not None
+            assert recorded.lock is not None
+            assert recorded.lock.place == place.place
+            assert (recorded.journal.epoch, recorded.before) == (epoch, None)
+            assert recorded.job.settings == place.settings()
+            recorded.journal.close(0)
+        assert place.read() == Closed(epoch, f"012{epoch}", 0)
+        assert (told.lines, told.warnings) == ([], [])
+    assert driver_key(place.place) not in place.etcd.held()
+
+
+def test_a_job_is_taken_over(place: Place) -> None:
+    place.leave(FAR)
+    assert not any(SECRET.encode() in value or b"num_proc" in value for value in place.etcd.held().values())
+    with recording(place.settings(), "0456", told := Told()) as recorded:
+        journal, before = recorded.journal, recorded.before
+        assert journal is not None
+        assert before is not None
+        assert (journal.epoch, before.epoch, before.state, before.clock) == (5, 4, STATE, 1.0)
+        assert before.facts.agents == {FAR.agent: FAR}
+        assert recorded.job.job_id == "0123"
+        assert asyncio.run(written(journal)) is None
+        with EtcdClient(place.place) as client:
+            until(lambda: (there := driver_there(client, place.place)) is not None and there.job == "0123")
+        journal.give_up()
+    assert (told.lines, told.warnings) == ([], [])
+    found = place.read()
+    assert isinstance(found, Recorded)
+    assert (found.epoch, found.facts.agents) == (5, {FAR.agent: FAR})
+
+
+def test_another_key_takes_nothing_over(place: Place) -> None:
+    place.leave(FAR)
+    before = place.etcd.held()
+    place.key.write_text("another that nobody can guess")
+    why = r"it is sealed with another key: is --journal-key the job's\?"
+    with pytest.raises(JournalError, match=why), recording(place.settings(), "0456", Told()):
+        pass
+    assert place.etcd.held() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("short", "cannot use the file .* as a journal token: it has 5"), (None, "cannot read the journal")],
+)
+def test_a_key_that_is_none(place: Place, text: str | None, why: str) -> None:
+    place.key.unlink()
+    if text is not None:
+        place.key.write_text(text)
+    with pytest.raises(SettingsError, match=why), recording(place.settings(), "0456", Told()):
+        pass
+
+
+def test_etcd_is_away(place: Place) -> None:
+    place.etcd.close()
+    with (
+        pytest.raises(JournalError, match=r"^cannot use etcd://.* \(--journal\): no answer of etcd: http://127.0.0.1:"),
+        recording(place.settings(), "0456", Told()),
+    ):
+        pass
+
+
+def test_a_driver_that_was_started_again_waits_for_etcd(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job's agents wait, too."""
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+    place.leave(FAR)
+    place.etcd.is_away = True
+    told = Told()
+    told.line = lambda text: (told.lines.append(text), setattr(place.etcd, "is_away", False))  # type: ignore[method-assign, assignment]
+    with recording(place.settings(), "0456", told) as recorded:
+        assert recorded.before is not None
+        assert recorded.journal is not None
+        recorded.journal.give_up()
+    (line,) = told.lines
+    assert line.startswith("waiting for etcd: no answer of etcd: http://127.0.0.1:")
+
+    place.etcd.is_away = True
+    with (
+        pytest.raises(JournalError, match="no answer of etcd"),
+        recording(place.settings(driver_timeout_s=0.05), "0456", Told()),
+    ):
+        pass
+
+
+def test_a_driver_that_was_started_again_finds_that_another_has_the_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(place.settings(), "0123", Told()) as other:
+        assert other.journal is not None
+        held = pytest.raises(JournalHeldError, match="job 0123 is driven by process")
+        with held, recording(place.settings(), "0456", Told()):
+            pass
+        monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+        with recording(place.settings(), "0456", told := Told()) as recorded:
+            assert (recorded.over, recorded.journal) == (75, None)
+        other.journal.give_up()
+    assert "another driver has this job by now" in told.warnings[0]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_job_that_was_closed_is_over_for_its_own_command_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    mark = os.memfd_create("mark")
+    try:
+        with monkeypatch.context() as patch:
+            if has_begun:
+                patch.setattr(parent, "_mark", mark)
+            with recording(place.settings(), "0123", Told()) as recorded:
+                assert recorded.journal is not None
+                recorded.journal.close(3)
+        monkeypatch.setattr(parent, "_mark", mark)
+        monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+        with recording(place.settings(), "0456", Told()) as recorded:
+            assert recorded.over == (3 if has_begun else None)
+            if recorded.journal is not None:
+                recorded.journal.close(0)
+    finally:
+        os.close(mark)
+
+
+class Standing:
+    """A driver that stands by, in a thread."""
+
+    def __init__(self, place: Place, job_id: str = "0456") -> None:
+        self.told = Told()
+        self.found: Recording | None = None
+        self._place, self._job_id = place, job_id
+        self._thread = threading.Thread(target=self._stand_by)
+        self._thread.start()
+        self.told.has_line.wait()
+
+    def _stand_by(self) -> None:
+        with recording(self._place.settings(standby_driver=True), self._job_id, self.told) as recorded:
+            self.found = recorded
+            if recorded.journal is not None:
+                recorded.journal.close(0)
+
+    def ends_with(self) -> Recording:
+        self._thread.join()
+        assert self.found is not None
+        return self.found
+
+
+@pytest.mark.parametrize("code", [0, 3, 70, 143])
+def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        assert asyncio.run(written(recorded.journal)) is None
+        later = [Standing(place, job_id) for job_id in ("0456", "0789")]
+        close(recorded.journal, code, Told())
+    for each in later:
+        assert each.ends_with().over == code
+        assert each.told.lines[-1] == f"job 0123 has ended with exit code {code}"
+    assert isinstance(place.read(), Recorded if code == 70 else Closed)
+
+
+def test_one_that_stands_by_takes_the_job_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    place.leave(FAR)
+    with recording(place.settings(), "0789", Told()) as recorded:
+        assert recorded.journal is not None
+        later = Standing(place)
+        recorded.journal.give_up()
+    found = later.ends_with()
+    assert found.before is not None
+    assert found.job.job_id == "0123"
+
+
+def test_whoever_goes_on_with_a_job_finds_its_end(place: Place) -> None:
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        recorded.journal.close(3)
+    with recording(place.settings(), "0456", told := Told(), resumed=Resumed("0123")) as recorded:
+        assert recorded.over == 3
+    assert told.lines == ["job 0123 has ended with exit code 3"]
+
+
+def test_nobody_else_gets_it_before_another_job_begins_there(place: Place) -> None:
+    place.leave(FAR)
+    with recording(place.settings(), "0456", Told()) as recorded:
+        assert recorded.journal is not None
+        assert recorded.held is not None
+        assert close(recorded.journal, 70, Told(), is_in_vain=True)
+        held = recorded.held.handed_on()
+    with recording(place.settings(), "0456", Told(), held=held) as recorded:
+        assert (recorded.job.job_id, recorded.before, recorded.over) == ("0456", None, None)
+        with pytest.raises(JournalHeldError), recording(place.settings(), "0789", Told()):
+            pass
+        assert recorded.journal is not None
+        assert asyncio.run(written(recorded.journal)) is None
+        recorded.journal.close(0)
+    assert place.read() == Closed(6, "0456", 0)
+
+
+@pytest.mark.parametrize("how", ["written", "looked"])
+def test_a_journal_that_another_driver_has_by_now_is_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("elastic_driver.journal.journal._AGAIN_S", 0.01)
+
+    async def lose(journal: Journal) -> None:
+        assert await written(journal) is None
+        place.etcd.expire()
+        there = encode(DriverThere("0123", "there", "another place 1 2"))
+        place.etcd.put(driver_key(place.place), there)
+        errors: list[Exception] = []
+        if how == "written":
+            journal.keep(FAR)
+            errors.append(await written(journal) or AssertionError())
+        else:
+            journal.on_error = errors.append
+            # What the lock's thread would find out after a while.
+            recorded.lock.lost("its lease has run out")  # type: ignore[union-attr]
+            looked = asyncio.Event()
+            journal.look(looked.set)
+            await looked.wait()
+        (error,) = errors
+        assert isinstance(error, JournalHeldError)
+        assert str(error).endswith("job 0123 is driven by process 1 on there")
+        journal.give_up()
+
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        asyncio.run(lose(recorded.journal))
+    assert driver_key(place.place) in place.etcd.held()
+
+
+def test_while_etcd_is_away_the_journal_says_why_and_goes_on_then(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_driver.journal.journal._AGAIN_S", 0.01)
+
+    async def go_on(journal: Journal) -> None:
+        assert await written(journal) is None
+        assert journal.silence == "etcd does not answer"
+        place.etcd.is_away = True
+        journal.keep(FAR)
+        writing = asyncio.ensure_future(written(journal))
+        while not journal.trouble:
+            await asyncio.sleep(0.01)
+        assert journal.trouble.startswith("no answer of etcd: http://127.0.0.1:")
+        place.etcd.is_away = False
+        assert await writing is None
+        assert journal.trouble == ""
+        journal.give_up()
+
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        asyncio.run(go_on(recorded.journal))
+
+
+@pytest.mark.parametrize("boots", [(), ("another",)])
+def test_where_its_driver_was(place: Place, boots: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place.leave(FAR)
+    for boot in boots:
+        monkeypatch.setattr("elastic_driver.driver.recording.is_of_this_boot", lambda name, boot=boot: boot in name)
+    with recording(place.settings(), "0456", Told()) as recorded:
+        assert recorded.is_where_it_was == (not boots)
+        assert recorded.journal is not None
+        recorded.journal.give_up()
+
+
+def test_its_password_is_nowhere_in_what_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each driver reads what proves who asks from its own environment; workers have that of the job."""
+    monkeypatch.setenv("ETCDCTL_USER", "jobs:pa55word")
+    place.etcd.users["jobs"] = "pa55word"
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        assert recorded.lock is not None
+        assert recorded.lock.place == dataclasses.replace(place.place, user="jobs", password="pa55word")
+        assert "pa55word" not in repr(recorded)
+        recorded.journal.close(0)
