@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.etcd.driver_there import DriverThere
+from elastic_driver.etcd.there import DriverThere
 from elastic_driver.rendezvous.agent_messages import Exited, InDoubt, Levels
 from elastic_driver.system.process_name import place_of_sockets
 from tests.support.fakes.etcd_word import EtcdWord, etcd_word
@@ -27,7 +27,7 @@ SLEEP = "import time; print('sleeps', flush=True); time.sleep(600)"
 def there(driver: FakeDriver) -> DriverThere:
     facts = driver.welcome_facts
     url = f"https://127.0.0.1:{driver.port}"
-    return DriverThere("m", "", facts.job_id, facts.epoch, facts.driver, (url,))
+    return DriverThere(facts.job_id, "m", "", facts.epoch, facts.driver, (url,))
 
 
 @asynccontextmanager
