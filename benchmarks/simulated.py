@@ -39,6 +39,7 @@ from elastic_driver.journal.entries import Facts
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet import admission, dialling
 from elastic_driver.launch.fleet.addresses import Addresses
 from elastic_driver.launch.fleet.admission import Admission, WelcomeFacts
 from elastic_driver.launch.fleet.dialling import Reach
@@ -281,6 +282,9 @@ class _Telling(Chronicle):
 
 def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> None:
     """The driver's process."""
+    # Hundreds of agents are one process here, and say hello one after the other. On a busy machine that takes longer
+    # than one of them may take, and all that are late would be dialled again.
+    dialling._DIAL_IN_S = admission._HELLO_S = PATIENCE_S
 
     async def main() -> None:
         dialler = SimulatedDialler()
