@@ -12,6 +12,7 @@ written, and does not count; but the first one of a generation is whole before t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ _PAGE = 64
 # revision that is read was compacted away meanwhile.
 _TOO_LARGE, _COMPACTED = 8, 11
 _TRIES = 5
+# As they are written here. What is larger than all that may come is nobody's of ours.
+_NUMBER = re.compile(r"0{5}[0-9]{15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,12 @@ def records_key(place: EtcdPlace) -> str:
 def generation_key(place: EtcdPlace, generation: int) -> str:
     """How the keys of a generation begin."""
     return f"{records_key(place)}{generation:020}/"
+
+
+def generation_in(key: str, place: EtcdPlace) -> int:
+    """The generation of a piece; 0 where the key is none of ours."""
+    number = key.removeprefix(records_key(place)).partition("/")[0]
+    return int(number) if _NUMBER.fullmatch(number) else 0
 
 
 def piece_key(place: EtcdPlace, generation: int, number: int) -> str:

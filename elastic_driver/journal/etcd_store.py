@@ -3,8 +3,10 @@
 Owns the numbers of generations and pieces, and what each transaction compares: the lock, without which nothing is
 written; and the head, so that whoever removes or replaces the records has them written anew, with all that there is.
 
-A generation's number is not used twice by a driver, whatever became of it: what was asked for and never answered may be
-carried out late. It is then in a generation that does not count, and is deleted with the next head.
+A generation's number is used once only, by all drivers together: it is above all that there are when a driver comes to
+have the lock, and one driver uses none twice, whatever became of it. For what was asked for and never answered may be
+carried out late. A piece is then in a generation that does not count, and is deleted with the next head. Nothing else
+is ever deleted, and that compares the head before: so no deletion that comes late can meet records that count.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from elastic_driver.journal.etcd_records import (
     AT_ONCE,
     Found,
     Head,
+    generation_in,
     generation_key,
     head_key,
     parse_head,
@@ -78,7 +81,7 @@ class EtcdStore:
         self._refresh_head()
         created = self._lock.created
         if created != self._created:
-            self._remove_leftovers()
+            self._generation = max(self._generation, self._last_leftover())
             self._created = created
         self._generation = generation = self._next_generation()
         seal = self._secret.seal(str(generation))
@@ -117,12 +120,13 @@ class EtcdStore:
         counts = 0 if self._head.head is None else self._head.head.generation
         return max(counts, self._generation) + 1
 
-    def _remove_leftovers(self) -> None:
-        """Of a driver before this one that had not come to move the head."""
+    def _last_leftover(self) -> int:
+        """The last generation that a driver before this one has begun, and not come to move the head to; 0 for none."""
         start = records_key(self._place)
         if self._head.head is not None:
             start = end_of(generation_key(self._place, self._head.head.generation))
-        self._txn([], [Delete(start, end_of(records_key(self._place)))])
+        found = self._client.range(start, end_of(records_key(self._place)), keys_only=True).found
+        return max((generation_in(each.key, self._place) for each in found), default=0)
 
     def _move_head(self, generation: int) -> None:
         """From now on this generation counts, and all before it is deleted."""

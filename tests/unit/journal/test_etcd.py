@@ -222,6 +222,47 @@ def test_a_piece_of_a_snapshot_that_is_written_late_does_not_count(
     assert records(etcd) == [piece_key(place, 4, 1)]
 
 
+@pytest.mark.parametrize("at", range(5))
+def test_no_request_of_a_first_snapshot_that_comes_late_meets_what_counts(
+    etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """A server that was cut off carries out what it was asked for, also to delete."""
+    monkeypatch.setattr(etcd_records, "PIECE_BYTES", 3)
+    with writer(place) as made:
+        made.begin(b"of a driver before")
+    etcd.put(piece_key(place, 2, 1), b"left over")
+    go_on = threading.Event()
+    with writer(place) as made:
+        made.store.look()
+        made.store._client.timeout_s = 0.2
+        etcd.instead += [None] * at + [Instead(until=go_on, carried_out=True)]
+        try:
+            with pytest.raises(EtcdUnreachableError):
+                made.store.begin(b"first")
+            etcd.instead.clear()
+            made.store.close()
+            made.store._client.timeout_s = 3.0
+            made.begin(b"second")
+            made.append(b"third")
+        finally:
+            answers = len(etcd.answered)
+            go_on.set()
+        until(lambda: len(etcd.answered) > answers)
+        made.append(b"fourth")
+        assert bodies(place) == [b"second", b"third", b"fourth"]
+        made.begin(b"fifth")
+    assert bodies(place) == [b"fifth"]
+    assert len({key.rpartition("/")[0] for key in records(etcd)}) == 1
+
+
+@pytest.mark.parametrize("name", ["x", "00000000000000000009", "0000000000000000000x/1", f"{'9' * 20}/1"])
+def test_what_is_no_piece_is_not_in_the_way(etcd: FakeEtcd, place: EtcdPlace, mine: Writer, name: str) -> None:
+    etcd.put(f"/jobs/a/records/{name}", b"")
+    mine.begin(b"first")
+    mine.append(b"second")
+    assert bodies(place) == [b"first", b"second"]
+
+
 @pytest.mark.parametrize("status", [True, False])
 def test_a_reader_finds_one_generation_whatever_is_written_meanwhile(
     etcd: FakeEtcd, place: EtcdPlace, mine: Writer, monkeypatch: pytest.MonkeyPatch, status: bool
