@@ -25,7 +25,7 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
-from elastic_driver.driver.recording import ENDED, Recording, Resumed, close, enter, has_journal, recording
+from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
@@ -266,14 +266,14 @@ def _run_recorded(
             journal=journal,
             before=before,
             lock=recorded.lock,
-            code_in_vain=ExitCode.INTERNAL_ERROR if recorded.begins else ENDED,
+            code_in_vain=recorded.code_in_vain,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle))
         is_closed, begins = False, driver.is_in_vain and recorded.begins
         if journal is not None and not driver.end.is_abandoned:
-            is_closed = close(journal, code, console, is_in_vain=begins)
+            is_closed = close(journal, code, console, is_in_vain=driver.is_in_vain)
         if begins and not is_closed:
             # What is there would be taken over in vain again and again.
             console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
@@ -281,6 +281,8 @@ def _run_recorded(
             console.line(f"nothing is left of job {job_id}: this is a new job")
             assert recorded.held is not None, "it has a journal"
             return recorded.held.handed_on()
+        elif driver.is_in_vain and code == ExitCode.INTERNAL_ERROR:
+            console.error(f"nothing is left of job {job_id}: the same command begins it anew")
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])

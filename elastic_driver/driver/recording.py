@@ -17,7 +17,7 @@ from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.journal.entries import Closed, JobFacts
-from elastic_driver.journal.folder import JOURNAL, JournalHeldError, Signature
+from elastic_driver.journal.folder import JOURNAL, JournalError, JournalHeldError, Signature
 from elastic_driver.journal.held import FolderJournal, HeldJournal
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
@@ -67,6 +67,7 @@ class Recording:
         over: the exit code of a job that had ended, of which nothing is left; None for others.
         held: where the journal is, which this process has for itself; None for nowhere.
         begins: whether another job begins where nothing is left of that one.
+        code_in_vain: the exit code where nothing is left of it, and none begins.
     """
 
     job: JobFacts
@@ -75,6 +76,7 @@ class Recording:
     over: int | None = None
     held: HeldJournal | None = None
     begins: bool = True
+    code_in_vain: int = ExitCode.INTERNAL_ERROR
 
     @property
     def lock(self) -> EtcdLock | None:
@@ -125,7 +127,7 @@ def recording(
 
     Raises:
         SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it; or it is not
-            that which is gone on with.
+            that which is gone on with, or was waited for.
     """
     if not settings.has_journal:
         yield Recording(job_of(settings, job_id))
@@ -143,7 +145,15 @@ def recording(
         return
     with held:
         found = held.read()
-        if held.waited_for and held.waited_for == _job_in(found):
+        if held.only_goes_on:
+            if held.waited_for not in ("", _job_in(found)) and _of(held.waited_for, held.last) is not None:
+                # It has ended, and what is there is another's.
+                over = _of(held.waited_for, held.last)
+                tell.line(f"job {held.waited_for} has ended with exit code {over}")
+                yield Recording(job_of(settings, held.waited_for), over=over)
+                return
+            resumed = resumed or Resumed(_awaited(found, held))
+        elif held.waited_for and held.waited_for == _job_in(found):
             resumed = Resumed(held.waited_for)
         if resumed is not None:
             _check_is_there(resumed, found, held.name)
@@ -158,12 +168,17 @@ def recording(
             return
         before = over = None
         begins = resumed is None or resumed.begins
+        code_in_vain = ExitCode.INTERNAL_ERROR if begins else ENDED
+        begins = begins and not held.only_goes_on
         if isinstance(found, Recorded) and exit_code is None:
             held.check(found)
-            before = _taken_over(found, tell, begins=begins)
-            if before is None and (found.state.end is not None or not begins):
+            follows = "; this is a new job" if begins else "; the same command begins it anew"
+            before = _taken_over(found, tell, follows=follows if begins or held.only_goes_on else "")
+            if before is not None:
+                parent.has_begun(has_stood_by=held.only_goes_on)
+            elif found.state.end is not None or not begins:
                 job_id = found.job.job_id
-                over = ENDED if found.state.end is None else found.state.end.exit_code
+                over = code_in_vain if found.state.end is None else found.state.end.exit_code
         last = 0 if found is None else found.epoch
         if before is None:
             held.is_of(job_id)
@@ -176,10 +191,11 @@ def recording(
             now = {name: getattr(settings, name) for name in _OF_NOW}
             job = replace(job, settings=held.settings(replace(job.settings, **now)))
             recorded = Recording(job, Journal(held.store(), job, epoch=last + 1, facts=before.facts.all()), before)
-        recorded = replace(recorded, held=held, begins=begins)
+        recorded = replace(recorded, held=held, begins=begins, code_in_vain=code_in_vain)
         assert recorded.journal is not None
         if over is not None:
-            close(recorded.journal, over, tell)
+            is_in_vain = isinstance(found, Recorded) and found.state.end is None
+            close(recorded.journal, over, tell, is_in_vain=is_in_vain)
             yield replace(recorded, over=over)
             return
         try:
@@ -289,14 +305,30 @@ def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, name: str
         raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {name} is {what} by now")
 
 
-def _taken_over(found: Recorded, tell: Teller, *, begins: bool) -> Recorded | None:
+def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
+    """The job that a driver has stood by for, and finds. Raises JournalError where that is not there any more."""
+    there = _job_in(found)
+    if there and there == (held.waited_for or there):
+        return there
+    job = f"job {held.waited_for}" if held.waited_for else "the job"
+    if there:
+        raise JournalError(
+            f"cannot take over {job}, for which this driver has stood by: {held.name} is that of job {there} by now"
+        )
+    raise JournalError(
+        f"cannot take over {job}, for which this driver has stood by: nothing is left of it at {held.name}. "
+        "Unless it has ended, begin it anew with the same command"
+    )
+
+
+def _taken_over(found: Recorded, tell: Teller, *, follows: str) -> Recorded | None:
     """What is to be taken over; None where nobody is left who could come back: then that job is over."""
     if any(map(may_come_back, found.facts.agents.values())):
         return found
     if found.state.end is None:
         tell.line(
             f"job {found.job.job_id} has ended {in_seconds(found.away_s)} ago with its driver: none of its agents is "
-            f"left{'; this is a new job' if begins else ''}"
+            f"left{follows}"
         )
     return None
 
@@ -305,7 +337,12 @@ def _has_ended(found: Recorded | Closed | None, last: Signature) -> int | None:
     """The exit code of the job that is there; None for one that has not ended, as far as its driver could say so."""
     if isinstance(found, Closed):
         return found.exit_code
-    return last.exit_code if found is not None and last.job == found.job.job_id else None
+    return None if found is None else _of(found.job.job_id, last)
+
+
+def _of(job_id: str, last: Signature) -> int | None:
+    """The exit code of a job, as far as it was said apart from the records."""
+    return last.exit_code if last.job == job_id else None
 
 
 def _was_ours(found: Recorded | Closed | None, held: HeldJournal) -> bool:

@@ -22,7 +22,7 @@ from elastic_driver.journal.folder import JournalError, Signature
 from elastic_driver.journal.past import Recorded, read_bodies
 from elastic_driver.journal.store import Store
 from elastic_driver.settings.settings import Settings
-from elastic_driver.system.parent import Interruption, was_begun
+from elastic_driver.system.parent import Interruption, had_stood_by, was_begun
 
 
 class EtcdJournal:
@@ -82,6 +82,11 @@ class EtcdJournal:
     def name(self) -> str:
         """See HeldJournal."""
         return str(self.lock.place)
+
+    @property
+    def only_goes_on(self) -> bool:
+        """See HeldJournal."""
+        return self.lock.has_stood_by or had_stood_by()
 
     @property
     def is_of_this_command(self) -> bool:

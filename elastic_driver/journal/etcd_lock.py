@@ -76,7 +76,8 @@ class EtcdLock:
         on_doubt: called, by a thread of the lock's own, when it comes to be in doubt (True), and when it is sure again.
         head: which generation counted when it was taken.
         last: what was said of the job's end then.
-        waited_for: the job whose driver's end was waited for; "" where nobody had it.
+        has_stood_by: whether the end of a driver that lives was waited for.
+        waited_for: its job; "" where nobody had it, or did not say which.
         driver: tells this driver from all others.
     """
 
@@ -85,6 +86,7 @@ class EtcdLock:
         self.on_doubt: Callable[[bool], object] = lambda in_doubt: None
         self.head = Found()
         self.last = Signature()
+        self.has_stood_by = False
         self.waited_for = ""
         self.driver = secrets.token_hex(_NAME_BYTES)
         self._client = client  # the thread's, while there is one
@@ -139,7 +141,7 @@ class EtcdLock:
                 try:
                     holder = client.get(driver_key(place))
                     if holder is None or lock._has_left(holder):
-                        if lock._take():
+                        if lock._take(awaited=waiting.stood_by_for):
                             break
                     else:
                         waiting.wait(client, holder)
@@ -150,7 +152,7 @@ class EtcdLock:
         except BaseException:
             client.close()
             raise
-        lock.waited_for = waiting.stood_by_for
+        lock.has_stood_by, lock.waited_for = waiting.has_stood_by, waiting.stood_by_for
         lock._begin()
         return lock
 
@@ -259,14 +261,20 @@ class EtcdLock:
 
     # --- taking -----------------------------------------------------------------------------------------------------
 
-    def _take(self, head: Found | None = None) -> bool:
-        """Takes it, if nobody has it, and the head is this one. No thread is there yet."""
+    def _take(self, head: Found | None = None, *, awaited: str = "") -> bool:
+        """Takes it, if nobody has it, and the head is this one. No thread is there yet.
+
+        Args:
+            head: None for any.
+            awaited: the job that was waited for: it is that which goes on, or none.
+        """
         key = driver_key(self.place)
         if head is None:
             # Whose job it is, as far as one can see before it is read: others may wait for this driver, too.
             found = parse_head(self._client.range(head_key(self.place)).found, self.place).head
             with self._mutex:
-                self._there = self._there if found is None else replace(self._there, job=found.job)
+                job = awaited or (self._there.job if found is None else found.job)
+                self._there = replace(self._there, job=job)
         asked_s = now_s()
         lease, ttl_s = self._client.grant(LEASE_S)
         compares: list[Compare] = [Created(key, 0)]

@@ -46,6 +46,10 @@ class HeldJournal(Protocol):
         """The job whose driver's end was waited for; "" where nobody had it."""
 
     @property
+    def only_goes_on(self) -> bool:
+        """Whether no job may be begun: this command has stood by for one, whose end another machine may know alone."""
+
+    @property
     def is_of_this_command(self) -> bool:
         """Whether what is there was written by a driver that the parent of this one had started before it."""
 
@@ -100,6 +104,11 @@ class FolderJournal(JournalFolder):
     @property
     def lock(self) -> None:
         """See HeldJournal."""
+
+    @property
+    def only_goes_on(self) -> bool:
+        """See HeldJournal. What has become of a driver of this machine can be seen."""
+        return False
 
     @property
     def is_of_this_command(self) -> bool:

@@ -49,6 +49,7 @@ _SENT_BY_A_PROCESS = 0
 _ENV = "ELASTIC_DRIVER_PARENT"
 # Begins, instead of what was there before, the number of the file in memory.
 _BY_MARK = "mark:"
+_BEGUN, _STOOD_BY = b"x", b"s"
 # What the child ends with that has failed, and has left its job to another; for its parent alone.
 _FAILED = 76
 # What the child ends with whose program could not be executed, or has failed before it knew whose child it is.
@@ -157,10 +158,19 @@ def started() -> Started | None:
     return _started
 
 
-def has_begun() -> None:
-    """There is a journal, which is no file here: whoever is started again goes on from it."""
-    if _mark is not None:
-        os.pwrite(_mark, b"x", 0)
+def has_begun(*, has_stood_by: bool = False) -> None:
+    """There is a journal, which is no file here: whoever is started again goes on from it.
+
+    Args:
+        has_stood_by: whether this process has waited for the end of another driver, whose job that is.
+    """
+    if _mark is not None and (has_stood_by or not _is_marked()):
+        os.pwrite(_mark, _STOOD_BY if has_stood_by else _BEGUN, 0)
+
+
+def had_stood_by() -> bool:
+    """Whether a driver that was started before this one, by the same parent, had told so of :func:`has_begun`."""
+    return _started is not None and _mark is not None and os.pread(_mark, 1, 0) == _STOOD_BY
 
 
 def was_begun(journal: Path | None) -> bool:

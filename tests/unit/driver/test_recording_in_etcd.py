@@ -19,6 +19,7 @@ from elastic_driver.etcd.there import DriverThere, driver_key, driver_there, enc
 from elastic_driver.journal import etcd_lock
 from elastic_driver.journal.entries import Closed, Fact
 from elastic_driver.journal.etcd_journal import read_etcd
+from elastic_driver.journal.etcd_records import head_key
 from elastic_driver.journal.folder import JournalError, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
@@ -231,21 +232,30 @@ class Standing:
     def __init__(self, place: Place, job_id: str = "0456") -> None:
         self.told = Told()
         self.found: Recording | None = None
+        self.error: SettingsError | None = None
         self._place, self._job_id = place, job_id
         self._thread = threading.Thread(target=self._stand_by)
         self._thread.start()
         self.told.has_line.wait()
 
     def _stand_by(self) -> None:
-        with recording(self._place.settings(standby_driver=True), self._job_id, self.told) as recorded:
-            self.found = recorded
-            if recorded.journal is not None:
-                recorded.journal.close(0)
+        try:
+            with recording(self._place.settings(standby_driver=True), self._job_id, self.told) as recorded:
+                self.found = recorded
+                if recorded.journal is not None and recorded.over is None:
+                    recorded.journal.give_up()
+        except SettingsError as error:
+            self.error = error
 
     def ends_with(self) -> Recording:
         self._thread.join()
         assert self.found is not None
         return self.found
+
+    def refuses_with(self) -> str:
+        self._thread.join()
+        assert (self.found, type(self.error)) == (None, JournalError)
+        return str(self.error)
 
 
 @pytest.mark.parametrize("code", [0, 3, 70, 143])
@@ -274,6 +284,115 @@ def test_one_that_stands_by_takes_the_job_over(place: Place, monkeypatch: pytest
     found = later.ends_with()
     assert found.before is not None
     assert found.job.job_id == "0123"
+    assert (found.begins, found.code_in_vain) == (False, 70)
+
+
+@pytest.mark.parametrize("how", ["removed", "removed before", "never written", "another", "another that has ended"])
+def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The first may have ended that on another machine, and could not say so."""
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    if how == "another that has ended":
+        with recording(place.settings(), "0100", Told()) as recorded:
+            assert recorded.journal is not None
+            recorded.journal.close(3)
+    with recording(place.settings(), "0123", Told()) as recorded:
+        journal = recorded.journal
+        assert journal is not None
+        assert recorded.lock is not None
+        with EtcdClient(place.place) as client:
+            until(lambda: (there := driver_there(client, place.place)) is not None and there.job == "0123")
+        if how.startswith("removed"):
+            assert asyncio.run(written(journal)) is None
+        later = [Standing(place, job_id) for job_id in ("0456", "0789")]
+        if how == "removed before":
+            for key in place.etcd.held():
+                place.etcd.remove(key)
+        if how == "removed":
+            place.etcd.remove(head_key(place.place))
+        if how == "another":
+            # The driver of another one was too fast to be seen.
+            there = Journal(recorded.held.store(), job_of_one(job_id="0200", settings=place.settings()), epoch=1)  # type: ignore[union-attr]
+            assert asyncio.run(written(there)) is None
+            there.give_up()
+        journal.give_up()
+    what = {
+        "another": f"{place.place} is that of job 0200 by now",
+        "another that has ended": f"{place.place} is that of job 0100 by now",
+    }.get(how, f"nothing is left of it at {place.place}. Unless it has ended, begin it anew with the same command")
+    for each in later:
+        why = each.refuses_with()
+        assert why == f"cannot take over job 0123, for which this driver has stood by: {what}"
+    assert driver_key(place.place) not in place.etcd.held()
+
+
+def test_one_that_stands_by_for_a_job_whose_agents_are_gone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.journal is not None
+        later = Standing(place)
+        assert asyncio.run(written(recorded.journal)) is None
+        recorded.journal.give_up()
+    found = later.ends_with()
+    assert (found.over, found.begins) == (70, False)
+    assert later.told.lines[-1].endswith("none of its agents is left; the same command begins it anew")
+    assert later.told.warnings == []
+    # Which it does.
+    with recording(place.settings(), "0456", Told()) as recorded:
+        assert (recorded.over, recorded.before) == (None, None)
+        assert recorded.journal is not None
+        recorded.journal.close(0)
+
+
+def test_one_that_stands_by_knows_the_end_of_its_job_where_another_has_begun(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    with recording(place.settings(), "0123", Told()) as recorded:
+        assert recorded.held is not None
+        assert recorded.journal is not None
+        later = Standing(place)
+        other = Journal(recorded.held.store(), job_of_one(job_id="0200", settings=place.settings()), epoch=1)
+        assert asyncio.run(written(other)) is None
+        other.give_up()
+        recorded.held.has_ended(3)
+        recorded.journal.give_up()
+    assert later.ends_with().over == 3
+    assert isinstance(place.read(), Recorded)
+
+
+@pytest.mark.parametrize("had_stood_by", [True, False])
+def test_whoever_is_started_after_one_that_had_stood_by_begins_no_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch, had_stood_by: bool
+) -> None:
+    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    mark = os.memfd_create("mark")
+    try:
+        monkeypatch.setattr(parent, "_mark", mark)
+        place.leave(FAR)
+        os.ftruncate(mark, 0)  # that was another machine's driver
+        with recording(place.settings(), "0789", Told()) as recorded:
+            assert recorded.journal is not None
+            recorded.journal.give_up()
+            if had_stood_by:
+                os.ftruncate(mark, 0)  # likewise
+                later = Standing(place)
+        if had_stood_by:
+            assert later.ends_with().before is not None
+        monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
+        assert parent.was_begun(None), "it has not written anything"
+        for key in place.etcd.held():
+            place.etcd.remove(key)
+        if had_stood_by:
+            why = "cannot take over the job, for which this driver has stood by: nothing is left of it"
+            with pytest.raises(JournalError, match=why), recording(place.settings(), "0456", Told()):
+                pass
+        else:
+            with recording(place.settings(), "0456", Told()) as recorded:
+                assert (recorded.over, recorded.begins) == (None, True)
+                assert recorded.journal is not None
+                recorded.journal.close(0)
+    finally:
+        os.close(mark)
 
 
 def test_whoever_goes_on_with_a_job_finds_its_end(place: Place) -> None:
