@@ -92,7 +92,7 @@ class _Connection(http.client.HTTPConnection):
         self._context = context if parts.scheme == "https" else None
 
     def reach(self, until: float) -> None:
-        """Connects. Raises OSError."""
+        """Connects. Raises OSError; UnicodeError for a name that none can be."""
         self.sock = socket.create_connection((self.host, self.port), _left(until))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
@@ -176,6 +176,7 @@ class EtcdClient:
 
     Attributes:
         timeout_s: as given; may be changed.
+        cluster_id: tells the cluster that has answered last from all others; "" before one has.
 
     Raises:
         SettingsError: see :meth:`EtcdPlace.tls`.
@@ -184,6 +185,7 @@ class EtcdClient:
     def __init__(self, place: EtcdPlace, *, timeout_s: float = TIMEOUT_S) -> None:
         self._place = place
         self.timeout_s = timeout_s
+        self.cluster_id = ""
         self._context = place.tls()
         # The one that has answered last is the first one.
         self._endpoints = list(place.endpoints)
@@ -289,7 +291,9 @@ class EtcdClient:
             try:
                 refusal = messages.refusal_in(answer)
                 if refusal is None:
-                    return read(answer)
+                    result = read(answer)
+                    self.cluster_id = messages.cluster_of(answer) or self.cluster_id
+                    return result
             except (ValueError, KeyError) as error:
                 raise _NoAnswerError(f"what answers is no etcd of version 3.4 or later ({error})") from error
             text, code = refusal
@@ -371,6 +375,8 @@ class EtcdClient:
         self._connection = connection = _Connection(endpoint, self._context)
         try:
             connection.reach(until)
+        except UnicodeError as error:  # of a name that none can be, in the resolver's search list too
+            raise _NoAnswerError(f"{connection.host} is no name of a host") from error
         except OSError as error:
             raise _NoAnswerError(in_words(error)) from error
         return connection, True

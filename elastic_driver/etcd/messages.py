@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 # As the gateway has them, in JSON's own types.
 Body = dict[str, Any]
 _MOST = (1 << 63) - 1
+_CLUSTER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,14 @@ def token(answer: Body) -> str:
 def revision_of(answer: Body) -> int:
     """As of which the cluster has answered. What says nothing of it is no answer of etcd's."""
     return _number(_object(answer["header"]), "revision")
+
+
+def cluster_of(answer: Body) -> str:
+    """Which cluster has answered, a number of 64 bits as a text; "" where that is left out."""
+    result = answer.get("result", answer)  # of a keep-alive, which is a stream
+    header = result.get("header") if isinstance(result, dict) else None
+    number = header.get("cluster_id") if isinstance(header, dict) else None
+    return number if isinstance(number, str) and _CLUSTER.fullmatch(number) else ""
 
 
 def _keys(start: str, end: str) -> Body:

@@ -36,6 +36,9 @@ _FORM = f"expected {ETCD}HOST:PORT,HOST:PORT/PREFIX"
 # What needs no quoting, in a shell or in a pattern of etcdctl's.
 _PREFIX = re.compile(r"(/[A-Za-z0-9._+=@:-]+)+")
 _MOST_PREFIX = 512
+# A name's parts are not empty, and not too long for DNS: what looks it up would raise an error of its own.
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_ADDRESS = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def _endpoint(text: str, *, is_tls: bool) -> str:
         host, port = parts.hostname or "", parts.port or _PORT
     except ValueError:
         return ""
-    is_address = scheme in ("http", "https") and re.fullmatch(r"[A-Za-z0-9._:-]+", host) is not None
+    is_address = scheme in ("http", "https") and (_ADDRESS.fullmatch(host) or _NAME.fullmatch(host)) is not None
     if not is_address or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
         return ""
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -50,6 +50,16 @@ class EtcdContract:
         assert client.get("/k") is None
         assert client.txn([Created("/k", 0), Modified("/k", 0)], []).succeeded
 
+    def test_it_knows_the_cluster(self, client: EtcdClient) -> None:
+        assert client.cluster_id == ""
+        client.get("/k")
+        cluster = client.cluster_id
+        assert int(cluster) > 0
+        lease, _ = client.grant(5)
+        assert client.keep_alive(lease) == 5
+        client.revoke(lease)
+        assert client.cluster_id == cluster
+
     def test_a_range_of_keys_is_deleted(self, client: EtcdClient) -> None:
         client.txn([], [Put(f"/jobs/a/{number}", b"") for number in range(5)])
         client.txn([], [Delete("/jobs/a/1", "/jobs/a/4")])

@@ -66,6 +66,7 @@ class FakeEtcd:
         is_away: whether no request gets an answer.
         before_next_page: called once, when a range as of some revision is asked for that is not its first page.
         compacts: whether nothing is known then but what there is.
+        least_lease_s: no lease is shorter.
     """
 
     def __init__(self) -> None:
@@ -77,6 +78,7 @@ class FakeEtcd:
         self.is_away = False
         self.before_next_page: Callable[[], object] | None = None
         self.compacts = False
+        self.least_lease_s = 0
         self._past: dict[int, dict[str, _Key]] = {}
         self._keys: dict[str, _Key] = {}
         self._leases: dict[int, int] = {}
@@ -191,8 +193,8 @@ class FakeEtcd:
                 return self._txn(body)
             case "/v3/lease/grant":
                 lease, self._next_lease = self._next_lease, self._next_lease + 1
-                self._leases[lease] = int(body["TTL"])
-                return {**self._header(), "ID": str(lease), "TTL": body["TTL"]}
+                self._leases[lease] = max(int(body["TTL"]), self.least_lease_s)
+                return {**self._header(), "ID": str(lease), "TTL": str(self._leases[lease])}
             case "/v3/lease/keepalive":
                 ttl = self._leases.get(int(body["ID"]))
                 return {"result": {**self._header(), "ID": body["ID"], **({"TTL": str(ttl)} if ttl else {})}}
@@ -215,7 +217,8 @@ class FakeEtcd:
         return {**self._header(), "token": token}
 
     def _header(self) -> Body:
-        return {"header": {"cluster_id": "1", "member_id": "2", "revision": str(self._revision), "raft_term": "2"}}
+        of = {"cluster_id": "14841639068965178418", "member_id": "2", "raft_term": "2"}
+        return {"header": {**of, "revision": str(self._revision)}}
 
     def _txn(self, body: Body) -> Body:
         holds = all(self._holds(compare) for compare in body.get("compare", []))

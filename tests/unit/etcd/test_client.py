@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from elastic_driver.etcd.client import EtcdClient, EtcdRefusedError, EtcdUnreachableError
 from elastic_driver.etcd.messages import Put
+from elastic_driver.etcd.place import EtcdPlace
 from tests.support.fakes.etcd_contract import EtcdContract
 from tests.support.fakes.fake_etcd import FakeEtcd, Instead, Refusal, fake_etcd, nobody
 
@@ -48,6 +50,18 @@ def test_nobody_answers() -> None:
     with EtcdClient(place) as client, pytest.raises(EtcdUnreachableError) as caught:
         client.get("/k")
     assert str(caught.value) == f"no answer of etcd: {first}: {refused}; {second}: {refused}"
+
+
+def test_a_name_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every name that is none can be told from the others before."""
+
+    def look_up(*unused: object) -> None:
+        "a..b".encode("idna")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    client = EtcdClient(EtcdPlace(("http://etcd.example:1",), "/jobs/a"))
+    with pytest.raises(EtcdUnreachableError, match=r": etcd\.example is no name of a host$"):
+        client.get("/jobs/a/k")
 
 
 def test_a_silent_server_has_its_part_of_the_time(etcd: FakeEtcd) -> None:

@@ -61,6 +61,10 @@ def test_servers_of_the_environment() -> None:
         ("etcd://a:70000/a", "'a:70000' is no HOST:PORT"),
         ("etcd://a,/a", "'' is no HOST:PORT"),
         ("etcd://[::1/a", "'[::1' is no HOST:PORT"),
+        ("etcd://etcd..example:1/a", "'etcd..example:1' is no HOST:PORT"),
+        ("etcd://.example:1/a", "'.example:1' is no HOST:PORT"),
+        (f"etcd://{'a' * 64}.example/a", "aaa.example' is no HOST:PORT"),
+        (f"etcd://{'a.' * 127}/a", "a.' is no HOST:PORT"),
         ("etcd://http://a:1/a", "single slashes"),
     ],
 )
