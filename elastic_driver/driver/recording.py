@@ -193,12 +193,17 @@ def recording(
             recorded = Recording(job, Journal(held.store(), job, epoch=last + 1, facts=before.facts.all()), before)
         recorded = replace(recorded, held=held, begins=begins, code_in_vain=code_in_vain)
         assert recorded.journal is not None
+        if recorded.lock is not None:
+            # Whether another driver has the job is then known at once, and not only with what is written next.
+            recorded.lock.on_lost = recorded.journal.look_soon
         if over is not None:
             is_in_vain = isinstance(found, Recorded) and found.state.end is None
             close(recorded.journal, over, tell, is_in_vain=is_in_vain)
             yield replace(recorded, over=over)
             return
         try:
+            if recorded.lock is not None:
+                _check_lease(recorded.lock, job.settings)
             yield recorded
         except SettingsError:
             if before is None:
@@ -303,6 +308,16 @@ def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, name: str
     if there != resumed.job_id:
         what = f"that of job {there}" if there else "gone"
         raise SettingsError(f"cannot go on with job {resumed.job_id}: the journal {name} is {what} by now")
+
+
+def _check_lease(lock: EtcdLock, settings: Settings) -> None:
+    """Raises SettingsError where agents would give up before another driver can be there."""
+    if settings.agent_timeout_s < 2 * lock.lease_s:
+        raise SettingsError(
+            f"--agent-timeout {settings.agent_timeout_s:g} is below {2 * lock.lease_s:g} s, twice the lease of "
+            f"{lock.lease_s:g} s that etcd grants: another driver has the job only when that is over (etcd's leases "
+            "are not shorter than 1.5 times its --election-timeout)"
+        )
 
 
 def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:

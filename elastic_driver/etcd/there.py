@@ -26,6 +26,7 @@ class DriverThere:
         name: tells it from all other drivers; "" likewise.
         urls: where it listens, ``https://HOST:PORT``; none before it does.
         fingerprint: of its certificate, SHA-256 in hexadecimal digits; "" likewise.
+        lease_s: for how long the key is there after its driver has died; 0 where that is not known.
     """
 
     job: str
@@ -35,6 +36,7 @@ class DriverThere:
     name: str = ""
     urls: tuple[str, ...] = ()
     fingerprint: str = ""
+    lease_s: Count = 0
 
 
 def driver_key(place: EtcdPlace) -> str:

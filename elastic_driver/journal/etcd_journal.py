@@ -61,14 +61,24 @@ class EtcdJournal:
 
         Raises:
             JournalHeldError: a living process has it.
-            JournalError: etcd does not answer, or refuses, or what is there is none of a journal.
+            JournalError: etcd does not answer, or refuses, or what is there is none of a journal, or sealed with
+                another key, as one sees while standing by.
             SettingsError: see EtcdClient.
         """
+        sealed_with = Secret(secret, place.prefix)
         try:
-            lock = EtcdLock.take(place, job_id, stands_by=stands_by, patience_s=patience_s, on_wait=on_wait, look=look)
+            lock = EtcdLock.take(
+                place,
+                job_id,
+                key_name=sealed_with.name,
+                stands_by=stands_by,
+                patience_s=patience_s,
+                on_wait=on_wait,
+                look=look,
+            )
         except EtcdError as error:
             raise JournalError(f"cannot use {place} (--journal): {in_words(error)}") from error
-        return cls(lock, Secret(secret, place.prefix))
+        return cls(lock, sealed_with)
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +131,7 @@ class EtcdJournal:
 
     def read(self) -> Recorded | Closed | None:
         """See HeldJournal."""
-        return read_etcd(self.lock.place, self._secret)
+        return read_etcd(self.lock.place, self._secret, is_locked=True)
 
     def check(self, found: Recorded) -> None:
         """See HeldJournal. Whoever has the lease drives, and agents find it by that."""
@@ -131,15 +141,18 @@ class EtcdJournal:
         return EtcdStore(self.lock, self._secret, self._client)
 
 
-def read_etcd(place: EtcdPlace, secret: Secret) -> Recorded | Closed | None:
+def read_etcd(place: EtcdPlace, secret: Secret, *, is_locked: bool = False) -> Recorded | Closed | None:
     """What there is of a job; None for nothing. Needs no lock.
+
+    Args:
+        place, secret, is_locked: see :func:`~elastic_driver.journal.etcd_records.read_records`.
 
     Raises:
         JournalError: etcd does not answer, or refuses; or see :func:`~elastic_driver.journal.past.read_job`.
     """
     try:
         with EtcdClient(place) as client:
-            bodies = read_records(client, place, secret)
+            bodies = read_records(client, place, secret, is_locked=is_locked)
     except EtcdError as error:
         raise JournalError(f"cannot read {place}: {in_words(error)}") from error
     return None if bodies is None else read_bodies(bodies, str(place))

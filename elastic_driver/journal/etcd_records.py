@@ -22,6 +22,7 @@ from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
 from elastic_driver.etcd.messages import Get, KeyValue, end_of
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.sealed import OVERHEAD, Secret, UnsealError
+from elastic_driver.etcd.there import driver_key
 from elastic_driver.journal.file import MOST_BODY
 from elastic_driver.journal.folder import JournalError
 
@@ -123,10 +124,41 @@ def parse_head(found: tuple[KeyValue, ...], place: EtcdPlace) -> Found:
         raise JournalError(f"cannot read {place}: its head is none of a journal ({error})") from None
 
 
-def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret) -> list[bytes] | None:
+def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool) -> None:
+    """Makes sure that whoever has a secret can read the records.
+
+    Args:
+        head: of them.
+        place: where.
+        key_name: of the secret.
+        is_driven: whether a driver has the job.
+
+    Raises:
+        JournalError: they are sealed with another one.
+    """
+    if head.key == key_name:
+        return
+    what = ""
+    if not is_driven:
+        what = (
+            f" Without that key nobody can read it. To give up job {head.job}, whose workers may still run: "
+            f"etcdctl del --prefix {place.prefix}/"
+        )
+    raise JournalError(f"cannot read {place}: it is sealed with another key: is --journal-key the job's?{what}")
+
+
+def read_records(
+    client: EtcdClient, place: EtcdPlace, secret: Secret, *, is_locked: bool = False
+) -> list[bytes] | None:
     """The bodies of the records that count; None where there are none.
 
     Blocks for as long as etcd takes for each page of them.
+
+    Args:
+        client: to ask with.
+        place: where.
+        secret: what they are sealed with.
+        is_locked: whether this process has their lock: then nobody drives the job.
 
     Raises:
         OSError: etcd does not answer, or refuses.
@@ -134,15 +166,11 @@ def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret) -> list[b
     """
     error: EtcdError | None = None
     for _ in range(_TRIES):
-        read = client.txn([], [Get(head_key(place))])
+        read = client.txn([], [Get(head_key(place)), Get(driver_key(place))])
         head = parse_head(read.found[0], place).head
         if head is None:
             return None
-        if head.key != secret.name:
-            raise JournalError(
-                f"cannot read {place}: it is sealed with another key: is --journal-key the job's? Without that key "
-                f"nobody can read it; etcdctl del --prefix {place.prefix}/ removes it"
-            )
+        check_key(head, place, secret.name, is_driven=bool(read.found[1]) and not is_locked)
         try:
             return _bodies(_pieces(client, place, head.generation, read.revision), place, secret, head.generation)
         except EtcdRefusedError as refused:

@@ -80,7 +80,7 @@ Done = Callable[[Exception | None], object]
 
 
 class Journal:
-    """See above. A Keeper of facts. Used on the event loop, but for :meth:`close`.
+    """See above. A Keeper of facts. Used on the event loop, but for :meth:`close` and :meth:`look_soon`.
 
     Args:
         store: where it is written to.
@@ -118,7 +118,7 @@ class Journal:
         self._news: list[Kept | Dropped] = []
         self._number = self._on_disc = 0  # of the last news that came, and that is on disc
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()  # until that number is
-        self._has_begun = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the first write on
         self._writes = 0  # under way
 
     @property
@@ -145,7 +145,7 @@ class Journal:
             steps: in their order.
             done: see Done.
         """
-        self._has_begun = True
+        self._loop = asyncio.get_running_loop()
         self._have_written((clock, state), steps, done)
 
     def look(self, looked: Callable[[], object]) -> None:
@@ -161,6 +161,13 @@ class Journal:
             looked()
 
         self._have_written(None, (), done)
+
+    def look_soon(self) -> None:
+        """Likewise, from any thread: another driver may have had it. A first write looks in any case."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: the job has ended
+                loop.call_soon_threadsafe(self.look, lambda: None)
 
     def keep(self, fact: Fact) -> None:
         """See Keeper."""
@@ -182,7 +189,7 @@ class Journal:
             return
         self._number += 1
         self._news.append(news)
-        if self._has_begun and not self._writes and len(self._news) == 1:
+        if self._loop is not None and not self._writes and len(self._news) == 1:
             asyncio.get_running_loop().call_soon(self._write_news)
 
     def _write_news(self) -> None:

@@ -25,12 +25,15 @@ class Writer:
         lock: its lock.
         store: where it writes.
         doubts: what it was told of the lock.
+        doubted: set when it is told of a doubt.
+        lost: set when it is told that the lock is lost.
     """
 
     lock: EtcdLock
     store: EtcdStore
     doubts: list[bool] = field(default_factory=list)
     doubted: threading.Event = field(default_factory=threading.Event)
+    lost: threading.Event = field(default_factory=threading.Event)
 
     def begin(self, body: bytes) -> None:
         """As the journal does it."""
@@ -53,7 +56,7 @@ def writer(place: EtcdPlace, job_id: str = "0123", *, secret: str = SECRET) -> I
     lock = EtcdLock.take(place, job_id)
     with EtcdClient(place) as client:
         made = Writer(lock, EtcdStore(lock, Secret(secret, place.prefix), client))
-        lock.on_doubt = made._told
+        lock.on_doubt, lock.on_lost = made._told, made.lost.set
         try:
             yield made
         finally:

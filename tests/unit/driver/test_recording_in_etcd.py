@@ -16,7 +16,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.etcd.client import EtcdClient
 from elastic_driver.etcd.sealed import Secret
 from elastic_driver.etcd.there import DriverThere, driver_key, driver_there, encode
-from elastic_driver.journal import etcd_lock
+from elastic_driver.journal import etcd_waiting
 from elastic_driver.journal.entries import Closed, Fact
 from elastic_driver.journal.etcd_journal import read_etcd
 from elastic_driver.journal.etcd_records import head_key
@@ -168,7 +168,7 @@ def test_etcd_is_away(place: Place) -> None:
 
 def test_a_driver_that_was_started_again_waits_for_etcd(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its job's agents wait, too."""
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     monkeypatch.setattr(parent, "_started", parent.Started(is_last=False, before="", signals=[]))
     place.leave(FAR)
     place.etcd.is_away = True
@@ -262,7 +262,7 @@ class Standing:
 def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     with recording(place.settings(), "0123", Told()) as recorded:
         assert recorded.journal is not None
         assert asyncio.run(written(recorded.journal)) is None
@@ -275,7 +275,7 @@ def test_those_that_stand_by_end_with_the_job_that_they_have_waited_for(
 
 
 def test_one_that_stands_by_takes_the_job_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     place.leave(FAR)
     with recording(place.settings(), "0789", Told()) as recorded:
         assert recorded.journal is not None
@@ -290,7 +290,7 @@ def test_one_that_stands_by_takes_the_job_over(place: Place, monkeypatch: pytest
 @pytest.mark.parametrize("how", ["removed", "removed before", "never written", "another", "another that has ended"])
 def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The first may have ended that on another machine, and could not say so."""
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     if how == "another that has ended":
         with recording(place.settings(), "0100", Told()) as recorded:
             assert recorded.journal is not None
@@ -326,7 +326,7 @@ def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.Monk
 
 
 def test_one_that_stands_by_for_a_job_whose_agents_are_gone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     with recording(place.settings(), "0123", Told()) as recorded:
         assert recorded.journal is not None
         later = Standing(place)
@@ -346,7 +346,7 @@ def test_one_that_stands_by_for_a_job_whose_agents_are_gone(place: Place, monkey
 def test_one_that_stands_by_knows_the_end_of_its_job_where_another_has_begun(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     with recording(place.settings(), "0123", Told()) as recorded:
         assert recorded.held is not None
         assert recorded.journal is not None
@@ -364,7 +364,7 @@ def test_one_that_stands_by_knows_the_end_of_its_job_where_another_has_begun(
 def test_whoever_is_started_after_one_that_had_stood_by_begins_no_job(
     place: Place, monkeypatch: pytest.MonkeyPatch, had_stood_by: bool
 ) -> None:
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     mark = os.memfd_create("mark")
     try:
         monkeypatch.setattr(parent, "_mark", mark)
@@ -437,12 +437,11 @@ def test_a_journal_that_another_driver_has_by_now_is_lost(
             journal.keep(FAR)
             errors.append(await written(journal) or AssertionError())
         else:
-            journal.on_error = errors.append
-            # What the lock's thread would find out after a while.
+            lost = asyncio.Event()
+            journal.on_error = lambda error: (errors.append(error), lost.set())
+            # As the lock's thread finds out after a while. Nothing is to be written.
             recorded.lock.lost("its lease has run out")  # type: ignore[union-attr]
-            looked = asyncio.Event()
-            journal.look(looked.set)
-            await looked.wait()
+            await lost.wait()
         (error,) = errors
         assert isinstance(error, JournalHeldError)
         assert str(error).endswith("job 0123 is driven by process 1 on there")
@@ -487,6 +486,22 @@ def test_where_its_driver_was(place: Place, boots: Sequence[str], monkeypatch: p
         assert recorded.is_where_it_was == (not boots)
         assert recorded.journal is not None
         recorded.journal.give_up()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_agents_wait_for_another_driver_as_long_as_etcd_has_that_wait(place: Place, is_there: bool) -> None:
+    """Else they would be gone before it has the job."""
+    if is_there:
+        place.leave(FAR)
+    place.etcd.least_lease_s = 15
+    why = r"^--agent-timeout 15 is below 30 s, twice the lease of 15 s that etcd grants: "
+    with pytest.raises(SettingsError, match=why), recording(place.settings(), "0456", Told()):
+        pass
+    assert isinstance(place.read(), Recorded) == is_there
+    if not is_there:
+        with recording(place.settings(agent_timeout_s=30.0), "0456", Told()) as recorded:
+            assert recorded.journal is not None
+            recorded.journal.close(0)
 
 
 def test_its_password_is_nowhere_in_what_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from elastic_driver import codec
 from elastic_driver.etcd.client import EtcdClient, EtcdRefusedError, EtcdUnreachableError
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere, driver_key, driver_there, encode
-from elastic_driver.journal import etcd_lock, etcd_records
+from elastic_driver.journal import etcd_lock, etcd_records, etcd_waiting
 from elastic_driver.journal.etcd_lock import EtcdLock, LockInDoubtError, LockLostError
 from elastic_driver.journal.etcd_records import Head, head_key, piece_key
 from elastic_driver.journal.folder import JournalError, JournalHeldError, Signature
@@ -339,6 +340,8 @@ def test_it_says_who_drives(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> N
         found = driver_there(client, place)
         assert found is not None
         assert (found.job, found.process, found.epoch, found.urls) == ("0123", name_of_this_process(), 0, ())
+        assert (found.lease_s, mine.lock.lease_s) == (5, 5.0)
+        assert mine.lock.cluster_id == client.cluster_id != ""
         said = replace(found, job="0456", epoch=3, name="n", urls=("https://a:1", "https://b:1"), fingerprint="f")
         mine.lock.is_of("0456")
         mine.lock.announce(epoch=3, name="n", urls=said.urls, fingerprint="f")
@@ -391,8 +394,9 @@ ELSEWHERE = DriverThere("0123", "there", f"{place_of_processes().replace('pid:',
 def test_one_of_another_machine_is_waited_for_as_long_as_a_lease(
     etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch, value: bytes
 ) -> None:
-    monkeypatch.setattr(etcd_lock, "_DYING_S", 0.1)
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "LEASE_S", 0.0)
+    monkeypatch.setattr(etcd_waiting, "_LATER_S", 0.1)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
     etcd.put(driver_key(place), value)
     told: list[str] = []
     with pytest.raises(JournalHeldError, match=r"^cannot use etcd://.* is driven by "):
@@ -408,8 +412,9 @@ def test_one_of_another_machine_is_waited_for_as_long_as_a_lease(
 def test_one_that_stands_by_waits_for_one_that_lives(
     etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_lock, "_DYING_S", 0.0)
-    monkeypatch.setattr(etcd_lock, "_LOOK_S", 0.001)
+    monkeypatch.setattr(etcd_waiting, "LEASE_S", 0.0)
+    monkeypatch.setattr(etcd_waiting, "_LATER_S", 0.0)
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.001)
     etcd.put(driver_key(place), encode(ELSEWHERE))
     told: list[str] = []
     looks: list[bool] = []
@@ -424,7 +429,9 @@ def test_one_that_stands_by_waits_for_one_that_lives(
             etcd.remove(driver_key(place))
 
     lock = EtcdLock.take(place, "0456", stands_by=True, on_wait=told.append, look=look)
-    assert told == [f"standing by: job {job} is driven by process 1 on there" for job in ("0123", "0789")]
+    first, waits, second = told
+    assert waits.startswith("still standing by, and waiting for etcd: no answer of etcd: ")
+    assert [first, second] == [f"standing by: job {job} is driven by process 1 on there" for job in ("0123", "0789")]
     assert all(looks)
     assert lock.waited_for == "0789"
     lock.release()
@@ -501,11 +508,13 @@ def test_a_lock_that_is_gone_is_taken_again_where_nobody_else_has_had_it(
     assert mine.lock.is_in_doubt
     with pytest.raises(LockInDoubtError, match="it is not sure that no other driver has the job by now: "):
         mine.lock.check()
+    mine.doubted.wait()
+    mine.lost.wait()
     mine.store.close()
     mine.begin(b"first and second")
     assert bodies(place) == [b"first and second"]
     assert not mine.lock.is_in_doubt
-    assert mine.doubts == [True, False]
+    until(lambda: mine.doubts == [True, False])
 
 
 def test_a_lock_that_another_has_is_lost(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:
@@ -521,6 +530,7 @@ def test_a_lock_that_another_has_is_lost(etcd: FakeEtcd, place: EtcdPlace, mine:
     with pytest.raises(JournalHeldError, match="another driver has had the job meanwhile"):
         mine.store.look()
     assert bodies(place) == [b"other"]
+    mine.doubted.wait()
     assert mine.doubts == [True]
 
 
@@ -571,8 +581,9 @@ def test_its_thread_finds_out_that_it_is_gone(
             how()
             made.doubted.wait()
             assert made.lock.is_lost
+            made.lost.wait()
             made.begin(b"second")
-            assert made.doubts == [True, False]
+            until(lambda made=made: made.doubts == [True, False])
 
 
 def test_it_is_in_doubt_from_a_second_before_its_lease_is_over(
@@ -603,6 +614,221 @@ def test_it_is_in_doubt_from_a_second_before_its_lease_is_over(
         made.append(b"second")
         assert made.doubts == [True, False]
     assert bodies(place) == [b"first", b"second"]
+
+
+class Hanging:
+    """Keep-alives that wait for a name's address, and are not to be told to end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+        keep_alive = EtcdClient.keep_alive
+
+        def hang(client: EtcdClient, lease: int) -> int:
+            if not self.may_end.is_set():
+                self.has_begun.set()
+                self.may_end.wait()
+            return keep_alive(client, lease)
+
+        monkeypatch.setattr(etcd_lock, "_ASKS", 500)
+        monkeypatch.setattr(etcd_lock, "_JOIN_S", 0.01)
+        monkeypatch.setattr(EtcdClient, "keep_alive", hang)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    before = set(threading.enumerate())
+    made = Hanging(monkeypatch)
+    yield made
+    made.may_end.set()
+    until(lambda: not [each for each in set(threading.enumerate()) - before if each.name == "elasticrun-lease"])
+
+
+def test_it_is_told_of_a_doubt_while_a_name_is_looked_up(
+    hanging: Hanging, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = 0.0
+    clock = etcd_lock.now_s
+    monkeypatch.setattr(etcd_lock, "now_s", lambda: clock() + skipped)
+    with writer(place) as made:
+        hanging.has_begun.wait()
+        skipped = 4.1
+        made.doubted.wait()
+        assert made.lock.doubt_at < etcd_lock.now_s()
+        assert made.doubts == [True]
+
+
+def test_neither_its_release_nor_its_loss_waits_for_a_name(hanging: Hanging, etcd: FakeEtcd, place: EtcdPlace) -> None:
+    with writer(place) as made:
+        made.begin(b"first")
+        hanging.has_begun.wait()
+        etcd.remove(driver_key(place))
+        with pytest.raises(LockLostError):
+            made.append(b"second")
+        made.store.close()
+        made.begin(b"first and second")
+        created = made.lock.created
+        with EtcdClient(place) as client:
+            found = client.get(driver_key(place))
+            assert found is not None
+            assert found.create_revision == created
+    assert driver_key(place) not in etcd.held()
+    hanging.may_end.set()
+
+
+def test_what_was_asked_for_before_a_loss_says_nothing_of_the_lock_after_it(
+    hanging: Hanging, etcd: FakeEtcd, place: EtcdPlace
+) -> None:
+    with writer(place) as made:
+        made.begin(b"first")
+        hanging.has_begun.wait()
+        first = made.lock._threads[0]
+        etcd.expire()
+        with pytest.raises(LockLostError):
+            made.append(b"second")
+        made.store.close()
+        made.begin(b"first and second")
+        good_until = made.lock.good_until
+        hanging.may_end.set()
+        first.join()  # its lease has run out
+        assert not made.lock.is_lost
+        assert made.lock.good_until >= good_until
+
+
+def test_an_error_of_whoever_is_told_ends_nothing(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:
+    told: list[bool] = []
+
+    def fail(in_doubt: bool) -> None:
+        told.append(in_doubt)
+        raise ValueError
+
+    mine.lock.on_doubt = fail
+    mine.begin(b"first")
+    etcd.expire()
+    with pytest.raises(LockLostError):
+        mine.append(b"second")
+    mine.lost.wait()
+    mine.store.close()
+    mine.begin(b"second")
+    until(lambda: told == [True, False])
+
+
+def test_what_is_said_while_it_is_taken_is_not_lost(
+    etcd: FakeEtcd, place: EtcdPlace, mine: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine.begin(b"first")
+    etcd.expire()
+    with pytest.raises(LockLostError):
+        mine.append(b"second")
+    mine.store.close()
+    txn = EtcdClient.txn
+
+    def say(client: EtcdClient, *what: Any) -> Any:
+        outcome = txn(client, *what)
+        mine.lock.announce(epoch=3, name="n", urls=("https://a:1",), fingerprint="f")
+        return outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EtcdClient, "txn", say)
+        mine.store.look()
+    with EtcdClient(place) as client:
+        until(lambda: (found := driver_there(client, place)) is not None and found.epoch == 3)
+
+
+def test_it_is_not_taken_again_once_it_is_released(etcd: FakeEtcd, place: EtcdPlace) -> None:
+    """The journal's thread may still be at it when the process ends."""
+    with writer(place) as made:
+        made.begin(b"first")
+        etcd.expire()
+        with pytest.raises(LockLostError):
+            made.append(b"second")
+    with pytest.raises(LockLostError, match="the lock of the job's driver is released"):
+        made.store.look()
+    assert driver_key(place) not in etcd.held()
+    assert made.lock.is_lost
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_driver_with_a_longer_lease_is_waited_for_as_long(
+    etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch, says: bool
+) -> None:
+    etcd.least_lease_s = 15
+    with writer(place) as made:
+        assert made.lock.lease_s == 15.0
+        with EtcdClient(place) as client:
+            there = driver_there(client, place)
+    assert there is not None
+    assert there.lease_s == 15
+
+    class Ended(Exception):
+        pass
+
+    def end(*, drives: bool) -> None:
+        raise Ended
+
+    told: list[str] = []
+    process = ELSEWHERE.process
+    etcd.put(driver_key(place), encode(replace(there, process=process, lease_s=15 if says else 0)))
+    with pytest.raises(Ended):
+        EtcdLock.take(place, "0456", on_wait=told.append, look=end)
+    (line,) = told
+    assert line.endswith(f": waiting {16 if says else 6} s to see whether that is dead")
+
+
+def test_one_that_stands_by_has_the_jobs_key(
+    etcd: FakeEtcd, place: EtcdPlace, mine: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.001)
+    looks = 0
+
+    def look(*, drives: bool) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            mine.begin(b"first")
+
+    with pytest.raises(JournalError, match=r"it is sealed with another key: is --journal-key the job's\?$"):
+        EtcdLock.take(place, "0456", key_name="another", stands_by=True, look=look)
+    assert looks == 3
+
+
+def test_only_where_nobody_drives_is_it_said_how_the_job_is_given_up(place: EtcdPlace, mine: Writer) -> None:
+    mine.begin(b"first")
+    with pytest.raises(JournalError, match=r"is --journal-key the job's\?$"):
+        bodies(place, secret="another secret")
+    mine.lock.release()
+    with pytest.raises(JournalError, match=r"To give up job 0123, whose workers may still run: etcdctl del --prefix "):
+        bodies(place, secret="another secret")
+
+
+def test_one_that_stands_by_goes_on_where_etcd_refuses(
+    etcd: FakeEtcd, place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store is full, or a user has another password: somebody mends that before the job has nobody."""
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.001)
+    etcd.put(driver_key(place), encode(ELSEWHERE))
+    told: list[str] = []
+    looks = 0
+
+    def look(*, drives: bool) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            etcd.users["jobs"] = "pa55word"
+        if looks == 6:
+            etcd.users.clear()
+            etcd.remove(driver_key(place))
+            etcd.refusal = Refusal(429, 8, "etcdserver: mvcc: database space exceeded")
+        if looks == 9:
+            etcd.refusal = None
+
+    lock = EtcdLock.take(place, "0456", stands_by=True, on_wait=told.append, look=look)
+    assert looks >= 9
+    assert told[1].startswith("still standing by, and waiting for etcd: etcd refuses: etcdserver: user name is empty")
+    assert len(told) == 2
+    lock.release()
+    etcd.users["jobs"] = "pa55word"
+    with pytest.raises(EtcdRefusedError):
+        EtcdLock.take(place, "0456", stands_by=True)
 
 
 def test_it_is_good_from_when_its_lease_was_asked_for(

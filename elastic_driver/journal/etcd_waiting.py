@@ -1,0 +1,150 @@
+"""Waiting for the lock of a journal in etcd that another process has: which are dead, and for how long to wait.
+
+Owns what is looked at meanwhile, and what the user is told. How the lock is taken is
+:mod:`elastic_driver.journal.etcd_lock`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from elastic_driver.codec import CodecError
+from elastic_driver.errors import in_words
+from elastic_driver.etcd.client import EtcdClient, EtcdError
+from elastic_driver.etcd.messages import Created, Delete, KeyValue
+from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.etcd.there import DriverThere, decode
+from elastic_driver.journal.etcd_records import check_key, head_key, parse_head
+from elastic_driver.journal.folder import JournalHeldError
+from elastic_driver.system.parent import Interruption
+from elastic_driver.system.process_name import ProcessName, pid_in
+from elastic_driver.words import in_seconds
+
+LEASE_S = 5
+"""What is asked for; etcd gives more where its elections take longer."""
+# It is looked so often whether the key is gone.
+_LOOK_S = 0.5
+# A driver that has died on another machine has the key for the rest of its lease. One that lives has it for longer.
+_LATER_S = 1.0
+
+
+class Waiting:
+    """For a lock that another process has. See :meth:`EtcdLock.take`.
+
+    Args:
+        place, key_name, on_wait, look, stands_by: see there.
+
+    Attributes:
+        has_stood_by: whether the end of one that lives was waited for.
+        stood_by_for: and of which job; "" where that is not known.
+    """
+
+    def __init__(
+        self,
+        place: EtcdPlace,
+        key_name: str,
+        on_wait: Callable[[str], None],
+        look: Interruption,
+        *,
+        stands_by: bool,
+    ) -> None:
+        self._place, self._on_wait, self._look, self._stands_by = place, on_wait, look, stands_by
+        self._key_name = key_name  # "" once it has been seen that it is the job's
+        self._told = ""
+        self._is_silent = False  # etcd, and the user knows
+        self._seen = 0
+        self._until = 0.0
+        self.stood_by_for = ""
+        self.has_stood_by = False
+
+    def wait(self, client: EtcdClient, holder: KeyValue) -> None:
+        """A while.
+
+        Raises:
+            JournalHeldError: there is nothing to wait for.
+            JournalError: this driver, which stands by, has not the job's key.
+            EtcdError: etcd does not answer, or refuses.
+        """
+        self._is_silent = False
+        there = there_in(holder)
+        process = None if there is None else ProcessName.parse(there.process)
+        is_known = process is not None and process.is_of_this_place
+        if is_known and process is not None and _is_dead(process):
+            # Its lease runs on.
+            client.txn([Created(holder.key, holder.create_revision)], [Delete(holder.key)])
+            return
+        lease_s = there.lease_s if there is not None and there.lease_s else LEASE_S
+        if holder.create_revision != self._seen:
+            self._seen, self._until = holder.create_revision, time.monotonic() + lease_s + _LATER_S
+        whom = f"job {there.job}" if there is not None and there.job else "another job"
+        if self._stands_by:
+            self.has_stood_by = True
+            self.stood_by_for = "" if there is None else there.job
+            self._check_key(client)
+            self._tell(f"standing by: {whom} is driven by {_who(there)}")
+        elif is_known or time.monotonic() > self._until:
+            raise held(self._place, there)
+        else:
+            wait = in_seconds(lease_s + _LATER_S)
+            self._tell(f"{whom} is driven by {_who(there)}: waiting {wait} to see whether that is dead")
+        self._look(drives=True)
+        time.sleep(_LOOK_S)
+
+    def wait_for_etcd(self, error: EtcdError) -> None:
+        """A while, for one that does not answer, or that refuses what it has not refused before."""
+        if not self._is_silent:
+            self._is_silent = True
+            what = "still standing by, and waiting for etcd" if self.has_stood_by else "waiting for etcd"
+            self._on_wait(f"{what}: {in_words(error)}")
+        self._look(drives=self.has_stood_by)
+        time.sleep(_LOOK_S)
+
+    def _check_key(self, client: EtcdClient) -> None:
+        """It is to be found now, and not when the job has nobody else: there is no head before it has begun."""
+        if not self._key_name:
+            return
+        head = parse_head(client.range(head_key(self._place)).found, self._place).head
+        if head is not None:
+            check_key(head, self._place, self._key_name, is_driven=True)
+            self._key_name = ""
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._on_wait(text)
+
+
+def there_in(holder: KeyValue) -> DriverThere | None:
+    """Who has the key; None where another version has written it, or nobody of ours."""
+    try:
+        return decode(holder.value)
+    except CodecError:
+        return None
+
+
+def _is_dead(process: ProcessName) -> bool:
+    """Whether a process of this place has ended. One of another user may be hidden (proc(5), hidepid)."""
+    if process.state() is not None:
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _who(there: DriverThere | None) -> str:
+    if there is None:
+        return "another process"
+    pid = pid_in(there.process)
+    return f"{f'process {pid}' if pid else 'a process'} on {there.machine}"
+
+
+def held(place: EtcdPlace, there: DriverThere | None) -> JournalHeldError:
+    """That another driver has it."""
+    whom = f"job {there.job}" if there is not None and there.job else "another job"
+    return JournalHeldError(f"cannot use {place} (--journal): {whom} is driven by {_who(there)}")
