@@ -18,14 +18,29 @@ from elastic_driver.system.safe_files import open_inside
 _LOCK_NAME = "job.lock"  # workers look into it before they write
 _COMMIT = re.compile(r"commit-(\d{12})(-\d+)?\.state")  # as they name them
 _LOOK_S = 2.0
+_AGAIN_S = 1.0
 _MOST_ID = 256
 
 
 class FolderLock:
-    """Held for as long as the job runs; the kernel lets go of it when the driver dies, however it does."""
+    """Held for as long as the job runs; the kernel lets go of it when the driver dies, however it does.
 
-    def __init__(self, descriptor: int | None) -> None:
+    Args:
+        descriptor: of the file; None without a folder.
+        job_id: stands there.
+        waits: whether another driver of this job holds it yet: then this one does as soon as that does not.
+    """
+
+    def __init__(self, descriptor: int | None, job_id: str = "", *, waits: bool = False) -> None:
         self._descriptor = descriptor
+        self._is_released = threading.Event()
+        # Ended when it has the lock, or by the release. A daemon, with a descriptor of its own: a server that holds the
+        # folder may hang.
+        self._thread: threading.Thread | None = None
+        if waits and descriptor is not None:
+            args = (os.dup(descriptor), job_id)
+            self._thread = threading.Thread(target=self._wait, args=args, name="elasticrun-durable", daemon=True)
+            self._thread.start()
 
     @classmethod
     def take(cls, folder: Path | None, job_id: str, *, shares: bool = False) -> FolderLock:
@@ -34,14 +49,15 @@ class FolderLock:
         Args:
             folder: of the commits.
             job_id: is written there.
-            shares: whether another driver of this job may hold it yet: one that has lost the job, and cannot write.
+            shares: whether another driver of this job may hold it yet: one that has lost the job, and cannot write. It
+                is locked as soon as that one lets go of it.
 
         Raises:
             SettingsError: it cannot be written to, or another job has it.
         """
         if folder is None:
             return cls(None)
-        descriptor = -1
+        descriptor, waits = -1, False
         try:
             descriptor = open_inside(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
             try:
@@ -49,8 +65,9 @@ class FolderLock:
             except BlockingIOError:
                 if not shares or os.pread(descriptor, _MOST_ID, 0) != job_id.encode():
                     raise
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, job_id.encode(), 0)
+                waits = True
+            else:
+                _sign(descriptor, job_id)
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -58,7 +75,7 @@ class FolderLock:
                 raise SettingsError(f"another job uses the folder {folder} (--durable-dir)") from error
             what = f" {_LOCK_NAME}:" if str(error.filename) == str(folder / _LOCK_NAME) else ""
             raise SettingsError(f"cannot use the folder {folder} (--durable-dir):{what} {in_words(error)}") from error
-        return cls(descriptor)
+        return cls(descriptor, job_id, waits=waits)
 
     def __enter__(self) -> FolderLock:
         return self
@@ -68,10 +85,30 @@ class FolderLock:
 
     def release(self) -> None:
         """Lets other jobs have the folder."""
+        self._is_released.set()
+        if self._thread is not None:
+            self._thread.join(_LOOK_S)
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+
+    def _wait(self, descriptor: int, job_id: str) -> None:
+        """Blocks until this process has the lock."""
+        try:
+            while not self._is_released.wait(_AGAIN_S):
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _sign(descriptor, job_id)  # another job may have had it for a moment
+                    break
+        finally:
+            os.close(descriptor)  # the lock is the other one's, too, for as long as that is open
+
+
+def _sign(descriptor: int, job_id: str) -> None:
+    if os.pread(descriptor, _MOST_ID, 0) != job_id.encode():
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, job_id.encode(), 0)
 
 
 @dataclass(frozen=True, slots=True)

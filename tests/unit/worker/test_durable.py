@@ -528,6 +528,32 @@ def test_a_driver_that_has_lost_its_job_does_not_keep_the_next_from_the_folder(t
     held.release()
 
 
+def test_the_folder_is_locked_as_soon_as_a_driver_that_has_lost_the_job_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_driver.driver.durable_folder._AGAIN_S", 0.001)
+    stopped = FolderLock.take(tmp_path, "one")
+    held = FolderLock.take(tmp_path, "one", shares=True)
+    thread = held._thread
+    assert thread is not None
+    stopped.release()
+    thread.join()
+    with pytest.raises(SettingsError, match="another job uses"):
+        FolderLock.take(tmp_path, "two")
+    held.release()
+    # Another job was faster, and is over.
+    stopped = FolderLock.take(tmp_path, "one")
+    held = FolderLock.take(tmp_path, "one", shares=True)
+    thread = held._thread
+    assert thread is not None
+    (tmp_path / "job.lock").write_text("another")
+    stopped.release()
+    thread.join()
+    assert (tmp_path / "job.lock").read_text() == "one"
+    held.release()
+    FolderLock.take(tmp_path, "two").release()
+
+
 def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -> None:
     FolderLock.take(tmp_path, "old").release()
     marks, older = Marks(tmp_path, "new"), Marks(tmp_path, "older")
