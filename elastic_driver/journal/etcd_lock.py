@@ -141,7 +141,7 @@ class EtcdLock:
                 try:
                     holder = client.get(driver_key(place))
                     if holder is None or lock._has_left(client, holder):
-                        if lock._take(client, awaited=waiting.stood_by_for):
+                        if waiting.is_over(client) and lock._take(client, awaited=waiting.stood_by_for):
                             break
                     else:
                         waiting.wait(client, holder)

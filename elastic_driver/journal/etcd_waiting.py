@@ -56,6 +56,8 @@ class Waiting:
         self._is_silent = False  # etcd, and the user knows
         self._seen = 0
         self._until = 0.0
+        self._dying_s = LEASE_S + _LATER_S
+        self._back_until: float | None = None
         self.stood_by_for = ""
         self.has_stood_by = False
 
@@ -76,8 +78,10 @@ class Waiting:
             client.txn([Created(holder.key, holder.create_revision)], [Delete(holder.key)])
             return
         lease_s = there.lease_s if there is not None and there.lease_s else LEASE_S
+        self._dying_s = lease_s + _LATER_S
         if holder.create_revision != self._seen:
-            self._seen, self._until = holder.create_revision, time.monotonic() + lease_s + _LATER_S
+            self._seen, self._until = holder.create_revision, time.monotonic() + self._dying_s
+            self._back_until = None
         whom = f"job {there.job}" if there is not None and there.job else "another job"
         if self._stands_by:
             self.has_stood_by = True
@@ -87,10 +91,29 @@ class Waiting:
         elif is_known or time.monotonic() > self._until:
             raise held(self._place, there)
         else:
-            wait = in_seconds(lease_s + _LATER_S)
+            wait = in_seconds(self._dying_s)
             self._tell(f"{whom} is driven by {_who(there)}: waiting {wait} to see whether that is dead")
         self._look(drives=True)
         time.sleep(_LOOK_S)
+
+    def is_over(self, client: EtcdClient) -> bool:
+        """Whether the lock that nobody has may be taken; else a while is over.
+
+        For one that has stood by there is nothing to take over where the job's records are gone, too: somebody has
+        removed all keys, and their driver may be about to make them anew. It is not to find another one there.
+        """
+        if not self.stood_by_for:
+            return True
+        head = parse_head(client.range(head_key(self._place)).found, self._place).head
+        if head is not None and head.job == self.stood_by_for:
+            return True
+        if self._back_until is None:
+            self._back_until = time.monotonic() + self._dying_s
+        if time.monotonic() >= self._back_until:
+            return True
+        self._look(drives=True)
+        time.sleep(_LOOK_S)
+        return False
 
     def wait_for_etcd(self, error: EtcdError) -> None:
         """A while, for one that does not answer, or that refuses what it has not refused before."""

@@ -92,7 +92,8 @@ def test_a_user_may_do_what_its_role_says(etcd: Cluster) -> None:
     with writer(place) as made:
         made.begin(b"first")
         made.append(b"second")
-        assert made.lock._client.keep_alive(made.lock._lease) == 5
+        with EtcdClient(place) as client:
+            assert client.keep_alive(made.lock._lease) == 5
     assert bodies(place) == [b"first", b"second"]
 
     elsewhere = replace(place, prefix="/jobs/b")

@@ -120,11 +120,13 @@ def test_of_two_at_once_one_has_it_fifty_times(etcd: Cluster) -> None:
                 assert racer.does("release") == "done"
 
 
-def test_it_is_free_when_the_lease_of_a_machine_that_is_lost_is_over(etcd: Cluster) -> None:
+def test_it_is_free_when_the_lease_of_a_machine_that_is_lost_is_over(
+    etcd: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = etcd.place()
     with writer(place) as made:
         # The keep-alives come to nothing, and its process cannot be looked up from where the other one is.
-        made.lock._client.keep_alive = lambda lease: 5  # type: ignore[method-assign]
+        monkeypatch.setattr(EtcdClient, "keep_alive", lambda client, lease: 5)
         made.lock.is_of("elsewhere")
         until(lambda: is_free(place))
         lock = EtcdLock.take(place, "0456")

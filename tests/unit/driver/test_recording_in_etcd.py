@@ -20,6 +20,7 @@ from elastic_driver.journal import etcd_waiting
 from elastic_driver.journal.entries import Closed, Fact
 from elastic_driver.journal.etcd_journal import read_etcd
 from elastic_driver.journal.etcd_records import head_key
+from elastic_driver.journal.etcd_waiting import LEASE_S
 from elastic_driver.journal.folder import JournalError, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
@@ -291,6 +292,7 @@ def test_one_that_stands_by_takes_the_job_over(place: Place, monkeypatch: pytest
 def test_one_that_stands_by_begins_no_job(place: Place, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The first may have ended that on another machine, and could not say so."""
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LATER_S", 0.05 - LEASE_S)
     if how == "another that has ended":
         with recording(place.settings(), "0100", Told()) as recorded:
             assert recorded.journal is not None
@@ -347,6 +349,7 @@ def test_one_that_stands_by_knows_the_end_of_its_job_where_another_has_begun(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.01)
+    monkeypatch.setattr(etcd_waiting, "_LATER_S", 0.05 - LEASE_S)
     with recording(place.settings(), "0123", Told()) as recorded:
         assert recorded.held is not None
         assert recorded.journal is not None

@@ -774,6 +774,35 @@ def test_a_driver_with_a_longer_lease_is_waited_for_as_long(
     assert line.endswith(f": waiting {16 if says else 6} s to see whether that is dead")
 
 
+def test_one_that_stands_by_leaves_a_job_whose_keys_were_removed_to_its_driver(
+    etcd: FakeEtcd, place: EtcdPlace, mine: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That makes them anew as soon as it sees it. It would end if it found another one."""
+    monkeypatch.setattr(etcd_waiting, "_LOOK_S", 0.001)
+    mine.begin(b"first")
+    looks = 0
+
+    def look(*, drives: bool) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            for key in etcd.held():
+                etcd.remove(key)
+        if looks == 6:
+            assert driver_key(place) not in etcd.held()
+            with pytest.raises(LockLostError):
+                mine.append(b"second")
+            mine.store.close()
+            mine.begin(b"first and second")
+        if looks == 9:
+            mine.lock.release()
+
+    lock = EtcdLock.take(place, "0456", stands_by=True, look=look)
+    assert lock.waited_for == "0123"
+    assert bodies(place) == [b"first and second"]
+    lock.release()
+
+
 def test_one_that_stands_by_has_the_jobs_key(
     etcd: FakeEtcd, place: EtcdPlace, mine: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
