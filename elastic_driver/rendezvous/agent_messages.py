@@ -252,6 +252,7 @@ class Welcome(Said, name="welcome"):
         kept: number of the last message that need not be said again, whatever becomes of this driver.
         place: whose loopback addresses the driver's are, see system/process_name.py; "" where nobody needs to know.
         etcd: where it is said who drives the job; None where the driver's own machine has to tell that it is gone.
+        etcd_cluster: the number of that cluster, which tells it from others at the same addresses; "" for none.
     """
 
     seen: int
@@ -272,6 +273,7 @@ class Welcome(Said, name="welcome"):
     kept: int = 0
     place: str = ""
     etcd: EtcdPlace | None = None
+    etcd_cluster: str = ""
 
 
 @dataclass(frozen=True)

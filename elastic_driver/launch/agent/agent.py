@@ -371,6 +371,13 @@ class Agent:
         """See LinkOwner."""
         self._rounds.alone()
 
+    def cannot_ask(self, why: str) -> None:
+        """See LinkOwner."""
+        self._warn(
+            f"it cannot be asked from here who drives the job: {why}; if its driver's machine is lost, the "
+            "workers here end after --agent-timeout"
+        )
+
     def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
         """See LinkOwner."""
         if self._workers is None:

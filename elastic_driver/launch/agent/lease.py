@@ -13,6 +13,10 @@ import math
 import time
 from collections.abc import Callable
 
+STUCK_S = 3.0
+"""Six beats that have not come although the driver's kernel acknowledges: it is stopped, or what it sends was lost."""
+# After that: as long as it takes a driver to say that it is in doubt.
+_SURE_S = 5.0
 # The two clocks are not read at one instant.
 _APART_S = 0.1
 
@@ -46,12 +50,17 @@ class Lease:
         self._awake_since = -math.inf
         self._heard_at = clock()
         self._refused_at = -math.inf
-        self._doubted_at = math.inf
+        self._doubted_at, self._in_doubt_at = math.inf, -math.inf
 
     @property
     def waits(self) -> bool:
         """Whether another driver is waited for where this one is gone."""
         return self.driver_timeout_s > 0
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the driver has perhaps not the job any more."""
+        return self._doubted_at < math.inf
 
     @property
     def unheard_s(self) -> float:
@@ -80,7 +89,7 @@ class Lease:
         self._awake_since = -math.inf
         self._heard_at = self._now()
         self._refused_at = -math.inf
-        self._doubted_at = math.inf
+        self.sure()
 
     def now(self) -> float:
         """The time by which it is measured, seconds."""
@@ -99,13 +108,29 @@ class Lease:
         # What was heard before somebody has seen that it was suspended may have been heard before it was.
         self._heard_at = max(self._heard_at, at + (ahead_s if at >= self._awake_since else self._was_ahead_s))
 
-    def doubted(self, for_s: float) -> None:
-        """The driver that is heard has perhaps not had the job any more for so many seconds."""
-        self._doubted_at = min(self._doubted_at, self._now() - for_s)
+    def doubts(self, silent_s: float, *, says_so: bool) -> None:
+        """Notes since when the driver has perhaps not had the job any more. To be called again and again.
+
+        One that was stopped says so soon after it goes on, and does not know since when that is so.
+
+        Args:
+            silent_s: for how long nothing has come of it, though its machine acknowledges.
+            says_so: whether it says itself that it is in doubt.
+        """
+        now = self._now()
+        if silent_s > STUCK_S:
+            self._doubted_at = min(self._doubted_at, now - silent_s)
+        elif says_so:
+            self._doubted_at = min(self._doubted_at, now)
+        else:
+            if now - self._in_doubt_at > _SURE_S:
+                self.sure()
+            return
+        self._in_doubt_at = now
 
     def sure(self) -> None:
-        """It has."""
-        self._doubted_at = math.inf
+        """It has the job, as it says."""
+        self._doubted_at, self._in_doubt_at = math.inf, -math.inf
 
     def refused(self, asked_at: float) -> None:
         """There was no driver at that time, by :meth:`now`: when it was asked, and not when the answer came."""

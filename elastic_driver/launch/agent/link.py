@@ -41,7 +41,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.launch.agent import machine
 from elastic_driver.launch.agent.dial_in import Met, dial_in
-from elastic_driver.launch.agent.lease import Lease
+from elastic_driver.launch.agent.lease import STUCK_S, Lease
 from elastic_driver.launch.agent.refusals import refuses
 from elastic_driver.launch.agent.whereabouts import Whereabouts
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, InDoubt, Refused, Said, Welcome, said
@@ -69,9 +69,6 @@ _LEAST_FIRST_S = 10.0
 _STRANGER_S = 2.0
 # Three beats: from then on others are dialled beside a silent connection, one each time that it is looked at.
 _BESIDE_S = 1.5
-# Six beats that have not come although the driver's kernel acknowledges: the driver is stopped, or what it sends has
-# been lost, and waits to be sent again. Then one at a time is dialled.
-_STUCK_S = 3.0
 # Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
 _TRY_BESIDE_S = 3.0
 _EARLIER = "an earlier driver of the job answers (epoch {}; this agent knows {})"
@@ -115,6 +112,9 @@ class LinkOwner(Protocol):
 
     def alone(self) -> None:
         """There is no connection to the driver, and another may come in its place."""
+
+    def cannot_ask(self, why: str) -> None:
+        """It is said nowhere who drives, as far as can be seen from here; told once of each driver."""
 
     def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
         """Another driver has the job, and has taken this agent in. Before its first message.
@@ -227,15 +227,12 @@ class DriverLink:
         """
         until = self._loop.time() + (self._bootstrap.first_s or max(self._lease.timeout_s, _LEAST_FIRST_S))
         line = await self._dial(lambda: until - self._loop.time())
-        following = None
-        if self._whereabouts is not None:
-            following = self._loop.create_task(self._follow(self._whereabouts))
+        following = self._loop.create_task(self._follow())
         try:
             while True:
                 line = await self._keep_one(line)
         finally:
-            if following is not None:
-                following.cancel()
+            following.cancel()
 
     async def _keep_one(self, line: _Line) -> _Line:
         """Blocks until that connection is broken, and there is another one. Returns it."""
@@ -279,16 +276,24 @@ class DriverLink:
                 self._lease.refused(asked_at)
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _follow(self, whereabouts: Whereabouts) -> None:
-        """Asks who drives, whenever the driver is not heard or is in doubt itself. Runs until it is cancelled."""
+    async def _follow(self) -> None:
+        """Asks who drives, whenever the driver is not heard or is in doubt itself. Runs until it is cancelled.
+
+        Once also while all is well, of each place: whoever cannot ask is told so before it matters.
+        """
+        tried: Whereabouts | None = None
         while True:
+            whereabouts = self._whereabouts
+            is_well = self.channel.connected and not self._lease.is_in_doubt
+            if whereabouts is not None and (whereabouts is not tried or not is_well):
+                asked_at = self._lease.now()
+                try:
+                    self._told_of(await whereabouts.ask(), asked_at)
+                except Exception as error:  # whatever keeps it from an answer, it asks again
+                    if whereabouts is not tried:
+                        self._owner.cannot_ask(in_words(error))
+                tried = whereabouts
             await asyncio.sleep(_ASK_AGAIN_S)
-            line = self._line
-            if line is not None and self.channel.connected and not self._is_in_doubt and not self._is_stuck(line):
-                continue
-            asked_at = self._lease.now()
-            with contextlib.suppress(OSError):
-                self._told_of(await whereabouts.ask(), asked_at)
 
     def _told_of(self, there: DriverThere | None, asked_at: float) -> None:
         """Who drives, as it was when that was asked; None for nobody."""
@@ -302,7 +307,8 @@ class DriverLink:
         self._urls = list(dict.fromkeys((*there.urls, *self._urls)))
         if self._trying is not None:
             # The machine of the one before may take its time to say nothing.
-            self._trying.reschedule(self._loop.time())
+            with contextlib.suppress(RuntimeError):  # its time is over
+                self._trying.reschedule(self._loop.time())
 
     @property
     def _has_successor(self) -> bool:
@@ -495,11 +501,11 @@ class DriverLink:
         # What listens on this machine for a driver on another is a tunnel, whose end says nothing of the driver.
         is_ours = path_of(line.url) is None and ip_address(self._door[1].partition("%")[0]).is_loopback
         self._door_tells = welcome.etcd is None and (not is_ours or welcome.place == place_of_sockets())
-        if welcome.etcd is not None and self._whereabouts is None:
-            self._whereabouts = Whereabouts(welcome.etcd)
         if is_first or is_another:
             self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
             self._is_in_doubt = False
+            # A later driver may have other servers, or prove itself otherwise.
+            self._whereabouts = None if welcome.etcd is None else Whereabouts(welcome.etcd, welcome.etcd_cluster)
         self._hear(line)
         if is_first:
             self._owner.welcomed(welcome)
@@ -521,6 +527,10 @@ class DriverLink:
         match said(message):
             case InDoubt(is_so):
                 self._is_in_doubt = is_so
+                if is_so:
+                    self._lease.doubts(0.0, says_so=True)
+                else:
+                    self._lease.sure()
             case other:
                 self._owner.take(other)
 
@@ -545,17 +555,13 @@ class DriverLink:
         unheard_s = line.met.connection.unheard_s
         self._lease.heard(unheard_s)
         if self._whereabouts is not None:
-            if self._is_stuck(line):
-                self._lease.doubted(self._loop.time() - line.met.connection.heard_at)
-            elif self._is_in_doubt:
-                self._lease.doubted(0.0)
-            else:
-                self._lease.sure()
+            silent_s = self._loop.time() - line.met.connection.heard_at
+            self._lease.doubts(silent_s, says_so=self._is_in_doubt)
         return unheard_s
 
     def _is_stuck(self, line: _Line) -> bool:
         """Whether nothing comes of the driver, though its kernel acknowledges."""
-        return self._loop.time() - line.met.connection.heard_at > _STUCK_S
+        return self._loop.time() - line.met.connection.heard_at > STUCK_S
 
     async def _look(self, line: _Line) -> None:
         """Gives a connection up on which nothing is acknowledged; dials others beside it before."""

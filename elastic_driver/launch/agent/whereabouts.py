@@ -23,10 +23,12 @@ class Whereabouts:
 
     Args:
         place: of the job in etcd.
+        cluster: which cluster of etcd that is; "" where that is not known.
     """
 
-    def __init__(self, place: EtcdPlace) -> None:
+    def __init__(self, place: EtcdPlace, cluster: str = "") -> None:
         self._place = place
+        self._cluster = cluster
         self._client: EtcdClient | None = None
 
     async def ask(self) -> DriverThere | None:
@@ -44,4 +46,8 @@ class Whereabouts:
 
         if self._client is None:
             self._client = EtcdClient(self._place, timeout_s=_TIMEOUT_S)
-        return driver_there(self._client, self._place)
+        there = driver_there(self._client, self._place)
+        if self._cluster and self._client.cluster_id != self._cluster:
+            # It knows nothing of the job, and would say that nobody drives.
+            raise OSError(f"another etcd answers at {self._place} than the driver's")
+        return there

@@ -57,7 +57,7 @@ class WelcomeFacts:
 
     Attributes:
         job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices, epoch,
-            driver, driver_timeout_s, place, etcd: see Welcome.
+            driver, driver_timeout_s, place, etcd, etcd_cluster: see Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -77,6 +77,7 @@ class WelcomeFacts:
     driver_timeout_s: float = 0.0
     place: str = ""
     etcd: EtcdPlace | None = None
+    etcd_cluster: str = ""
 
 
 class Host(Protocol):
@@ -295,6 +296,7 @@ class Arrival:
                 driver_timeout_s=welcome_facts.driver_timeout_s,
                 place=welcome_facts.place,
                 etcd=welcome_facts.etcd,
+                etcd_cluster=welcome_facts.etcd_cluster,
                 kept=link.kept,
             )
         )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.etcd.there import DriverThere
-from elastic_driver.rendezvous.agent_messages import Exited, InDoubt, Levels
+from elastic_driver.rendezvous.agent_messages import Exited, InDoubt, Levels, Warning
 from elastic_driver.system.process_name import place_of_sockets
 from tests.support.fakes.etcd_word import EtcdWord, etcd_word
 from tests.support.processes.agents import B, FakeDriver, Scene, act, gone, scene
@@ -41,6 +41,7 @@ async def job(folder: Path, **more: Any) -> AsyncIterator[tuple[Scene, EtcdWord,
             "agent_timeout_s": 3.0,
             "place": place_of_sockets(),
             "etcd": word.place,
+            "etcd_cluster": word.cluster,
         }
         async with scene(folder, **(facts | more)) as one:
             word.says = there(one.driver)
@@ -81,8 +82,8 @@ def test_the_next_driver_is_found_on_another_machine(tmp_path: Path) -> None:
     act(main)
 
 
-@pytest.mark.parametrize("answers", [True, False], ids=["drives", "nobody knows"])
-def test_a_driver_that_may_live_is_not_waited_for(tmp_path: Path, *, answers: bool) -> None:
+@pytest.mark.parametrize("how", ["it drives", "nobody knows", "another etcd knows nothing of it"])
+def test_a_driver_that_may_live_is_not_waited_for(tmp_path: Path, how: str) -> None:
     """Its machine refuses, which says nothing of the one that may have come since, elsewhere."""
 
     async def main() -> None:
@@ -90,7 +91,11 @@ def test_a_driver_that_may_live_is_not_waited_for(tmp_path: Path, *, answers: bo
             agent = await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
-            word.answers = answers
+            match how:
+                case "nobody knows":
+                    word.answers = False
+                case "another etcd knows nothing of it":
+                    word.cluster, word.says = "78", None
             await one.driver.deafen()
             code, text = await agent.ends()
             assert code == 1
@@ -169,5 +174,17 @@ def test_a_doubt_that_passes_ends_nothing(tmp_path: Path) -> None:
                 await one.driver.hears(Exited, B.__class__("a", 1, number))
             assert process.is_running()
             assert agent.popen.poll() is None
+
+    act(main)
+
+
+def test_who_cannot_ask_is_told_so_before_it_matters(tmp_path: Path) -> None:
+    async def main() -> None:
+        with etcd_word() as nobody:
+            place = nobody.place
+        async with job(tmp_path, etcd=place) as (one, _, _second):
+            await one.ready()
+            warning = await one.driver.hears(Warning)
+            assert "it cannot be asked from here who drives the job: " in warning.text
 
     act(main)

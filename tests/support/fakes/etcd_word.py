@@ -24,7 +24,10 @@ class EtcdWord:
         says: who drives; None for nobody.
         answers: whether it does.
         asked: how often it has answered.
+        cluster: which it is.
     """
+
+    cluster = "77"
 
     def __init__(self, place: EtcdPlace, says: DriverThere | None) -> None:
         self.place = place
@@ -39,7 +42,7 @@ class EtcdWord:
         self.asked += 1
         key = driver_key(self.place).encode()
         is_it = base64.b64decode(asked["key"]) == key
-        document: dict[str, Any] = {"header": {"revision": "7"}}
+        document: dict[str, Any] = {"header": {"revision": "7", "cluster_id": self.cluster}}
         if self.says is not None and is_it:
             pair = {"key": key, "value": encode(self.says)}
             kv = {name: base64.b64encode(value).decode() for name, value in pair.items()}

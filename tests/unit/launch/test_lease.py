@@ -117,11 +117,10 @@ def test_another_driver_begins_it_anew() -> None:
 
 def test_a_driver_in_doubt_is_heard_for_as_long_as_another_one_is_waited_for() -> None:
     one, clocks = lease(40.0)
-    one.doubted(0.0)
+    one.doubts(0.0, says_so=True)
     clocks.pass_(30.0)
     one.heard(0.0)
-    assert one.left_s == 10.0
-    one.doubted(5.0)
+    one.doubts(0.0, says_so=True)
     assert one.left_s == 10.0, "it is in doubt since the first word of it"
     clocks.pass_(9.0)
     one.heard(0.0)
@@ -134,20 +133,49 @@ def test_a_driver_in_doubt_is_heard_for_as_long_as_another_one_is_waited_for() -
     assert one.left_s == 15.0
 
 
-def test_a_doubt_is_as_old_as_is_said() -> None:
+def test_nothing_but_acknowledgements_is_a_doubt() -> None:
     one, clocks = lease(40.0)
-    clocks.pass_(20.0)
+    for passed in range(20):
+        one.heard(0.0)
+        one.doubts(float(passed), says_so=False)
+        clocks.pass_(1.0)
+    assert one.left_s == 14.0, "heard a second ago"
+    clocks.pass_(6.0)
     one.heard(0.0)
-    one.doubted(12.0)
+    one.doubts(26.0, says_so=False)
+    assert one.left_s == 14.0, "silent since it began"
+
+
+def test_a_driver_that_goes_on_after_a_stop_is_in_doubt_since_it_was_stopped() -> None:
+    """Its first words come before it has seen that."""
+    one, clocks = lease(600.0)
+    clocks.pass_(100.0)
+    one.heard(0.0)
+    one.doubts(100.0, says_so=False)
+    clocks.pass_(0.1)
+    one.doubts(0.0, says_so=False)
+    one.doubts(0.0, says_so=True)
+    clocks.pass_(489.9)
+    one.heard(0.0)
+    one.doubts(0.0, says_so=True)
+    assert one.left_s == pytest.approx(10.0)
+
+
+def test_one_that_does_not_say_so_is_not() -> None:
+    one, clocks = lease(40.0)
+    clocks.pass_(30.0)
+    one.heard(0.0)
+    one.doubts(30.0, says_so=False)
+    for _ in range(7):
+        clocks.pass_(1.0)
+        one.heard(0.0)
+        one.doubts(0.0, says_so=False)
     assert one.left_s == 15.0
-    clocks.pass_(20.0)
-    one.heard(0.0)
-    assert one.left_s == 8.0
 
 
 def test_another_driver_is_in_no_doubt() -> None:
     one, clocks = lease(20.0)
-    one.doubted(0.0)
+    one.doubts(0.0, says_so=True)
     clocks.pass_(19.0)
     one.begin(15.0, 20.0)
     assert one.left_s == 15.0
