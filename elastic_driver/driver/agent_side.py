@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, cast
 
+from elastic_driver.dialects.ours import inheritable
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.policy import starts_again
@@ -116,24 +117,23 @@ def agents_of(
         # All agents come over TCP whose driver may come to be on another machine.
         is_wide=recorded.lock is not None
         or (settings.accept_agents and (gathering is None or not gathering.only_here)),
-        before=facts.ways if recorded.is_where_it_was else None,
+        # Where agents ask who drives it need not be where it was: whoever was there may only be stopped.
+        before=None if recorded.lock is not None else facts.ways,
         limit_s=settings.driver_timeout_s,
         folder=settings.journal,
         keeper=keeper,
         say=chronicle.warning,
     )
-    remote, is_local = (
-        _remote_dialler(settings),
-        _is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host,
-    )
+    remote = _remote_dialler(settings)
+    is_local = _is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host
     if recorded.lock is not None:
         if remote is not None:
-            remote = AnywhereDialler(local, remote, is_here=is_local, is_ambiguous=is_loopback)
+            here = LocalDialler(outlives=True, environ=inheritable(os.environ))
+            remote = AnywhereDialler(here, remote, is_here=is_local, is_ambiguous=is_loopback)
         is_local = _never
     check: NetworkCheck | None = None
     if settings.check_network:
         check = NetworkCheck(settings.port_range, tasks, keeper=keeper, admitted=facts.admitted)
-    is_local = _is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host
     # A chief that outlives its driver is started by this machine's agent, as if it had a host of its own here.
     more = (CHIEF,) if settings.num_parameter_servers and settings.journal is not None else ()
     fleet = Fleet(
@@ -143,7 +143,7 @@ def agents_of(
             agent_timeout_s=settings.agent_timeout_s,
             host_timeout_s=settings.host_timeout_s,
             fingerprint=certificate.make,
-            job=_name_of_job(settings),
+            job=_name_of_job(recorded),
             owner=name_of_this_process(),
             host="" if gathering is None else gathering.host,
             node_rank=-1 if gathering is None else gathering.node_rank,
@@ -185,6 +185,7 @@ def agents_of(
         driver_timeout_s=0.0 if journal is None else settings.driver_timeout_s,
         place=place_of_sockets(),
         etcd=None if recorded.lock is None else recorded.lock.place,
+        etcd_cluster="" if recorded.lock is None else recorded.lock.cluster_id,
     )
     return AgentSide(
         tickets,
@@ -243,13 +244,15 @@ def _remote_dialler(settings: Settings) -> Dialler | None:
     )
 
 
-def _name_of_job(settings: Settings) -> str:
+def _name_of_job(recorded: Recording) -> str:
     """What this job has in common with the one that it follows, on each host, when its driver is started anew.
 
     A journal is of one job: the agents of another one, which wait for a driver, are none that it has left.
     """
+    settings = recorded.job.settings
     durable = str(settings.durable_dir or "")
-    journal = ["", settings.journal_etcd] if settings.journal_etcd else []
+    # Its servers may be named otherwise the next time.
+    journal = [] if recorded.lock is None else ["", recorded.lock.place.prefix]
     if settings.journal is not None:
         journal = ["", os.path.abspath(settings.journal)]
     return sha256("\0".join((os.getcwd(), durable, *settings.command, *journal)).encode()).hexdigest()[:32]

@@ -117,6 +117,9 @@ def build(
     def abandon(why: str) -> None:
         driver.abandon(why)
 
+    def abandon_unsure(why: str) -> None:
+        driver.abandon(why, is_sure=False)
+
     def leave() -> bool:
         is_there = journal is not None and (before is not None or journal.is_on_disc)
         if journal is None or not is_there or not parent.leave_to_another():
@@ -136,7 +139,15 @@ def build(
 
     ahead: WriteAhead | None = None
     if journal is not None:
-        ahead = WriteAhead(journal, settings.driver_timeout_s, clock.call_later, chronicle.warning, on_held=abandon)
+        ahead = WriteAhead(
+            journal,
+            settings.driver_timeout_s,
+            clock.call_later,
+            chronicle.warning,
+            on_held=abandon,
+            # Where another driver may have the job by then, this one does not end it.
+            on_too_late=None if lock is None else abandon_unsure,
+        )
         fleet.keepings = (*fleet.keepings, ahead.keeping)
     stepper = Stepper(
         policy_of(settings, dialect.on_change),
@@ -280,10 +291,10 @@ def build(
             journal.epoch,
             journal.driver,
             settings.driver_timeout_s,
-            links=fleet.links,
+            fleet=fleet,
             chronicle=chronicle,
             call_later=clock.call_later,
-            on_lost=lambda why: driver.abandon(why, is_sure=False),
+            on_lost=abandon_unsure,
         )
     parts = (requests, meetings, warming, stacks)
     fleet.serve(host_events, workers, *(parts if claim is None else (*parts, claim)))

@@ -7,10 +7,11 @@ as soon as the lock's lease is over. Steps wait by themselves, as they cannot be
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
+from elastic_driver.launch.fleet.fleet import Fleet
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import InDoubt, Said
 from elastic_driver.report.chronicle import Chronicle
@@ -43,7 +44,7 @@ class Claim:
         lock: of the journal.
         epoch, name: of this driver.
         limit_s: for how long agents keep their workers with a driver that is in doubt; then that ends.
-        links: all agents that there are.
+        fleet: has the agents.
         chronicle: tells the user.
         call_later: measures that, on the job's clock.
         on_lost: called when it is over.
@@ -56,7 +57,7 @@ class Claim:
         name: str,
         limit_s: float,
         *,
-        links: Callable[[], Sequence[AgentLink]],
+        fleet: Fleet,
         chronicle: Chronicle,
         call_later: CallLater,
         on_lost: Callable[[str], object],
@@ -64,7 +65,7 @@ class Claim:
         self._lock = lock
         self._epoch, self._name = epoch, name
         self._limit_s = limit_s
-        self._links = links
+        self._fleet = fleet
         self._chronicle = chronicle
         self._call_later = call_later
         self._on_lost = on_lost
@@ -79,14 +80,14 @@ class Claim:
             fingerprint: of its certificate.
         """
         loop = asyncio.get_running_loop()
-        self._lock.on_doubt = lambda is_so: loop.call_soon_threadsafe(partial(self._doubted, is_so=is_so))
+        self._lock.on_doubt = lambda *_: loop.call_soon_threadsafe(self._look)
         self._lock.announce(epoch=self._epoch, name=self._name, urls=tuple(urls), fingerprint=fingerprint)
-        self._doubted(is_so=self._lock.is_in_doubt)
+        self._look()
 
     def close(self) -> None:
         """The driver ends."""
         self._is_closed = True
-        self._lock.on_doubt = lambda is_so: None
+        self._lock.on_doubt = lambda *_: None
         if self._limit is not None:
             self._limit.cancel()
 
@@ -106,7 +107,8 @@ class Claim:
 
     # --- what the lock tells ---------------------------------------------------------------------------------------
 
-    def _doubted(self, *, is_so: bool) -> None:
+    def _look(self) -> None:
+        is_so = self._lock.is_in_doubt  # as it is now: it may have been told otherwise since
         if self._is_closed or is_so == (self._limit is not None):
             return
         if is_so:
@@ -119,7 +121,9 @@ class Claim:
             self._limit.cancel()
             self._limit = None
             self._chronicle.warning("etcd answers again: this driver still has the job")
-        for link in self._links():
+        # Agents that do not hear this driver have been told meanwhile that nobody drives.
+        self._fleet.counts_from = math.inf if is_so else asyncio.get_running_loop().time()
+        for link in self._fleet.links():
             link.send(InDoubt(is_so))
 
     def _is_too_late(self) -> None:

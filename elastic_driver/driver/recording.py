@@ -27,7 +27,6 @@ from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import JOIN, JOURNAL_KEY, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
 from elastic_driver.system import parent
-from elastic_driver.system.process_name import is_of_this_boot
 from elastic_driver.words import ExitCode, in_seconds
 
 if TYPE_CHECKING:
@@ -82,11 +81,6 @@ class Recording:
     def lock(self) -> EtcdLock | None:
         """That of a journal in etcd: drivers of other machines may have the job; None where none of those can."""
         return None if self.held is None else self.held.lock
-
-    @property
-    def is_where_it_was(self) -> bool:
-        """Whether the driver before this one was on this machine."""
-        return self.before is not None and (self.lock is None or is_of_this_boot(self.before.took.process))
 
 
 @dataclass(frozen=True, slots=True)

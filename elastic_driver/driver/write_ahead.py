@@ -50,6 +50,7 @@ class WriteAhead:
         call_later: measures that, on the job's clock.
         tell: is told when the disc does not answer, and when it does again.
         on_held: called when another driver has the journal.
+        on_too_late: called when something has waited for too long, where the job does not end for that.
 
     Attributes:
         under_way: the steps that are being written; None for nothing.
@@ -65,12 +66,14 @@ class WriteAhead:
         tell: Callable[[str], object],
         *,
         on_held: Callable[[str], object],
+        on_too_late: Callable[[str], object] | None = None,
     ) -> None:
         self._journal = journal
         self._limit_s = limit_s
         self._call_later = call_later
         self._tell = tell
         self._on_held = on_held
+        self._on_too_late = on_too_late
         self._maker: Maker
         self.under_way: Sequence[Step] | None = None
         self.keeping = Keeping()
@@ -165,13 +168,15 @@ class WriteAhead:
         self.trouble = f"cannot write the journal {self._journal.name}: {self._why}"
         self._tell(
             f"{self.trouble}; training goes on, what happens waits, and after {in_seconds(self._limit_s)} "
-            "(--driver-timeout) the job ends"
+            f"(--driver-timeout) {'the job' if self._on_too_late is None else 'this driver'} ends"
         )
         self._maker.late()
 
     def _is_too_late(self) -> None:
         path, limit = self._journal.name, in_seconds(self._limit_s)
-        self._maker.lost(f"cannot write the journal {path} for {limit} (--driver-timeout): {self._why}")
+        (self._on_too_late or self._maker.lost)(
+            f"cannot write the journal {path} for {limit} (--driver-timeout): {self._why}"
+        )
 
     @property
     def _why(self) -> str:

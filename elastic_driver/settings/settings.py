@@ -612,6 +612,11 @@ class Settings:
                 f"--agent-timeout {self.agent_timeout_s:g} is below {LEAST_AGENT_TIMEOUT_OF_ETCD_S:g} s, within which "
                 "another driver takes the job over: it waits for the lease in etcd"
             )
+        if self.driver_timeout_s < self.agent_timeout_s:
+            raise SettingsError(
+                f"--driver-timeout {self.driver_timeout_s:g} is below --agent-timeout {self.agent_timeout_s:g}: another"
+                " driver could not take the job over in time"
+            )
         for host in self.hosts or ():
             if is_loopback(host.name):
                 raise SettingsError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 AGENT = "elastic_driver.launch.agent"
@@ -38,9 +39,9 @@ def shared_stdin() -> tuple[int, ...]:
         return ()
 
 
-def local_environment() -> dict[str, str]:
-    """This process's environment, in which the agent finds this same package."""
-    env = dict(os.environ)
+def local_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which an agent finds this same package; this process's, where none is given."""
+    env = dict(os.environ if environ is None else environ)
     if folder := source_folder():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, env.get("PYTHONPATH"))))
     return env

@@ -6,6 +6,7 @@ the job has a journal: then another driver may come, and the agent waits for it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -27,9 +28,18 @@ class LocalDialler:
         module: what runs; the agent.
         early: a process that was begun before, of the same module; for the first agent.
         outlives: whether agents go on when this process dies. They have no standard input then.
+        environ: theirs, where their workers get it and what is given beside it; None for this process's.
     """
 
-    def __init__(self, *, module: str = AGENT, early: EarlyAgent | None = None, outlives: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        module: str = AGENT,
+        early: EarlyAgent | None = None,
+        outlives: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environ = environ
         self._module = module
         self._early = early
         self._outlives = outlives
@@ -53,7 +63,7 @@ class LocalDialler:
             else:
                 return Child(spawned, explain, _GRACE_S)
         command = local_command(self._module)
-        env = local_environment()
+        env = local_environment(self._environ)
         return await start_child(
             command, given, explain, env=env, grace_s=_GRACE_S, more=stdin, outlives=self._outlives
         )

@@ -132,7 +132,7 @@ class Fleet:
 
     Attributes:
         changes: of the hosts that there are, and of why others are not.
-        keepings: see LinkOwner; to be set before any comes.
+        keepings, counts_from: see LinkOwner; the former to be set before any comes.
         returning: of those of another driver before this one.
     """
 
@@ -160,6 +160,7 @@ class Fleet:
         self._parts: Sequence[Part]
         self.changes = Changes()
         self.keepings: Sequence[Keeping] = ()
+        self.counts_from = -math.inf
         self._names = HostNames(is_local)
         self._roster = Roster(self._names, reach.host, keeper)
         self._dialling = Dialling(
@@ -179,8 +180,8 @@ class Fleet:
         self._leaving = Leavers(addresses_of, tasks, self.changes.report, keeper=keeper, clock=clock)
         self._wanted: dict[str, None] = {}  # in the order of their list, which may have tens of thousands
         self._silences = Silences(self._roster, self.names_of)
-        self._lists_are_to_come = False  # whether agents are there that this driver has not heard yet who wants them
-        self._closing = False
+        # Whether agents are there that this driver has not heard yet who wants them.
+        self._lists_are_to_come = self._closing = False
         self._over = Close()  # what agents that are to end are told
         self._all_gone = asyncio.Event()
 
@@ -272,9 +273,8 @@ class Fleet:
         return "; ".join(waits[:3]) + more
 
     async def settle(self, limit_s: float) -> None:
-        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that.
-
-        And until those that have one may be used, or not; that takes what a check takes at most.
+        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that; and until those
+        that have one may be used, or not, which takes what a check takes at most.
         """
         await self.changes.wait_until(lambda: self._closing or not self.awaits_others(), limit_s)
         check = self._check

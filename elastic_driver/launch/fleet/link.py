@@ -58,9 +58,13 @@ class LinkOwner(Protocol):
 
     Attributes:
         keepings: where what comes of the messages that it takes is kept, as far as that takes a while.
+        counts_from: since when it counts that an agent is not heard, of the loop's time; infinite while it does not.
+            While it is not sure that this driver has the job, agents may have gone to another one, or be told that
+            nobody has it, and keep their workers for that.
     """
 
     keepings: Sequence[Keeping]
+    counts_from: float
 
     def take(self, link: AgentLink, message: Said) -> None:
         """It has said something. May raise RendezvousProtocolError, which cuts the connection."""
@@ -205,7 +209,9 @@ class AgentLink:
     @property
     def unheard_s(self) -> float:
         """For how long its connection has not worked both ways, see FrameConnection; 0 without a connection."""
-        return 0.0 if self._connection is None else self._connection.unheard_s
+        if self._connection is None:
+            return 0.0
+        return max(0.0, min(self._connection.unheard_s, self._loop.time() - self._owner.counts_from))
 
     @property
     def works_for_s(self) -> float:
@@ -298,7 +304,20 @@ class AgentLink:
         self._cancel()
         if self.is_away:
             return  # it is waited for anyhow
-        self._verdict = _Limit(AGAIN_S, lambda: self.lose(f"its agent has gone ({why})"))
+        self._give_verdict_in(AGAIN_S, f"its agent has gone ({why})")
+
+    def _give_verdict_in(self, delay_s: float, why: str) -> None:
+        def give() -> None:
+            if self._is_excused(AGAIN_S):
+                self._give_verdict_in(AGAIN_S, why)
+            else:
+                self.lose(why)
+
+        self._verdict = _Limit(delay_s, give)
+
+    def _is_excused(self, limit_s: float) -> bool:
+        """Whether it may not have been heard for so long for another reason than its own."""
+        return self._loop.time() - self._owner.counts_from < limit_s
 
     def overdue(self, order: str, done: Callable[[], bool], *, takes_s: float = 0.0) -> None:
         """An order was given. An agent that neither carries it out in time nor says anything is lost.
@@ -315,7 +334,7 @@ class AgentLink:
             del self._overdue[order]
             if done():
                 return
-            if self.silent_s > MARGIN_S:
+            if self.silent_s > MARGIN_S and not self._is_excused(MARGIN_S):
                 self.lose(f"its agent does not {order}: it was stopped, or its machine stands still")
             else:
                 self.overdue(order, done)

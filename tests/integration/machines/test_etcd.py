@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from elastic_driver.words import ExitCode
 from tests.support.network.machines import MachinesJob, kill, made_machines, marks, wait_for
 from tests.support.network.namespaces import NamespaceHost, Namespaces
@@ -64,13 +66,13 @@ class Cluster:
         listed = "".join(f"{host}:2\n" for host in self.hosts)
         return MachinesJob(self.machines, self.folder, listed, *self.flags, env=self.env)
 
-    def standby(self, first: MachinesJob) -> MachinesJob:
-        """On the second machine. It waits until the first one's driver is gone, and has the same job then."""
+    def standby(self, first: MachinesJob, there: int = 1) -> MachinesJob:
+        """On one of the machines. It waits until the first one's driver is gone, and has the same job then."""
         folder = self.folder / "standby"
         folder.mkdir()
         script = ("--host-discovery-script", str(self.folder / "discover.sh"), "--discovery-interval", "0.1")
         flags = (*self.flags, *script, "--event-log", str(self.folder / "events.jsonl"), "--standby-driver")
-        one = MachinesJob(self.machines, folder, None, *flags, on=self.machines[1], env=self.env)
+        one = MachinesJob(self.machines, folder, None, *flags, on=self.machines[there], env=self.env)
         one._steps, one._events = first._steps, first._events
         one.wait_to_say("standing by")
         return one
@@ -113,6 +115,25 @@ def test_a_driver_is_killed_with_all_that_would_start_it_again(tmp_path: Path) -
             assert second.wait() == 0, second.said()
         first.check_no_step_is_lost()
         assert "no job of yours runs" in first.here("jobs").stdout
+
+
+@pytest.mark.parametrize("there", [0, 1], ids=["there", "elsewhere"])
+def test_it_is_stopped_and_goes_on_when_another_has_the_job(tmp_path: Path, there: int) -> None:
+    """Its kernel acknowledges all that is said to it, and holds its ports."""
+    with cluster(tmp_path) as one, one.driver() as first:
+        first.wait_for_steps(6)
+        agents = one.agents(first, 0, 1, 2)
+        with one.standby(first, there) as second:
+            stopped = first.driver_pid()
+            kill(stopped, signal.SIGSTOP)
+            second.wait_to_say("6 workers on 3 hosts kept training, no step is lost")
+            kill(stopped, signal.SIGCONT)
+            assert first.wait() == ExitCode.OTHER_DRIVER
+            second.wait_for_steps(6, after=time.time())
+            assert one.agents(first, 0, 1, 2) == agents
+            one.end_after(first, 40)
+            assert second.wait() == 0, second.said()
+        first.check_no_step_is_lost()
 
 
 def test_its_machine_is_lost(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import socket
 import subprocess
@@ -75,6 +76,7 @@ class FakeDriver:
         self.refuses = ""
         self.superseded_by: list[int] = []  # epochs that agents have obeyed
         self.keepings: tuple[Keeping, ...] = ()
+        self.counts_from = -math.inf
         self.comes_of: Callable[[Said], object] = lambda message: None  # with each that it takes
         self.takes = 0  # connections on which an agent was welcomed
         self._news = asyncio.Event()

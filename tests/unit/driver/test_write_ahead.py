@@ -424,6 +424,25 @@ def test_a_disc_that_does_not_answer_is_told_of_once_and_when_it_does_again() ->
     play(test)
 
 
+def test_it_does_not_end_a_job_that_another_driver_may_have_by_then() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop)
+        late: list[str] = []
+        world.ahead._on_too_late = late.append
+        world.stepper.begin()
+        world.disc.answers()
+        world.stepper.post(HOSTS)
+        await asyncio.sleep(599)
+        assert "after 600 s (--driver-timeout) this driver ends" in world.told[0]
+        assert late == []
+        await asyncio.sleep(2)
+        assert late == ["cannot write the journal /journal for 600 s (--driver-timeout): the disc does not answer"]
+        assert world.of(EndJob) == []
+        world.stepper.close()
+
+    run_virtually(main)
+
+
 def test_an_event_that_has_waited_for_the_limit_ends_the_job() -> None:
     async def test(world: World) -> None:
         world.stepper.post(HOSTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -37,6 +38,7 @@ class Owner:
     """Takes what an agent says."""
 
     keepings: Sequence[Keeping] = ()
+    counts_from = -math.inf
 
     def __init__(self) -> None:
         self.said: list[Said] = []
@@ -335,6 +337,45 @@ def test_a_host_is_silent_at_the_time_and_not_at_the_next_look() -> None:
         await asyncio.sleep(1)
         assert len(owner.lost) == 1
         assert (len(owner.silent), owner.heard) == (1, [])
+
+    run_virtually(main)
+
+
+def test_silence_counts_from_when_the_driver_is_sure_of_its_job() -> None:
+    """While it is not, its agents may be told that nobody drives, and keep their workers for that."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        await asyncio.sleep(3.3)
+        owner.counts_from = math.inf
+        owner.vanishes()
+        await asyncio.sleep(3 * AGENT_TIMEOUT_S)
+        assert (owner.silent, owner.lost) == ([], [])
+        owner.counts_from = loop.time()
+        await asyncio.sleep(AGENT_TIMEOUT_S + 0.9)
+        assert (len(owner.silent), owner.lost) == (1, [])
+        await asyncio.sleep(0.7)
+        assert len(owner.lost) == 1
+
+    run_virtually(main)
+
+
+def test_an_agent_that_may_have_gone_to_another_driver_is_not_lost() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        owner.kill(A)
+        owner.counts_from = math.inf
+        await asyncio.sleep(0.3)
+        owner.agent.hang_up()
+        await asyncio.sleep(3 * AGENT_TIMEOUT_S)
+        assert owner.lost == []
+        owner.counts_from = loop.time()
+        await asyncio.sleep(0.5)
+        assert owner.lost == []
+        await asyncio.sleep(2.0)
+        assert len(owner.lost) == 1
 
     run_virtually(main)
 
