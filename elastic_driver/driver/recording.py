@@ -146,7 +146,15 @@ def recording(
                 tell.line(f"job {held.waited_for} has ended with exit code {over}")
                 yield Recording(job_of(settings, held.waited_for), over=over)
                 return
-            resumed = resumed or Resumed(_awaited(found, held))
+            try:
+                resumed = resumed or Resumed(_awaited(found, held))
+            except JournalError as error:
+                if parent.started() is None:
+                    raise
+                # Whoever was started next would find the same.
+                tell.warning(str(error))
+                yield Recording(job_of(settings, job_id), over=ExitCode.BAD_USAGE)
+                return
         elif held.waited_for and held.waited_for == _job_in(found):
             resumed = Resumed(held.waited_for)
         if resumed is not None:
