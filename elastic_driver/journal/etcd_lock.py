@@ -92,6 +92,7 @@ class EtcdLock:
         self._lease_s = float(LEASE_S)
         self._good_until = 0.0
         self._is_lost = True
+        self._is_seen = False  # that it was in doubt, by somebody who is to be told that it is not any more
         self._why = ""
         self._is_released = False
         # Set: there is something to publish, or the thread ends. Each thread that keeps a lease alive has its own.
@@ -191,7 +192,9 @@ class EtcdLock:
     def is_in_doubt(self) -> bool:
         """Whether it is not sure that this process has it, and for a second more."""
         with self._mutex:
-            return self._in_doubt()
+            in_doubt = self._in_doubt()
+            self._is_seen = self._is_seen or in_doubt
+            return in_doubt
 
     @property
     def is_lost(self) -> bool:
@@ -444,9 +447,11 @@ class EtcdLock:
                 if self._is_released:
                     break
                 in_doubt, is_lost = self._in_doubt(), self._is_lost
+                is_news = in_doubt != was_in_doubt or (self._is_seen and not in_doubt)
+                self._is_seen = self._is_seen and in_doubt
                 left_s = _WATCH_S if in_doubt else self._good_until - _DOUBT_S - now_s()
             # What they raise is theirs: their loop is closed, for one, since the job has ended.
-            if in_doubt != was_in_doubt:
+            if is_news:
                 was_in_doubt = in_doubt
                 with contextlib.suppress(Exception):
                     self.on_doubt(in_doubt)

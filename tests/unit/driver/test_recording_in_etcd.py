@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -475,17 +475,6 @@ def test_while_etcd_is_away_the_journal_says_why_and_goes_on_then(
     with recording(place.settings(), "0123", Told()) as recorded:
         assert recorded.journal is not None
         asyncio.run(go_on(recorded.journal))
-
-
-@pytest.mark.parametrize("boots", [(), ("another",)])
-def test_where_its_driver_was(place: Place, boots: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    place.leave(FAR)
-    for boot in boots:
-        monkeypatch.setattr("elastic_driver.driver.recording.is_of_this_boot", lambda name, boot=boot: boot in name)
-    with recording(place.settings(), "0456", Told()) as recorded:
-        assert recorded.is_where_it_was == (not boots)
-        assert recorded.journal is not None
-        recorded.journal.give_up()
 
 
 @pytest.mark.parametrize("is_there", [False, True])

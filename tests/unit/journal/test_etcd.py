@@ -694,6 +694,21 @@ def test_what_was_asked_for_before_a_loss_says_nothing_of_the_lock_after_it(
         assert made.lock.good_until >= good_until
 
 
+def test_who_has_seen_a_doubt_is_told_that_it_is_over(place: EtcdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was too short for the thread that tells of it."""
+    skipped = 0.0
+    clock = etcd_lock.now_s
+    monkeypatch.setattr(etcd_lock, "now_s", lambda: clock() + skipped)
+    monkeypatch.setattr(etcd_lock, "_WATCH_S", 60.0)
+    with writer(place) as made:
+        until(lambda: not made.lock._changed.is_set())
+        skipped = 4.1
+        assert made.lock.is_in_doubt
+        skipped = 0.0
+        made.lock._changed.set()
+        until(lambda: made.doubts and not made.doubts[-1])
+
+
 def test_an_error_of_whoever_is_told_ends_nothing(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:
     told: list[bool] = []
 
