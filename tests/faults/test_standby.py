@@ -54,7 +54,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     cooldown = ("--blacklist-cooldown-range", "1000", "1000")
     with ForkingJob(tmp_path_factory.mktemp("history"), THREE, *FLAGS, *cooldown, "--heartbeat-timeout", "4") as job:
         stands_by(job, "127.0.0.2[0]")
-        before = job.steps()
+        before = job.wait_for_steps(2)
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
         at = time.time()  # no step of its comes after that
         after = job.wait_for_steps(2, after=at)
