@@ -30,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from simulated import SLOTS_PER_HOST, Simulation, simulation
 
+from elastic_driver.settings.journal_place import JournalPlace
+
 WRITES, BYTES, AHEAD = 200, 600, 1 << 20
 
 
@@ -78,7 +80,7 @@ async def one_run(size: int, rounds: int, folder: Path) -> tuple[list[Round], li
     slots = SLOTS_PER_HOST if size >= SLOTS_PER_HOST * (rounds + 2) else 1
     async with (
         simulation(size, slots_per_host=slots) as plain,
-        simulation(size, slots_per_host=slots, journal=folder / "journal") as kept,
+        simulation(size, slots_per_host=slots, journal=JournalPlace(folder / "journal")) as kept,
     ):
         for job in (plain, kept):
             await job.ready()

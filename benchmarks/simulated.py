@@ -201,7 +201,7 @@ def _agents_of(recorded: Recording, clock: JobClock, dialler: SimulatedDialler) 
         certificate=certificate,
         before=facts.ways,
         limit_s=settings.driver_timeout_s,
-        folder=settings.journal,
+        folder=settings.journal_folder,
         keeper=keeper,
     )
 

@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from journal import cpu_s
 from simulated import SLOTS_PER_HOST, simulation
 
+from elastic_driver.settings.journal_place import JournalPlace
+
 
 class Takeover(NamedTuple):
     """Seconds."""
@@ -43,7 +45,7 @@ async def takeovers(agents: int, runs: int, folder: Path, profile_to: str | None
     size = agents * SLOTS_PER_HOST
     found = []
     limits = {"agent_timeout_s": 300.0}  # all agents share one processor here
-    async with simulation(size, journal=folder / "journal", profile_to=profile_to, **limits) as job:
+    async with simulation(size, journal=JournalPlace(folder / "journal"), profile_to=profile_to, **limits) as job:
         await job.ready()
         job.go()
         assert await job.until_all_train(1) == size

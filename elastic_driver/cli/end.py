@@ -108,12 +108,13 @@ def _told_parent(job_id: str) -> str:
 
 def _taken_over(found: Recorded) -> int:
     """Takes it over to end it. Blocks until it has ended. Returns the exit code."""
-    from elastic_driver.cli.journal_place import JournalPlace
     from elastic_driver.cli.resume import go_on
     from elastic_driver.driver.recording import ENDED
 
+    journal = found.job.settings.journal
+    assert journal is not None, "it was found there"
     parent.begin_with(signal.SIGTERM)
-    code = go_on(JournalPlace(found.job.settings.journal), begins=False)
+    code = go_on(journal, begins=False)
     return 0 if code == ENDED else code
 
 

@@ -16,6 +16,7 @@ from elastic_driver.cli.torchrun_flags import add_torchrun_flags, take_torchrun_
 from elastic_driver.dialects.horovod import MODES as PROTOCOLS
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
+from elastic_driver.settings.journal_place import KEY_FLAG
 from elastic_driver.settings.machines import BOOTSTRAPS, LAUNCHERS
 from elastic_driver.settings.pods import POD_NAMES
 from elastic_driver.settings.settings import DISCOVERIES, FLAGS, LOG_LEVELS, ON_CHANGE, Settings
@@ -221,8 +222,8 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="write what happens to the job there before anything comes of it: another driver can take it over then. "
         "A folder, or for drivers on several machines etcd://HOST:PORT,.../PREFIX",
     )
-    add(
-        "journal_key",
+    group.add_argument(
+        KEY_FLAG,
         metavar="FILE",
         help="the key that seals a journal in etcd (elasticrun token FILE makes one); all drivers of the job need it",
     )

@@ -25,6 +25,7 @@ from elastic_driver.words import ExitCode
 
 if TYPE_CHECKING:
     from elastic_driver.launch.dial.early import EarlyAgent
+    from elastic_driver.settings.journal_place import JournalPlace
 
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
@@ -40,12 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             journal = journal_of(words[1:])
             if place is not None:
-                place.leave(journal.folder, has_journal=True)
+                place.leave(journal)
             return parent.exit_code(go_on(journal))
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:
-                place.leave(None, has_journal=False)
+                place.leave(None)
             return _unless_nobody_reads(subcommand, words[1:])
         options = _options_of(os.environ)
         if not options:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         settings = settings_from(given, os.environ)
         if place is not None:
-            place.leave(settings.journal, has_journal=settings.has_journal)
+            place.leave(settings.journal)
         if settings.mpi is not None:
             from elastic_driver.driver.mpirun import run_by_mpirun
 
@@ -68,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return run_node(settings, settings.nodes)
         # Whom a driver anywhere may have started is not known here.
-        has_agents = settings.standby_driver or settings.journal_etcd
-        early = None if has_agents else _early_agent(settings.journal)
+        has_agents = settings.standby_driver or settings.has_etcd
+        early = None if has_agents else _early_agent(settings.journal_folder)
         from elastic_driver.driver.job import run_job
 
         return parent.exit_code(run_job(settings, early=early))
@@ -122,26 +123,25 @@ class _Place:
     """
 
     def __init__(self) -> None:
-        self.journal: Path | None = None
+        self.journal: JournalPlace | None = None
         self._started = parent.started_again()
         self._environ = dict(os.environ)
         if os.getpid() == 1:
             parent.hold_signals()
 
-    def leave(self, journal: Path | None, *, has_journal: bool) -> None:
+    def leave(self, journal: JournalPlace | None) -> None:
         """Returns in a child where this process has to be the parent of one, which starts it again with a journal.
 
         Args:
-            journal: its folder; None for none, and for one that is in etcd.
-            has_journal: whether there is one.
+            journal: None for none.
         """
         self.journal = journal
-        if self._started is None and (has_journal or os.getpid() == 1):
+        if self._started is None and (journal is not None or os.getpid() == 1):
             again = None
-            if has_journal:
+            if journal is not None:
                 from elastic_driver.journal.folder import JOURNAL
 
-                file = None if journal is None else journal / JOURNAL
+                file = None if journal.folder is None else journal.folder / JOURNAL
                 again = parent.Again(parent.this_command(), self._environ, file)
             parent.go_on_in_a_child(again)
 
@@ -156,7 +156,8 @@ def _leave_job(place: _Place | None) -> None:
     try:
         from elastic_driver.cli.undriven import end_here
 
-        ended = end_here(place.journal) if place is not None and place.journal is not None else ""
+        folder = None if place is None or place.journal is None else place.journal.folder
+        ended = "" if folder is None else end_here(folder)
     except Exception as error:  # whatever has kept it from the job may keep it from this
         why = f" ({one_line(in_words(error))})"
     left = f"the job is not ended: its workers wait until --driver-timeout is over{why}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.settings.journal_place import KEY_FLAG
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +43,11 @@ class Parser(argparse.ArgumentParser):
             return found[:1]
         self._ambiguous[option_string] = ", ".join(flag for _, flag, *_ in found)
         return []
+
+
+def add_key_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag of subcommands that goes with a journal in etcd."""
+    parser.add_argument(KEY_FLAG, metavar="FILE", help="the key of a journal in etcd, as its job was given it")
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elastic_driver import codec
 from elastic_driver.cli import event_words
-from elastic_driver.cli.journal_place import JournalPlace
 from elastic_driver.cli.target import Left
 from elastic_driver.core.events import Event
 from elastic_driver.core.explain import explain
@@ -26,8 +23,8 @@ from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.folder import JournalError, check_folder
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.rendezvous.job_files import forget, left_jobs
-from elastic_driver.rendezvous.token_file import JOURNAL_KEY, read_token
 from elastic_driver.report.lengths import length
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.system.process_name import lives, lives_here, pid_in
 
 # Of the events, so many are shown to people.
@@ -41,7 +38,9 @@ def look_into(place: JournalPlace) -> Recorded | Closed:
         SettingsError: there is none, or it cannot be read.
     """
     if place.folder is None:
-        found = _in_etcd(place)
+        from elastic_driver.journal import etcd_journal  # late: what unseals it takes a while to load
+
+        found = etcd_journal.read_etcd(*etcd_journal.in_etcd(place))
         if found is None:
             raise SettingsError(f"there is no journal at {place.url}")
         return found
@@ -55,25 +54,6 @@ def look_into(place: JournalPlace) -> Recorded | Closed:
     if found is None:
         raise SettingsError(f"there is no journal in {folder}")
     return found
-
-
-def _in_etcd(place: JournalPlace) -> Recorded | Closed | None:
-    from elastic_driver.etcd.client import EtcdClient  # late: what unseals it takes a while to load
-    from elastic_driver.etcd.place import EtcdPlace
-    from elastic_driver.etcd.sealed import Secret
-    from elastic_driver.etcd.there import driver_there
-    from elastic_driver.journal.etcd_journal import read_etcd
-
-    assert place.key is not None, "it goes with the URL"
-    there = EtcdPlace.parse(place.url, os.environ)
-    found = read_etcd(there, Secret(read_token(place.key, JOURNAL_KEY), there.prefix))
-    if not isinstance(found, Recorded):
-        return found
-    try:
-        with EtcdClient(there) as client:
-            return replace(found, is_driven=driver_there(client, there) is not None)
-    except OSError as error:
-        raise JournalError(f"cannot read {place.url}: {in_words(error)}") from error
 
 
 def left_behind(job_id: str, tell: Callable[[str], object]) -> Left:

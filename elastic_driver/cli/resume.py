@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from elastic_driver.cli.journal_place import JournalPlace, add_key_flag, place_of
-from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.parser import Parser, add_key_flag
+from elastic_driver.settings.journal_place import JournalPlace, place_of
 
 
 def parser_of_resume() -> Parser:
@@ -57,5 +57,5 @@ def go_on(journal: JournalPlace, *, begins: bool = True) -> int:
     # What the job's own command would be where nobody of it is left, and a new one begins.
     enter(found.job)
     return run_job(
-        replace(found.job.settings, **journal.settings, standby_driver=False), resumed=Resumed(found.job.job_id, begins)
+        replace(found.job.settings, journal=journal, standby_driver=False), resumed=Resumed(found.job.job_id, begins)
     )

@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from elastic_driver.cli.journal_place import add_key_flag, place_of
-from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.parser import Parser, add_key_flag
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError
@@ -20,6 +19,7 @@ from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.status_line import figures
+from elastic_driver.settings.journal_place import place_of
 from elastic_driver.words import OnChange
 
 if TYPE_CHECKING:

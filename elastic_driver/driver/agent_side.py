@@ -120,7 +120,7 @@ def agents_of(
         # Where agents ask who drives it need not be where it was: whoever was there may only be stopped.
         before=None if recorded.lock is not None else facts.ways,
         limit_s=settings.driver_timeout_s,
-        folder=settings.journal,
+        folder=settings.journal_folder,
         keeper=keeper,
         say=chronicle.warning,
     )
@@ -135,7 +135,7 @@ def agents_of(
     if settings.check_network:
         check = NetworkCheck(settings.port_range, tasks, keeper=keeper, admitted=facts.admitted)
     # A chief that outlives its driver is started by this machine's agent, as if it had a host of its own here.
-    more = (CHIEF,) if settings.num_parameter_servers and settings.journal is not None else ()
+    more = (CHIEF,) if settings.num_parameter_servers and settings.has_journal else ()
     fleet = Fleet(
         tickets=tickets,
         reach=Reach(
@@ -253,8 +253,8 @@ def _name_of_job(recorded: Recording) -> str:
     durable = str(settings.durable_dir or "")
     # Its servers may be named otherwise the next time.
     journal = [] if recorded.lock is None else ["", recorded.lock.place.prefix]
-    if settings.journal is not None:
-        journal = ["", os.path.abspath(settings.journal)]
+    if settings.journal_folder is not None:
+        journal = ["", os.path.abspath(settings.journal_folder)]
     return sha256("\0".join((os.getcwd(), durable, *settings.command, *journal)).encode()).hexdigest()[:32]
 
 

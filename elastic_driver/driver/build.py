@@ -307,7 +307,7 @@ def build(
             Limits(
                 settings.agent_timeout_s,
                 # Whoever is with a driver in doubt may have heard of that as late as of its end.
-                settings.driver_timeout_s + (settings.agent_timeout_s if settings.journal_etcd else 0.0),
+                settings.driver_timeout_s + (settings.agent_timeout_s if settings.has_etcd else 0.0),
             ),
             epoch=journal.epoch,
             away_s=before.away_s,

@@ -110,8 +110,8 @@ def run_job(
         reason = shortage(error)
         if not reason:
             raise
-        if settings.journal is not None and has_job(settings.journal):
-            raise TakeoverError(f"cannot take over the job in {settings.journal}: {reason}") from error
+        if settings.journal_folder is not None and has_job(settings.journal_folder):
+            raise TakeoverError(f"cannot take over the job in {settings.journal_folder}: {reason}") from error
         raise SettingsError(f"cannot start the driver: {reason}") from error
     finally:
         if early is not None:
@@ -377,8 +377,8 @@ def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
     name = re.sub(r"[^A-Za-z0-9._=@+-]", "_", nodes.run_id).lstrip(".")[:_MOST_NAME] or job_id
     folder = settings.logs.folder
     if settings.logs.keeps_files:
-        if folder is None and settings.journal is not None:
-            folder = settings.journal / "logs"  # where a later driver goes on with them
+        if folder is None and settings.journal_folder is not None:
+            folder = settings.journal_folder / "logs"  # where a later driver goes on with them
         try:
             if folder is None:
                 folder = Path(tempfile.mkdtemp(prefix="elasticrun_"))

@@ -246,7 +246,7 @@ class ElasticDriver:
             socket,
             self.settings.command,
             meets_at=self.agents.meets_at,
-            journal=self.settings.journal,
+            journal=self.settings.journal_folder,
             parent=parent.name_of_parent(),
         )
         if posting is not None:
@@ -263,7 +263,7 @@ class ElasticDriver:
 
     def _take_down(self, posting: Posting) -> None:
         """A job that goes on without this driver is still found, by its journal on this machine."""
-        if not self.end.is_abandoned or self.settings.journal is None:
+        if not self.end.is_abandoned or self.settings.journal_folder is None:
             posting.remove()
 
     def _stay_found(self, socket: KeptSocket, posting: Posting | None) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from elastic_driver.dialects.ours import inheritable
 from elastic_driver.errors import SettingsError, in_words
-from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.journal.entries import Closed, JobFacts
 from elastic_driver.journal.folder import JOURNAL, JournalError, JournalHeldError, Signature
 from elastic_driver.journal.held import FolderJournal, HeldJournal
@@ -24,7 +23,7 @@ from elastic_driver.journal.past import Recorded
 from elastic_driver.launch.fleet.kept import may_come_back
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.operator_token import read_operator_key
-from elastic_driver.rendezvous.token_file import JOIN, JOURNAL_KEY, new_token, read_token
+from elastic_driver.rendezvous.token_file import JOIN, new_token, read_token
 from elastic_driver.settings.settings import FLAGS, Settings
 from elastic_driver.system import parent
 from elastic_driver.words import ExitCode, in_seconds
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 ENDED = 128 + signal.SIGTERM
 """What a job ends with that an operator ends."""
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
-_OF_NOW = ("journal", "journal_etcd", "journal_key", "log_level", "quiet", "standby_driver", "verbose")
+_OF_NOW = ("journal", "log_level", "quiet", "standby_driver", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
 _IN_WORDS = {
     "command": "the command",
@@ -98,7 +97,8 @@ class Resumed:
 
 def has_journal(settings: Settings) -> bool:
     """Whether a job may be taken over: nothing that was asked for now is certain to count."""
-    return bool(settings.journal_etcd) or (settings.journal is not None and os.path.lexists(settings.journal / JOURNAL))
+    folder = settings.journal_folder
+    return settings.has_etcd or (folder is not None and os.path.lexists(folder / JOURNAL))
 
 
 @contextlib.contextmanager
@@ -139,98 +139,44 @@ def recording(
         return
     with held:
         found = held.read()
-        if held.only_goes_on:
-            if held.waited_for not in ("", _job_in(found)) and _of(held.waited_for, held.last) is not None:
-                # It has ended, and what is there is another's.
-                over = _of(held.waited_for, held.last)
-                tell.line(f"job {held.waited_for} has ended with exit code {over}")
-                yield Recording(job_of(settings, held.waited_for), over=over)
-                return
-            try:
-                resumed = resumed or Resumed(_awaited(found, held))
-            except JournalError as error:
-                if parent.started() is None:
-                    raise
-                # Whoever was started next would find the same.
-                tell.warning(str(error))
-                yield Recording(job_of(settings, job_id), over=ExitCode.BAD_USAGE)
-                return
-        elif held.waited_for and held.waited_for == _job_in(found):
-            resumed = Resumed(held.waited_for)
-        if resumed is not None:
-            _check_is_there(resumed, found, held.name)
-        exit_code = _has_ended(found, held.last)
-        if exit_code is not None and (resumed is not None or _was_ours(found, held)):
-            ended = _job_in(found)
-            if resumed is not None:
-                tell.line(f"job {ended} has ended with exit code {exit_code}")
-            held.is_of(ended)
-            held.has_ended(exit_code)  # whoever else stands by looks at that next
-            yield Recording(job_of(settings, ended), over=exit_code)
+        follows = _what_follows(found, held, job_id, resumed, tell)
+        if isinstance(follows, _Over):
+            yield Recording(job_of(settings, follows.job_id), over=follows.exit_code)
             return
-        before = over = None
-        begins = resumed is None or resumed.begins
-        code_in_vain = ExitCode.INTERNAL_ERROR if begins else ENDED
-        begins = begins and not held.only_goes_on
-        if isinstance(found, Recorded) and exit_code is None:
-            held.check(found)
-            follows = "; this is a new job" if begins else "; the same command begins it anew"
-            before = _taken_over(found, tell, follows=follows if begins or held.only_goes_on else "")
-            if before is not None:
-                parent.has_begun(has_stood_by=held.only_goes_on)
-            elif found.state.end is not None or not begins:
-                job_id = found.job.job_id
-                over = code_in_vain if found.state.end is None else found.state.end.exit_code
-        last = 0 if found is None else found.epoch
-        if before is None:
-            held.is_of(job_id)
-            job = job_of(held.settings(settings), job_id)
-            recorded = Recording(job, Journal(held.store(), job, epoch=last + 1))
-        else:
-            job = before.job
-            held.is_of(job.job_id)
-            _warn_of_differences(settings, job.settings, tell)
-            now = {name: getattr(settings, name) for name in _OF_NOW}
-            job = replace(job, settings=held.settings(replace(job.settings, **now)))
-            recorded = Recording(job, Journal(held.store(), job, epoch=last + 1, facts=before.facts.all()), before)
-        recorded = replace(recorded, held=held, begins=begins, code_in_vain=code_in_vain)
-        assert recorded.journal is not None
-        if recorded.lock is not None:
-            # Whether another driver has the job is then known at once, and not only with what is written next.
-            recorded.lock.on_lost = recorded.journal.look_soon
-        if over is not None:
+        recorded, journal = _begun(settings, held, 0 if found is None else found.epoch, follows, tell)
+        if recorded.over is not None:
             is_in_vain = isinstance(found, Recorded) and found.state.end is None
-            close(recorded.journal, over, tell, is_in_vain=is_in_vain)
-            yield replace(recorded, over=over)
+            close(journal, recorded.over, tell, is_in_vain=is_in_vain)
+            yield recorded
             return
         try:
             if recorded.lock is not None:
-                _check_lease(recorded.lock, job.settings)
+                _check_lease(recorded.lock, recorded.job.settings)
             yield recorded
         except SettingsError:
-            if before is None:
-                recorded.journal.close(ExitCode.BAD_USAGE)
+            if recorded.before is None:
+                journal.close(ExitCode.BAD_USAGE)
             else:
-                recorded.journal.give_up()  # its agents wait for another driver
+                journal.give_up()  # its agents wait for another driver
             raise
 
 
 def _taken(settings: Settings, job_id: str, tell: Teller) -> HeldJournal:
     """The journal that is asked for, for this process alone. See :func:`recording`."""
-    if settings.journal is not None:
+    place = settings.journal
+    assert place is not None, "it is asked for"
+    if place.folder is not None:
         return FolderJournal.take(
-            settings.journal,
+            place.folder,
             job_id,
             stands_by=settings.standby_driver,
             on_wait=tell.line,
             look=parent.interruption(),
         )
-    from elastic_driver.journal.etcd_journal import EtcdJournal  # late: what unseals it takes a while to load
+    from elastic_driver.journal.etcd_journal import EtcdJournal, in_etcd  # late: what unseals it takes a while to load
 
-    assert settings.journal_key is not None, "the settings have both or none"
     return EtcdJournal.take(
-        EtcdPlace.parse(settings.journal_etcd, os.environ),
-        read_token(settings.journal_key, JOURNAL_KEY),
+        *in_etcd(place),
         job_id,
         stands_by=settings.standby_driver,
         # Of one that was started again the agents wait as long.
@@ -238,6 +184,109 @@ def _taken(settings: Settings, job_id: str, tell: Teller) -> HeldJournal:
         on_wait=tell.line,
         look=parent.interruption(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """The driver ends at once, and writes nothing.
+
+    Attributes:
+        job_id: which job it was for.
+        exit_code: its own.
+    """
+
+    job_id: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The driver writes from here on. Each is as in Recording.
+
+    Attributes:
+        job_id: of the job.
+    """
+
+    job_id: str
+    begins: bool
+    code_in_vain: int
+    before: Recorded | None = None
+    over: int | None = None
+
+
+def _what_follows(
+    found: Recorded | Closed | None, held: HeldJournal, job_id: str, resumed: Resumed | None, tell: Teller
+) -> _Over | _Course:
+    """What a driver does that finds this in its journal. See :func:`recording`, for what it raises too."""
+    there = _job_in(found)
+    if held.only_goes_on:
+        ended = None if held.waited_for in ("", there) else _of(held.waited_for, held.last)
+        if ended is not None:  # and what is there is another's
+            tell.line(f"job {held.waited_for} has ended with exit code {ended}")
+            return _Over(held.waited_for, ended)
+        try:
+            resumed = resumed or Resumed(_awaited(found, held))
+        except JournalError as error:
+            if parent.started() is None:
+                raise
+            # Whoever was started next would find the same.
+            tell.warning(str(error))
+            return _Over(job_id, ExitCode.BAD_USAGE)
+    elif held.waited_for and held.waited_for == there:
+        resumed = Resumed(held.waited_for)
+    if resumed is not None:
+        _check_is_there(resumed, found, held.name)
+    exit_code = _has_ended(found, held.last)
+    if exit_code is not None and (resumed is not None or _was_ours(found, held)):
+        if resumed is not None:
+            tell.line(f"job {there} has ended with exit code {exit_code}")
+        held.is_of(there)
+        held.has_ended(exit_code)  # whoever else stands by looks at that next
+        return _Over(there, exit_code)
+    begins = resumed is None or resumed.begins
+    code_in_vain = ExitCode.INTERNAL_ERROR if begins else ENDED
+    begins = begins and not held.only_goes_on
+    anew = _Course(job_id, begins, code_in_vain)
+    if not isinstance(found, Recorded) or exit_code is not None:
+        return anew
+    held.check(found)
+    what = "; this is a new job" if begins else "; the same command begins it anew" if held.only_goes_on else ""
+    if _can_be_taken_over(found, tell, follows=what):
+        parent.has_begun(has_stood_by=held.only_goes_on)
+        return replace(anew, job_id=there, before=found)
+    if found.state.end is not None or not begins:
+        return replace(anew, job_id=there, over=code_in_vain if found.state.end is None else found.state.end.exit_code)
+    return anew
+
+
+def _begun(
+    settings: Settings, held: HeldJournal, last: int, course: _Course, tell: Teller
+) -> tuple[Recording, Journal]:
+    """The job as it goes on, or begins, and its journal, which has nothing of this driver's yet.
+
+    Args:
+        settings: what the user asks for now.
+        held: where it is.
+        last: the epoch of the last driver that has written there; 0 for none.
+        course: what follows from what is there.
+        tell: is told of settings that are without effect.
+    """
+    held.is_of(course.job_id)
+    before = course.before
+    if before is None:
+        job = job_of(held.settings(settings), course.job_id)
+        journal = Journal(held.store(), job, epoch=last + 1)
+    else:
+        job = before.job
+        _warn_of_differences(settings, job.settings, tell)
+        now = {name: getattr(settings, name) for name in _OF_NOW}
+        job = replace(job, settings=held.settings(replace(job.settings, **now)))
+        journal = Journal(held.store(), job, epoch=last + 1, facts=before.facts.all())
+    if held.lock is not None:
+        # Whether another driver has the job is then known at once, and not only with what is written next.
+        held.lock.on_lost = journal.look_soon
+    recorded = Recording(job, journal, before, course.over, held, course.begins, course.code_in_vain)
+    return recorded, journal
 
 
 def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> bool:
@@ -338,16 +387,16 @@ def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
     )
 
 
-def _taken_over(found: Recorded, tell: Teller, *, follows: str) -> Recorded | None:
-    """What is to be taken over; None where nobody is left who could come back: then that job is over."""
+def _can_be_taken_over(found: Recorded, tell: Teller, *, follows: str) -> bool:
+    """Whether somebody is left who could come back. Else that job is over, and the user is told what follows."""
     if any(map(may_come_back, found.facts.agents.values())):
-        return found
+        return True
     if found.state.end is None:
         tell.line(
             f"job {found.job.job_id} has ended {in_seconds(found.away_s)} ago with its driver: none of its agents is "
             f"left{follows}"
         )
-    return None
+    return False
 
 
 def _has_ended(found: Recorded | Closed | None, last: Signature) -> int | None:

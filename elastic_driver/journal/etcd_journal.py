@@ -6,7 +6,9 @@ a tenth of a second to import.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +23,8 @@ from elastic_driver.journal.etcd_store import EtcdStore
 from elastic_driver.journal.folder import JournalError, Signature
 from elastic_driver.journal.past import Recorded, read_bodies
 from elastic_driver.journal.store import Store
+from elastic_driver.rendezvous.token_file import JOURNAL_KEY, read_token
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.parent import Interruption, had_stood_by, was_begun
 
@@ -44,7 +48,7 @@ class EtcdJournal:
     def take(
         cls,
         place: EtcdPlace,
-        secret: str,
+        secret: Secret,
         job_id: str,
         *,
         stands_by: bool = False,
@@ -65,12 +69,11 @@ class EtcdJournal:
                 another key, as one sees while standing by.
             SettingsError: see EtcdClient.
         """
-        sealed_with = Secret(secret, place.prefix)
         try:
             lock = EtcdLock.take(
                 place,
                 job_id,
-                key_name=sealed_with.name,
+                key_name=secret.name,
                 stands_by=stands_by,
                 patience_s=patience_s,
                 on_wait=on_wait,
@@ -78,7 +81,7 @@ class EtcdJournal:
             )
         except EtcdError as error:
             raise JournalError(f"cannot use {place} (--journal): {in_words(error)}") from error
-        return cls(lock, sealed_with)
+        return cls(lock, secret)
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +144,18 @@ class EtcdJournal:
         return EtcdStore(self.lock, self._secret, self._client)
 
 
+def in_etcd(place: JournalPlace) -> tuple[EtcdPlace, Secret]:
+    """Where such a journal is, and what seals it. Blocks while a pipe with the key is written.
+
+    Raises:
+        SettingsError: the URL, a variable of etcd's client, or a file that one of them or the user names is not what
+            it has to be.
+    """
+    assert place.key is not None, "it goes with the URL"
+    there = EtcdPlace.parse(place.url, os.environ)
+    return there, Secret(read_token(place.key, JOURNAL_KEY), there.prefix)
+
+
 def read_etcd(place: EtcdPlace, secret: Secret, *, is_locked: bool = False) -> Recorded | Closed | None:
     """What there is of a job; None for nothing. Needs no lock.
 
@@ -152,7 +167,10 @@ def read_etcd(place: EtcdPlace, secret: Secret, *, is_locked: bool = False) -> R
     """
     try:
         with EtcdClient(place) as client:
-            bodies = read_records(client, place, secret, is_locked=is_locked)
+            read = read_records(client, place, secret, is_locked=is_locked)
     except EtcdError as error:
         raise JournalError(f"cannot read {place}: {in_words(error)}") from error
-    return None if bodies is None else read_bodies(bodies, str(place))
+    if read is None:
+        return None
+    found = read_bodies(read.bodies, str(place))
+    return replace(found, is_driven=read.is_driven) if isinstance(found, Recorded) else found

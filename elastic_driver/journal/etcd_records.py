@@ -147,10 +147,20 @@ def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool) -
     raise JournalError(f"cannot read {place}: it is sealed with another key: is --journal-key the job's?{what}")
 
 
-def read_records(
-    client: EtcdClient, place: EtcdPlace, secret: Secret, *, is_locked: bool = False
-) -> list[bytes] | None:
-    """The bodies of the records that count; None where there are none.
+class Read(NamedTuple):
+    """The records that count.
+
+    Attributes:
+        bodies: of all of them.
+        is_driven: whether a driver had the job then.
+    """
+
+    bodies: list[bytes]
+    is_driven: bool
+
+
+def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret, *, is_locked: bool = False) -> Read | None:
+    """What counts there; None for nothing.
 
     Blocks for as long as etcd takes for each page of them.
 
@@ -170,9 +180,11 @@ def read_records(
         head = parse_head(read.found[0], place).head
         if head is None:
             return None
-        check_key(head, place, secret.name, is_driven=bool(read.found[1]) and not is_locked)
+        is_driven = bool(read.found[1]) and not is_locked
+        check_key(head, place, secret.name, is_driven=is_driven)
         try:
-            return _bodies(_pieces(client, place, head.generation, read.revision), place, secret, head.generation)
+            pieces = _pieces(client, place, head.generation, read.revision)
+            return Read(_bodies(pieces, place, secret, head.generation), is_driven)
         except EtcdRefusedError as refused:
             if refused.code != _COMPACTED:
                 raise

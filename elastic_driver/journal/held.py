@@ -16,6 +16,7 @@ from elastic_driver.journal.folder import JOURNAL, LOCK, JournalError, JournalFo
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.journal.store import FolderStore, Store
 from elastic_driver.launch.fleet.kept import may_come_back
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import local_socket, parent
 
@@ -118,7 +119,7 @@ class FolderJournal(JournalFolder):
 
     def settings(self, settings: Settings) -> Settings:
         """See HeldJournal. Without symbolic links, as for whoever takes it over: agents know a job by it."""
-        return replace(settings, journal=self.path)
+        return replace(settings, journal=JournalPlace(self.path))
 
     def read(self) -> Recorded | Closed | None:
         """See HeldJournal."""
@@ -157,7 +158,7 @@ def _check_nobody_answers(found: Recorded, path: Path) -> None:
 
 def _check_is_in_its_place(found: Recorded, path: Path) -> None:
     """Raises JournalError where agents look for a driver's socket in another folder: none of them would come back."""
-    before, socket = found.job.settings.journal, found.facts.ways.socket
+    before, socket = found.job.settings.journal_folder, found.facts.ways.socket
     if before is None or before == path or not socket or Path(socket).parent != before:
         return
     if any(kept.local and may_come_back(kept) for kept in found.facts.agents.values()):

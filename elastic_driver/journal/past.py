@@ -46,7 +46,7 @@ class Recorded:
         events: the steps since the last snapshot, with their times.
         facts: what is known beside the state.
         away_s: for how long the job has had no driver, as far as can be told.
-        is_driven: whether a driver has its lock; None where only its process could tell.
+        is_driven: whether a driver had its lock then; None where only its process could tell.
     """
 
     took: Took

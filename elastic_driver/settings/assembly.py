@@ -20,12 +20,12 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.exported import TUNING, exported, of_horovod_alone
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
+from elastic_driver.settings.journal_place import KEY_FLAG, JournalPlace, place_of
 from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is_launcher_pod
 from elastic_driver.settings.mpirun import read_mpirun
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 from elastic_driver.settings.torchrun_options import torchrun_values
-from elastic_driver.words import ETCD
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset(
@@ -37,7 +37,7 @@ _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
 _WITHOUT_EFFECT = frozenset({"disable_cache"})
 # The driver's process may have another working directory by the time that it opens these.
-_ABSOLUTE = frozenset({"durable_dir", "journal", "journal_key", "join_token_file", "operator_token_file"})
+_ABSOLUTE = frozenset({"durable_dir", "join_token_file", "operator_token_file"})
 
 
 def integer(text: str) -> int:
@@ -118,8 +118,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         raise SettingsError(
             "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
         )
-    if str(chosen.get("journal", "")).startswith(ETCD):
-        chosen["journal_etcd"] = str(chosen.pop("journal"))
+    chosen["journal"] = _journal_in(chosen)
     if "log_level" in chosen:
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
     # What the environment has, the workers inherit: only the rest is exported.
@@ -142,6 +141,16 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values["of_horovod_alone"] = of_horovod_alone(chosen)
     values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
+
+
+def _journal_in(chosen: dict[str, Any]) -> JournalPlace | None:
+    """The journal's place, whose key is no setting of its own."""
+    journal, key = chosen.pop("journal", ""), chosen.pop("journal_key", "")
+    if str(journal):
+        return place_of(journal, key)
+    if str(key):
+        raise SettingsError(f"{KEY_FLAG} is without effect: give --journal etcd://... too")
+    return None
 
 
 def _bound_by_slots(values: dict[str, Any]) -> None:

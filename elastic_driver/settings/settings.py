@@ -20,6 +20,7 @@ from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, NEVER, 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import CHIEF, MAX_SLOTS_PER_HOST, Host, is_host_name, is_loopback, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import (
     AUTO_LAUNCHER,
@@ -123,9 +124,7 @@ class Settings:
         durable_every: commits from one on disc to the next; None not to count.
         durable_interval_s: seconds from one to the next; None not to look.
         durable_keep: how many are kept.
-        journal: folder where the driver writes what happens before anything comes of it; None for none.
-        journal_etcd: likewise, but in etcd: ``etcd://host:port,…/prefix``; "" for a folder, or none.
-        journal_key: file with the key that seals a journal in etcd.
+        journal: where the driver writes what happens before anything comes of it; None for nowhere.
         driver_timeout_s: how long what happens may wait for that.
         standby_driver: whether a living driver that has the journal is waited for, to take its job over.
         on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
@@ -232,9 +231,7 @@ class Settings:
     durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
-    journal: Path | None = field(default=None, metadata=_given_by("--journal"))
-    journal_etcd: str = ""
-    journal_key: Path | None = field(default=None, metadata=_given_by("--journal-key"))
+    journal: JournalPlace | None = field(default=None, metadata=_given_by("--journal"))
     driver_timeout_s: float = field(default=_DRIVER_TIMEOUT_S, metadata=_given_by("--driver-timeout"))
     standby_driver: bool = field(default=False, metadata=_given_by("--standby-driver"))
     on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
@@ -289,7 +286,17 @@ class Settings:
     @property
     def has_journal(self) -> bool:
         """Whether another driver may take the job over."""
-        return self.journal is not None or bool(self.journal_etcd)
+        return self.journal is not None
+
+    @property
+    def journal_folder(self) -> Path | None:
+        """The journal's folder; None for a job without a journal, or with one that is in etcd."""
+        return None if self.journal is None else self.journal.folder
+
+    @property
+    def has_etcd(self) -> bool:
+        """Whether a driver of another machine may take the job over: its journal is in etcd."""
+        return self.journal is not None and self.journal.folder is None
 
     @property
     def opens_port(self) -> bool:
@@ -547,7 +554,7 @@ class Settings:
             raise SettingsError("--parameter-servers is without torchrun's flags: give -np, the number of the workers")
         if self.on_change != AUTO_ON_CHANGE:
             raise SettingsError(f"--on-change {self.on_change} is for workers that run the script: here the chief does")
-        if self.journal is not None and any(host.name == CHIEF for host in self.hosts or ()):
+        if self.has_journal and any(host.name == CHIEF for host in self.hosts or ()):
             raise SettingsError(
                 f"with --journal and --parameter-servers no host can be named {CHIEF}: the script is that"
             )
@@ -578,18 +585,13 @@ class Settings:
 
     def _check_journal(self) -> None:
         check_seconds(FLAGS["driver_timeout_s"], self.driver_timeout_s)
-        if bool(self.journal_etcd) != (self.journal_key is not None):
-            raise SettingsError(
-                "a journal in etcd and --journal-key FILE go together: the key seals what the job writes there "
-                "(elasticrun token FILE makes one)"
-            )
         if not self.has_journal:
             if self.driver_timeout_s != _DRIVER_TIMEOUT_S:
                 raise SettingsError("--driver-timeout is without effect: give --journal too")
             if self.standby_driver:
                 raise SettingsError("--standby-driver needs --journal, whose job it waits for")
             return
-        if self.journal_etcd:
+        if self.has_etcd:
             self._check_etcd()
         others = {
             "--rdzv-endpoint": self.nodes is not None and bool(self.nodes.endpoint),

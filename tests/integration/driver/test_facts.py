@@ -87,7 +87,7 @@ class TestFacts:
     def test_what_does_not_change(self, found: Found) -> None:
         job, started = found.living.job, found.job.events("job_started")[0]
         assert (job.job_id, job.command[-1], job.directory) == (started["job_id"], str(PROGRAM), str(ROOT))
-        assert (job.settings.num_proc, job.settings.min_num_proc, job.settings.journal) == (2, 1, found.folder)
+        assert (job.settings.num_proc, job.settings.min_num_proc, job.settings.journal_folder) == (2, 1, found.folder)
         assert job.settings.passed_env == {"TOKEN": SECRET}
         assert (job.environment["PASSWORD"], job.environment["PATH"]) == (SECRET, os.environ["PATH"])
         assert len(job.job_key.secret) == 32

@@ -294,7 +294,7 @@ def test_whoever_reads_that_the_job_has_started_finds_it(tmp_path: Path) -> None
     driver: Any = SimpleNamespace(
         page=None,
         job=SimpleNamespace(job_id="1f"),
-        settings=SimpleNamespace(quiet=False, command=("true",), accept_agents=False, journal=None),
+        settings=SimpleNamespace(quiet=False, command=("true",), accept_agents=False, journal_folder=None),
         agents=SimpleNamespace(ways=SimpleNamespace(url="unix:/a/driver.sock"), meets_at=0),
         chronicle=SimpleNamespace(started=lambda *_, again: found.append([job.job_id for job in running_jobs()])),
         takeover=None,

@@ -66,7 +66,8 @@ def writer(place: EtcdPlace, job_id: str = "0123", *, secret: str = SECRET) -> I
 def bodies(place: EtcdPlace, *, secret: str = SECRET) -> list[bytes] | None:
     """What a reader finds."""
     with EtcdClient(place) as client:
-        return read_records(client, place, Secret(secret, place.prefix))
+        read = read_records(client, place, Secret(secret, place.prefix))
+    return None if read is None else read.bodies
 
 
 def until(holds: Callable[[], object]) -> None:

@@ -11,6 +11,7 @@ from elastic_driver.journal.entries import Fact, JobFacts
 from elastic_driver.journal.folder import JournalFolder
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.store import FolderStore
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from tests.support.fakes.job_facts import job_of_one
 
@@ -20,7 +21,8 @@ STATE = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
 
 def settings_in(folder: Path, **more: object) -> Settings:
     """What a job is started with whose journal is there."""
-    given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, "accept_agents": True, "journal": folder}
+    given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, "accept_agents": True}
+    given["journal"] = JournalPlace(folder)
     return Settings(command=("true",), **(given | more))  # type: ignore[arg-type]
 
 

@@ -24,6 +24,7 @@ from elastic_driver.journal.etcd_waiting import LEASE_S
 from elastic_driver.journal.folder import JournalError, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from tests.support.fakes.etcd_jobs import until
@@ -65,7 +66,7 @@ class Place:
     def settings(self, **more: object) -> Settings:
         """What a job is started with whose journal is there."""
         given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, "accept_agents": True}
-        given |= {"journal_etcd": str(self.place), "journal_key": self.key, **more}
+        given |= {"journal": JournalPlace(url=str(self.place), key=self.key), **more}
         return Settings(command=("true",), **given)  # type: ignore[arg-type]
 
     def read(self) -> Recorded | Closed | None:

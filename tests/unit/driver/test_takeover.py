@@ -28,6 +28,7 @@ from elastic_driver.launch.fleet.kept import AgentKept
 from elastic_driver.rendezvous import agent_messages as words
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import JobOver, NextRoundReply, Removed, RoundAssignment
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.system.process_name import ProcessName
 from elastic_driver.words import ExitCode, NoticeKind, OnChange, ReadyCause
 from tests.support.fakes.driver_fakes import FakeHost, Job
@@ -579,7 +580,7 @@ def test_as_long_as_no_member_is_back_all_may_train_on(tmp_path: Path) -> None:
         loop = asyncio.get_running_loop()
         await lives.job.train(2)
         await lives.dies()
-        lives.takes_over(driver_timeout_s=100.0, journal=tmp_path)
+        lives.takes_over(driver_timeout_s=100.0, journal=JournalPlace(tmp_path))
         await lives.listens()
         began = loop.time()
         await asyncio.sleep(50.0)
@@ -599,7 +600,7 @@ def test_a_job_of_which_nobody_comes_back_is_over(tmp_path: Path) -> None:
         await lives.job.train(2)
         await lives.dies()
         began = loop.time()
-        lives.takes_over(driver_timeout_s=100.0, journal=tmp_path)
+        lives.takes_over(driver_timeout_s=100.0, journal=JournalPlace(tmp_path))
         await lives.job.end()
         assert lives.job.driver.is_in_vain
         assert 100.9 <= loop.time() - began < 102.0
@@ -664,7 +665,7 @@ def test_an_agent_of_this_machine_that_is_stopped_is_killed(
         await lives.job.train(2)
         await lives.dies()
         _is_here(lives, "b", sleeper)
-        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        lives.takes_over(driver_timeout_s=1000.0, journal=JournalPlace(tmp_path))
         await lives.listens()
         if others_are_back:
             await lives.are_back("a")
@@ -690,7 +691,7 @@ def test_one_that_only_runs_slowly_is_waited_for(tmp_path: Path, sleeper: subpro
         await lives.job.train(1)
         await lives.dies()
         _is_here(lives, "a", sleeper)
-        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        lives.takes_over(driver_timeout_s=1000.0, journal=JournalPlace(tmp_path))
         await lives.listens()
         await asyncio.sleep(300.0)
         assert lives.job.text().count("its workers may train on among themselves") == 1
@@ -711,7 +712,7 @@ def test_or_until_it_is_stopped_or_dies(
         await lives.job.train(2)
         await lives.dies()
         _is_here(lives, "a", sleeper)
-        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        lives.takes_over(driver_timeout_s=1000.0, journal=JournalPlace(tmp_path))
         await lives.listens()
         await asyncio.sleep(100.0)
         began = loop.time()
@@ -731,7 +732,7 @@ def test_one_that_is_late_is_lost_where_others_are_back(tmp_path: Path, sleeper:
         await lives.job.train(2)
         await lives.dies()
         _is_here(lives, "b", sleeper)
-        lives.takes_over(driver_timeout_s=1000.0, journal=tmp_path)
+        lives.takes_over(driver_timeout_s=1000.0, journal=JournalPlace(tmp_path))
         await lives.are_back("a")
         await lives.until(lambda: lives.record(B0) is None, "it is lost")
         assert sleeper.poll() is None

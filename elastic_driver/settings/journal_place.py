@@ -1,0 +1,57 @@
+"""Where a job's journal is: a folder, or a place in etcd and the key that seals what is there.
+
+Owns how that is given. Imports little: a process that reads it may become the parent of a driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.words import ETCD
+
+KEY_FLAG = "--journal-key"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPlace:
+    """See above: either a folder, or the two others.
+
+    Attributes:
+        folder: an absolute path; None for a place in etcd.
+        url: ``etcd://host:port,…/prefix``; "" for a folder.
+        key: file with the key; None for a folder.
+    """
+
+    folder: Path | None = None
+    url: str = ""
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.folder is None) != bool(self.url):
+            raise ValueError("a journal is in a folder or in etcd")
+        if self.key is not None and not self.url:
+            raise SettingsError(f"{KEY_FLAG} is for a journal in etcd: a folder has no key")
+        if self.url and self.key is None:
+            raise SettingsError(
+                f"a journal in etcd and {KEY_FLAG} FILE go together: the key seals what the job writes there "
+                "(elasticrun token FILE makes one)"
+            )
+
+    def __str__(self) -> str:
+        return self.url or str(self.folder)
+
+
+def place_of(journal: str | Path, key: str | Path | None) -> JournalPlace:
+    """The place that is meant.
+
+    Args:
+        journal: a folder, or ``etcd://…``.
+        key: file with the key; None or "" for none.
+
+    Raises:
+        SettingsError: the key is missing, or of no use.
+    """
+    url = str(journal) if str(journal).startswith(ETCD) else ""
+    return JournalPlace(None if url else Path(journal).absolute(), url, Path(key).absolute() if key else None)
