@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, cast
 
-from elastic_driver.dialects.ours import inheritable
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.policy import starts_again
@@ -128,8 +127,7 @@ def agents_of(
     is_local = _is_this_pod if pod_names(settings) in (POD, HOSTNAME) else is_local_host
     if recorded.lock is not None:
         if remote is not None:
-            here = LocalDialler(outlives=True, environ=inheritable(os.environ))
-            remote = AnywhereDialler(here, remote, is_here=is_local, is_ambiguous=is_loopback)
+            remote = AnywhereDialler(local, remote, is_here=is_local, is_ambiguous=is_loopback)
         is_local = _never
     check: NetworkCheck | None = None
     if settings.check_network:

@@ -40,7 +40,7 @@ from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.driver.write_ahead import WriteAhead
 from elastic_driver.health.watch import Rules
-from elastic_driver.hosts import CHIEF, WorkerId
+from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import JobFacts
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
@@ -184,7 +184,7 @@ def build(
     )
     if isinstance(keeper, AgentsChief):
         keeper.workers = workers
-    stacks = Stacks(lambda: [one for one in workers.living if one.hostname != CHIEF], host_of=fleet.link_of)
+    stacks = Stacks(lambda: list(workers.living), host_of=fleet.link_of)
     health = Health(
         stepper,
         Rules(

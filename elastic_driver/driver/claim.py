@@ -27,7 +27,7 @@ class Lock(Protocol):
             certain again.
     """
 
-    on_doubt: Callable[[bool], object]
+    on_doubt: Callable[[], object]
 
     @property
     def is_in_doubt(self) -> bool:
@@ -80,14 +80,14 @@ class Claim:
             fingerprint: of its certificate.
         """
         loop = asyncio.get_running_loop()
-        self._lock.on_doubt = lambda *_: loop.call_soon_threadsafe(self._look)
+        self._lock.on_doubt = lambda: loop.call_soon_threadsafe(self._look)
         self._lock.announce(epoch=self._epoch, name=self._name, urls=tuple(urls), fingerprint=fingerprint)
         self._look()
 
     def close(self) -> None:
         """The driver ends."""
         self._is_closed = True
-        self._lock.on_doubt = lambda *_: None
+        self._lock.on_doubt = lambda: None
         if self._limit is not None:
             self._limit.cancel()
 

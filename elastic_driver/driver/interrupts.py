@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from elastic_driver.core.events import StopRequested
 from elastic_driver.driver.chief import ChiefKeeper
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.hosts import CHIEF
 from elastic_driver.launch.fleet.workers import Workers
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.report.chronicle import Chronicle
@@ -109,7 +108,7 @@ class Interrupts:
         """
         if self._stepper.is_over:
             return "it is ending already"
-        number = sum(worker.hostname != CHIEF for worker in self._workers.living)
+        number = len(self._workers.living)
         self._chronicle.warning("elasticrun end: stopping all workers")
         self._stepper.post(StopRequested(signal.SIGTERM, "elasticrun end"))
         grace = f"SIGTERM, and SIGKILL after {self._settings.grace_s:g} s (--grace-time)"

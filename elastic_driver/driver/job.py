@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic_driver.dialects.dialect import Dialect
-from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.dialects.ours import OurDialect, inheritable
 from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
 from elastic_driver.dialects.torchrun import HANDLED_SIGNALS, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
@@ -101,7 +101,12 @@ def run_job(
         TakeoverError: for whatever reason a job that is there cannot be taken over.
     """
     try:
-        local = LocalDialler(early=early, outlives=settings.has_journal)
+        local = LocalDialler(
+            early=early,
+            outlives=settings.has_journal,
+            # To such a job this machine is one like all others, and workers inherit what they would there.
+            environ=inheritable(os.environ) if settings.has_etcd else None,
+        )
         done = _run_job(settings, routes, local, gathering, resumed)
         while not isinstance(done, int):
             done = _run_job(settings, routes, local, gathering, None, done)

@@ -64,8 +64,8 @@ class EtcdLock:
 
     Attributes:
         place: where.
-        on_doubt: called when it comes to be in doubt (True), and when it is sure again; by a thread that does nothing
-            else. It may be so no more by then: :attr:`is_in_doubt` says what is.
+        on_doubt: called when it comes to be in doubt, and when it is sure again, by a thread that does nothing else.
+            It may be otherwise by then: :attr:`is_in_doubt` says what is.
         on_lost: called, likewise, when it is sure that this process does not have it; it may take it again.
         head: which generation counted when it was taken.
         last: what was said of the job's end then.
@@ -77,7 +77,7 @@ class EtcdLock:
 
     def __init__(self, place: EtcdPlace, there: DriverThere) -> None:
         self.place = place
-        self.on_doubt: Callable[[bool], object] = lambda in_doubt: None
+        self.on_doubt: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], object] = lambda: None
         self.head = Found()
         self.last = Signature()
@@ -454,7 +454,7 @@ class EtcdLock:
             if is_news:
                 was_in_doubt = in_doubt
                 with contextlib.suppress(Exception):
-                    self.on_doubt(in_doubt)
+                    self.on_doubt()
             if is_lost and not was_lost:
                 with contextlib.suppress(Exception):
                     self.on_lost()

@@ -141,6 +141,23 @@ class Driver(NamedTuple):
         return self.epoch > known.epoch or (self.epoch == known.epoch and known.name in ("", self.name))
 
 
+class _Silence(NamedTuple):
+    """For how long a connection has been silent.
+
+    Attributes:
+        unheard_s: since the driver's machine has acknowledged anything, seconds.
+        silent_s: since the driver has said anything.
+    """
+
+    unheard_s: float
+    silent_s: float
+
+    @property
+    def is_long(self) -> bool:
+        """Whether another is to be dialled: also where the driver's kernel acknowledges, and nothing comes of it."""
+        return self.unheard_s > _BESIDE_S or self.silent_s > STUCK_S
+
+
 class _Line:
     """One connection to the driver.
 
@@ -193,7 +210,8 @@ class DriverLink:
         self._door_tells = False  # whether it is the driver's own machine that answers there
         self._next: _Line | None = None  # one that works, and is used instead of a silent one
         self._answered: asyncio.Future[None] | None = None
-        self._whereabouts: Whereabouts | None = None  # where it is said who drives
+        # Asks who drives, where that is said; ended by keep(), or when it is said elsewhere.
+        self._following: asyncio.Task[None] | None = None
         self._is_in_doubt = False  # the driver, whether it still does
         self._successor = Driver(0, "")  # who drives now, as it is said there
         self._trying: asyncio.Timeout | None = None  # the try that is under way
@@ -227,12 +245,11 @@ class DriverLink:
         """
         until = self._loop.time() + (self._bootstrap.first_s or max(self._lease.timeout_s, _LEAST_FIRST_S))
         line = await self._dial(lambda: until - self._loop.time())
-        following = self._loop.create_task(self._follow())
         try:
             while True:
                 line = await self._keep_one(line)
         finally:
-            following.cancel()
+            self._follow_at(None)
 
     async def _keep_one(self, line: _Line) -> _Line:
         """Blocks until that connection is broken, and there is another one. Returns it."""
@@ -276,23 +293,27 @@ class DriverLink:
                 self._lease.refused(asked_at)
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _follow(self) -> None:
+    def _follow_at(self, whereabouts: Whereabouts | None) -> None:
+        """From now on it is asked there who drives; nowhere with None."""
+        if self._following is not None:
+            self._following.cancel()
+        self._following = None if whereabouts is None else self._loop.create_task(self._follow(whereabouts))
+
+    async def _follow(self, whereabouts: Whereabouts) -> None:
         """Asks who drives, whenever the driver is not heard or is in doubt itself. Runs until it is cancelled.
 
-        Once also while all is well, of each place: whoever cannot ask is told so before it matters.
+        Once also while all is well: whoever cannot ask is told so before it matters.
         """
-        tried: Whereabouts | None = None
+        is_first = True
         while True:
-            whereabouts = self._whereabouts
-            is_well = self.channel.connected and not self._lease.is_in_doubt
-            if whereabouts is not None and (whereabouts is not tried or not is_well):
+            if is_first or self._lease.is_in_doubt or not self.channel.connected:
                 asked_at = self._lease.now()
                 try:
                     self._told_of(await whereabouts.ask(), asked_at)
                 except Exception as error:  # whatever keeps it from an answer, it asks again
-                    if whereabouts is not tried:
+                    if is_first:
                         self._owner.cannot_ask(in_words(error))
-                tried = whereabouts
+                is_first = False
             await asyncio.sleep(_ASK_AGAIN_S)
 
     def _told_of(self, there: DriverThere | None, asked_at: float) -> None:
@@ -505,7 +526,7 @@ class DriverLink:
             self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
             self._is_in_doubt = False
             # A later driver may have other servers, or prove itself otherwise.
-            self._whereabouts = None if welcome.etcd is None else Whereabouts(welcome.etcd, welcome.etcd_cluster)
+            self._follow_at(None if welcome.etcd is None else Whereabouts(welcome.etcd, welcome.etcd_cluster))
         self._hear(line)
         if is_first:
             self._owner.welcomed(welcome)
@@ -550,18 +571,14 @@ class DriverLink:
 
     # --- while it is silent ----------------------------------------------------------------------------------------
 
-    def _hear(self, line: _Line) -> float:
-        """For how long the driver has not been heard; notes it."""
-        unheard_s = line.met.connection.unheard_s
-        self._lease.heard(unheard_s)
-        if self._whereabouts is not None:
-            silent_s = self._loop.time() - line.met.connection.heard_at
-            self._lease.doubts(silent_s, says_so=self._is_in_doubt)
-        return unheard_s
-
-    def _is_stuck(self, line: _Line) -> bool:
-        """Whether nothing comes of the driver, though its kernel acknowledges."""
-        return self._loop.time() - line.met.connection.heard_at > STUCK_S
+    def _hear(self, line: _Line) -> _Silence:
+        """For how long the driver has been silent there; notes it."""
+        connection = line.met.connection
+        silence = _Silence(connection.unheard_s, self._loop.time() - connection.heard_at)
+        self._lease.heard(silence.unheard_s)
+        if self._following is not None:
+            self._lease.doubts(silence.silent_s, says_so=self._is_in_doubt)
+        return silence
 
     async def _look(self, line: _Line) -> None:
         """Gives a connection up on which nothing is acknowledged; dials others beside it before."""
@@ -573,15 +590,15 @@ class DriverLink:
 
         try:
             while line is self._line:
-                unheard_s = self._hear(line)
-                if unheard_s > self._lease.timeout_s:
-                    line.met.connection.abort(f"nothing was acknowledged for {unheard_s:.0f} s")
+                silence = self._hear(line)
+                if silence.unheard_s > self._lease.timeout_s:
+                    line.met.connection.abort(f"nothing was acknowledged for {silence.unheard_s:.0f} s")
                 elif self._lease.left_s <= 0:
                     line.met.connection.abort("the driver may have lost the job to another")
-                elif unheard_s > _BESIDE_S or self._is_stuck(line) or self._has_successor:
+                elif silence.is_long or self._has_successor:
                     while tries and tries[0].done():
                         tries.popleft()
-                    if unheard_s > _BESIDE_S or not tries:
+                    if silence.unheard_s > _BESIDE_S or not tries:
                         tries.append(self._loop.create_task(self._try_beside(line)))
                 else:
                     end_tries()
@@ -599,7 +616,7 @@ class DriverLink:
             if self._has_successor and self._urls[0] == url:
                 self._urls.append(self._urls.pop(0))
             return
-        is_silent = self._hear(silent) > _BESIDE_S or self._is_stuck(silent)
+        is_silent = self._hear(silent).is_long
         if silent is not self._line or not (is_silent or self._has_successor):
             line.met.connection.abort("the other one works")
             return

@@ -304,16 +304,16 @@ class AgentLink:
         self._cancel()
         if self.is_away:
             return  # it is waited for anyhow
-        self._give_verdict_in(AGAIN_S, f"its agent has gone ({why})")
+        self._give_verdict_soon(f"its agent has gone ({why})")
 
-    def _give_verdict_in(self, delay_s: float, why: str) -> None:
+    def _give_verdict_soon(self, why: str) -> None:
         def give() -> None:
             if self._is_excused(AGAIN_S):
-                self._give_verdict_in(AGAIN_S, why)
+                self._give_verdict_soon(why)
             else:
                 self.lose(why)
 
-        self._verdict = _Limit(delay_s, give)
+        self._verdict = _Limit(AGAIN_S, give)
 
     def _is_excused(self, limit_s: float) -> bool:
         """Whether it may not have been heard for so long for another reason than its own."""

@@ -23,7 +23,7 @@ from typing import Protocol
 from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import Dialect, JobAddress, Meeting, WorkerStart
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
-from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.hosts import CHIEF, Host, SlotInfo, WorkerId
 from elastic_driver.launch.fleet.addresses import Addresses, Agents
 from elastic_driver.launch.fleet.changes import Changes
 from elastic_driver.launch.fleet.link import AgentLink
@@ -138,8 +138,10 @@ class Workers:
 
     @property
     def living(self) -> Mapping[WorkerId, Worker]:
-        """Those whose processes run now."""
-        return {worker: one for worker, one in self._workers.items() if one.phase is Phase.RUNS}
+        """Those whose processes run now. A chief is none of them."""
+        return {
+            worker: one for worker, one in self._workers.items() if one.phase is Phase.RUNS and worker.hostname != CHIEF
+        }
 
     def pid(self, worker: WorkerId) -> int | None:
         """Its process's id; None when none runs."""
@@ -393,8 +395,9 @@ class Workers:
         What dead ones have left, perhaps with a long grace, ends with their agents.
         """
         self.job_ends()
-        for one in self.living.values():
-            self._stop(one, Ending.USUAL)
+        for one in list(self._workers.values()):
+            if one.phase is Phase.RUNS:
+                self._stop(one, Ending.USUAL)
         self._ending = {one.id for one in self._workers.values() if one.phase is not Phase.DEAD}
         if self._ending:
             with contextlib.suppress(TimeoutError):

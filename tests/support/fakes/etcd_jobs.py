@@ -24,7 +24,7 @@ class Writer:
     Attributes:
         lock: its lock.
         store: where it writes.
-        doubts: what it was told of the lock.
+        doubts: whether the lock was in doubt, each time that it was told to look.
         doubted: set when it is told of a doubt.
         lost: set when it is told that the lock is lost.
     """
@@ -45,8 +45,8 @@ class Writer:
         self.store.look()
         self.store.append(body)
 
-    def _told(self, in_doubt: bool) -> None:
-        self.doubts.append(in_doubt)
+    def _told(self) -> None:
+        self.doubts.append(self.lock.is_in_doubt)
         self.doubted.set()
 
 

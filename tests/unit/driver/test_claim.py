@@ -23,14 +23,14 @@ class Lock:
     def __init__(self) -> None:
         self.is_in_doubt = False
         self.announced: list[dict[str, Any]] = []
-        self.on_doubt: Callable[..., object] = lambda: None
+        self.on_doubt: Callable[[], object] = lambda: None
 
     def announce(self, **said: Any) -> None:
         self.announced.append(said)
 
     def comes_to_be(self, in_doubt: bool) -> None:
         self.is_in_doubt = in_doubt
-        self.on_doubt(in_doubt)
+        self.on_doubt()
 
 
 class Link:

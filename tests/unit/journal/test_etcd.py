@@ -712,8 +712,8 @@ def test_who_has_seen_a_doubt_is_told_that_it_is_over(place: EtcdPlace, monkeypa
 def test_an_error_of_whoever_is_told_ends_nothing(etcd: FakeEtcd, place: EtcdPlace, mine: Writer) -> None:
     told: list[bool] = []
 
-    def fail(in_doubt: bool) -> None:
-        told.append(in_doubt)
+    def fail() -> None:
+        told.append(mine.lock.is_in_doubt)
         raise ValueError
 
     mine.lock.on_doubt = fail
