@@ -438,9 +438,11 @@ def test_a_repeated_wait_is_only_as_long_as_what_is_left() -> None:
     assert 10 < waits[2] < waits[1] < waits[0] <= 100
 
 
+# What is larger than any socket's buffer is not sent as a whole before the refusal.
+@pytest.mark.parametrize("size", [0, 8 << 20])
 @pytest.mark.parametrize("text", ["nobody may authenticate here under this name", "\x1b[2J"])
-def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str) -> None:
-    """Also when the server closes with the request unread, which the kernel takes for a reset."""
+def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str, size: int) -> None:
+    """Also when the server closes with the request unread, which the kernel takes for a reset, or in its midst."""
     folder, name = SocketFolder.new(), opening(str(credential().identity))
 
     def serve(listener: socket.socket) -> None:
@@ -458,7 +460,7 @@ def test_a_refusal_on_this_machine_is_told_when_it_does_not_pass(text: str) -> N
         client = RendezvousClient(url_of(folder.path / "s.sock"), credential(), patience_s=0.3)
         try:
             with pytest.raises(RendezvousError, match=r"for 0\.3 s: worker a\[0\]#0 is refused: [^\x1b]+$"):
-                client.status()
+                client.put(1, "s", "k", bytes(size))
         finally:
             client.close()
             listener.shutdown(socket.SHUT_RDWR)
