@@ -109,6 +109,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     if of_mpirun and mpi is None:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in of_mpirun)
         chosen["remarks"] = (*(chosen.get("remarks") or ()), f"{names} without --mpi: it has no effect, no mpirun runs")
+    chosen["journal"] = _journal_in(chosen)
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
         raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")
@@ -118,7 +119,6 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         raise SettingsError(
             "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
         )
-    chosen["journal"] = _journal_in(chosen)
     if "log_level" in chosen:
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
     # What the environment has, the workers inherit: only the rest is exported.

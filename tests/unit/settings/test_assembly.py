@@ -11,6 +11,7 @@ import pytest
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.settings import Settings
 
@@ -148,3 +149,28 @@ def test_words_for_mpirun_without_mpirun_are_told_of() -> None:
     settings = settings_from({"num_proc": 2, "command": ["a"], "mpi_args": "x", "binding_args": "y"}, {})
     assert settings.remarks == ("--mpi-args and --binding-args without --mpi: it has no effect, no mpirun runs",)
     assert settings_from({"num_proc": 2, "command": ["a"]}, {}).remarks == ()
+
+
+def test_a_journal_is_a_folder_or_in_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make().journal is None
+    folder = make(journal="kept").journal
+    assert folder == JournalPlace(tmp_path / "kept")
+    assert str(folder) == f"{tmp_path}/kept"
+    etcd = make(journal="etcd://a/jobs/b", journal_key="key", accept_agents=True).journal
+    assert etcd == JournalPlace(url="etcd://a/jobs/b", key=tmp_path / "key")
+    assert str(etcd) == "etcd://a/jobs/b"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"journal": "etcd://a/jobs/b"}, "go together"),
+        ({"journal": "etcd://a/jobs/b", "journal_key": ""}, "go together"),
+        ({"journal": "kept", "journal_key": "key"}, "a folder has no key"),
+        ({"journal_key": "key"}, "--journal-key is without effect"),
+    ],
+)
+def test_its_key_goes_with_a_place_in_etcd(given: dict[str, str], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        make(**given)
