@@ -171,7 +171,8 @@ class EtcdClient:
     All of them raise EtcdUnreachableError and EtcdRefusedError.
 
     Args:
-        place: the servers, and what proves who asks.
+        place: the servers, and what proves who asks. Its files are read again for each new connection.
+        needs: what the user's role may have to allow, for messages; "" for all that a driver does there.
         timeout_s: for the answer of any server; each of those that are left has an equal part of what is left of it.
 
     Attributes:
@@ -182,8 +183,9 @@ class EtcdClient:
         SettingsError: see :meth:`EtcdPlace.tls`.
     """
 
-    def __init__(self, place: EtcdPlace, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, place: EtcdPlace, *, timeout_s: float = TIMEOUT_S, needs: str = "") -> None:
         self._place = place
+        self._needs = needs or f"read and write all keys under {place.prefix}/"
         self.timeout_s = timeout_s
         self.cluster_id = ""
         self._context = place.tls()
@@ -325,7 +327,7 @@ class EtcdClient:
         what = ""
         if code == _DENIED:
             who = f"user {user}" if user else "who asks"
-            what = f": {who} needs a role that may read and write all keys under {self._place.prefix}/"
+            what = f": {who} needs a role that may {self._needs}"
         elif not user and any(words in text for words in _WITHOUT_TOKEN):
             what = (
                 ": give a user of etcd's in ETCDCTL_USER; a client's certificate alone does not do for its JSON gateway"
@@ -372,6 +374,8 @@ class EtcdClient:
         if connection is not None and connection.endpoint == endpoint and connection.sock is not None:
             return connection, False
         self.close()
+        if (place := self._place.read_again()) != self._place:
+            self._place, self._context = place, place.tls()
         self._connection = connection = _Connection(endpoint, self._context)
         try:
             connection.reach(until)

@@ -9,8 +9,11 @@ Owns the text form ``etcd://HOST:PORT,HOST:PORT/PREFIX``, and what of ``etcdctl`
 | ETCDCTL_CERT, ETCDCTL_KEY        | files of a client's certificate and its key                                   |
 | ETCDCTL_USER, ETCDCTL_PASSWORD   | ``NAME:PASSWORD`` in the first, or each in its own                            |
 
-The servers are asked over TLS if one of the certificates is given, or where ETCDCTL_ENDPOINTS says ``https://``. The
-files are read once: a place can be sent to another machine, which has none of them.
+The last four with ``ELASTIC_DRIVER_AGENTS_`` before them are for agents, which need to read one key only.
+
+The servers are asked over TLS if one of the certificates is given, or where ETCDCTL_ENDPOINTS says ``https://``. A
+place has what its files hold, and can be sent to another machine, which has none of them. Where they are, they may be
+read again: certificates are renewed.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -34,6 +37,7 @@ _PORT = 2379
 _MOST_PEM = 1 << 20
 _FORM = f"expected {ETCD}HOST:PORT,HOST:PORT/PREFIX"
 # What needs no quoting, in a shell or in a pattern of etcdctl's.
+_AGENTS = "ELASTIC_DRIVER_AGENTS_"
 _PREFIX = re.compile(r"(/[A-Za-z0-9._+=@:-]+)+")
 _MOST_PREFIX = 512
 # A name's parts are not empty, and not too long for DNS: what looks it up would raise an error of its own.
@@ -53,6 +57,8 @@ class EtcdPlace:
         ca: certificates that the servers' are signed with, PEM; "" for those that this machine trusts.
         certificate: of the client, PEM; "" for none.
         key: of that certificate, PEM.
+        files: of these three on this machine, absolute, "" for none; empty where the place has come from another
+            machine: they are not sent with it.
     """
 
     endpoints: tuple[str, ...]
@@ -62,6 +68,7 @@ class EtcdPlace:
     ca: str = field(default="", repr=False)
     certificate: str = field(default="", repr=False)
     key: str = field(default="", repr=False)
+    files: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -91,10 +98,8 @@ class EtcdPlace:
             )
         if why := _why_no_prefix(prefix):
             raise SettingsError(f"cannot use {url[:200]!r}: {why}; {_FORM}")
-        ca, certificate, key = (_pem(environ, name) for name in ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"))
-        if bool(certificate) != bool(key):
-            given, other = ("ETCDCTL_CERT", "ETCDCTL_KEY") if certificate else ("ETCDCTL_KEY", "ETCDCTL_CERT")
-            raise SettingsError(f"cannot use {given} without {other}: a certificate and its key are given together")
+        ca = _pem(environ, "ETCDCTL_CACERT")
+        certificate, key = _pair(environ)
         source = hosts or environ.get("ETCDCTL_ENDPOINTS", "")
         if not source.strip():
             raise SettingsError(f"cannot use {url[:200]!r}: it names no server, nor does ETCDCTL_ENDPOINTS; {_FORM}")
@@ -107,8 +112,38 @@ class EtcdPlace:
                 where = repr(url[:200]) if hosts else "ETCDCTL_ENDPOINTS"
                 raise SettingsError(f"cannot use {where}: {text[:200]!r} is no HOST:PORT; {_FORM}")
             endpoints.append(endpoint)
-        place = cls(tuple(dict.fromkeys(endpoints)), prefix, *_user(environ), ca, certificate, key)
+        given = (environ.get(name, "") for name in ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"))
+        # The driver's process may have another working directory by the time that it reads them again.
+        files = tuple(os.path.abspath(file) if file else "" for file in given)
+        place = cls(tuple(dict.fromkeys(endpoints)), prefix, *_user(environ), ca, certificate, key, files)
         place.tls()
+        return place
+
+    def of_agents(self, environ: Mapping[str, str]) -> Self:
+        """The same place as agents are given it: with a user and a certificate of their own, where there are such.
+
+        Raises:
+            SettingsError: a variable or a file is not what it has to be.
+        """
+        (user, password), (certificate, key) = _user(environ, _AGENTS), _pair(environ, _AGENTS)
+        if not user:
+            user, password = self.user, self.password
+        if not certificate:
+            certificate, key = self.certificate, self.key
+        place = replace(self, user=user, password=password, certificate=certificate, key=key, files=())
+        place.tls(of=_AGENTS)
+        return place
+
+    def read_again(self) -> Self:
+        """As its files are by now. One that cannot be read, or is no file any more, leaves all as they were."""
+        if not self.files or not all(os.path.isfile(file) for file in self.files if file):
+            return self  # a pipe is read once
+        try:
+            ca, certificate, key = (_pem({file: file}, file) for file in self.files)
+            place = replace(self, ca=ca, certificate=certificate, key=key)
+            place.tls()
+        except SettingsError:  # they are being written
+            return self
         return place
 
     @property
@@ -116,8 +151,11 @@ class EtcdPlace:
         """Whether one of the servers is asked over TLS."""
         return any(endpoint.startswith("https:") for endpoint in self.endpoints)
 
-    def tls(self) -> ssl.SSLContext | None:
+    def tls(self, *, of: str = "") -> ssl.SSLContext | None:
         """What connections to the servers are encrypted with; None where they are not.
+
+        Args:
+            of: before the names of the variables, in messages.
 
         Raises:
             SettingsError: a certificate or a key is none.
@@ -134,7 +172,7 @@ class EtcdPlace:
                 _load(context, self.certificate, self.key)
             except (ssl.SSLError, ValueError) as error:
                 raise SettingsError(
-                    f"cannot use ETCDCTL_CERT with ETCDCTL_KEY: {in_words(error)}; the key has to be the "
+                    f"cannot use {of}ETCDCTL_CERT with {of}ETCDCTL_KEY: {in_words(error)}; the key has to be the "
                     "certificate's, and not encrypted"
                 ) from error
         return context
@@ -192,19 +230,30 @@ def _pem(environ: Mapping[str, str], name: str) -> str:
     return text
 
 
-def _user(environ: Mapping[str, str]) -> tuple[str, str]:
-    given, password = environ.get("ETCDCTL_USER", ""), environ.get("ETCDCTL_PASSWORD", "")
+def _pair(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
+    """A client's certificate and its key."""
+    names = f"{of}ETCDCTL_CERT", f"{of}ETCDCTL_KEY"
+    certificate, key = (_pem(environ, name) for name in names)
+    if bool(certificate) != bool(key):
+        given, other = names if certificate else reversed(names)
+        raise SettingsError(f"cannot use {given} without {other}: a certificate and its key are given together")
+    return certificate, key
+
+
+def _user(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
+    names = f"{of}ETCDCTL_USER", f"{of}ETCDCTL_PASSWORD"
+    given, password = (environ.get(name, "") for name in names)
     name, has_password, rest = given.partition(":")
     if password:
         # As etcdctl has it: what the first one says is then the name alone.
         name, rest = given, password
     if not name:
         if given or password:
-            raise SettingsError("cannot use a password without a name: ETCDCTL_USER names no user")
+            raise SettingsError(f"cannot use a password without a name: {names[0]} names no user")
         return "", ""
     if not password and not has_password:
         raise SettingsError(
-            f"cannot use ETCDCTL_USER without a password: give {name}:PASSWORD there, or it alone in ETCDCTL_PASSWORD"
+            f"cannot use {names[0]} without a password: give {name}:PASSWORD there, or it alone in {names[1]}"
         )
     return name, rest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 import ipaddress
@@ -20,6 +21,8 @@ from cryptography.x509.oid import NameOID
 from elastic_driver.etcd.client import EtcdClient, EtcdRefusedError, EtcdUnreachableError
 from elastic_driver.etcd.messages import Put, end_of
 from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.etcd.there import driver_key
+from elastic_driver.launch.agent.whereabouts import Whereabouts
 from tests.support.fakes.etcd_contract import EtcdContract
 from tests.support.fakes.etcd_jobs import bodies, writer
 from tests.support.processes.etcd import HOST, Cluster, Tls, cluster, needs_etcd, post
@@ -70,19 +73,20 @@ def test_a_database_that_is_full(tmp_path: Path) -> None:
 
 
 def with_users(etcd: Cluster, context: ssl.SSLContext | None = None) -> None:
-    """There are root, and jobs, who may do all under /jobs/a/, and nothing else."""
+    """There are root; jobs, who may do all under /jobs/a/; and agents, who may see who drives. Nothing else."""
     url = etcd.servers[0].url
 
     def ask(path: str, **body: object) -> None:
         post(url, f"/v3/auth/{path}", body, context)
 
     start, end = (base64.b64encode(key.encode()).decode() for key in ("/jobs/a/", end_of("/jobs/a/")))
-    permission = {"permType": "READWRITE", "key": start, "range_end": end}
-    for name in ("root", "jobs"):
+    driver = base64.b64encode(driver_key(etcd.place()).encode()).decode()
+    for name in ("root", "jobs", "agents"):
         ask("user/add", name=name, password=f"of {name}")
         ask("role/add", name=name)
         ask("user/grant", user=name, role=name)
-    ask("role/grant", name="jobs", perm=permission)
+    ask("role/grant", name="jobs", perm={"permType": "READWRITE", "key": start, "range_end": end})
+    ask("role/grant", name="agents", perm={"permType": "READ", "key": driver})
     ask("enable")
 
 
@@ -104,6 +108,30 @@ def test_a_user_may_do_what_its_role_says(etcd: Cluster) -> None:
     ):
         with pytest.raises(EtcdRefusedError, match=why), writer(asked):
             pass
+
+
+def test_agents_may_see_who_drives_and_nothing_else(etcd: Cluster) -> None:
+    with_users(etcd)
+    url = str(etcd.place())
+    environ = {"ETCDCTL_USER": "jobs:of jobs", "ELASTIC_DRIVER_AGENTS_ETCDCTL_USER": "agents:of agents"}
+    theirs = EtcdPlace.parse(url, environ).of_agents(environ)
+    assert asyncio.run(Whereabouts(theirs).ask()) is None
+    with writer(EtcdPlace.parse(url, environ)) as made:
+        made.begin(b"first")
+        there = asyncio.run(Whereabouts(theirs, made.lock.cluster_id).ask())
+        assert there is not None
+        assert there.job == "0123"
+        with EtcdClient(theirs) as client:
+            with pytest.raises(EtcdRefusedError, match="permission denied"):
+                client.range(f"{theirs.prefix}/", end_of(f"{theirs.prefix}/"))
+            with pytest.raises(EtcdRefusedError, match="permission denied"):
+                client.txn([], [Put(driver_key(theirs), b"")])
+            with pytest.raises(EtcdRefusedError, match="permission denied"):
+                client.revoke(made.lock._lease)
+        made.append(b"second")
+    elsewhere = replace(theirs, prefix="/jobs/b")
+    with pytest.raises(EtcdRefusedError, match=r"user agents needs a role that may read the key /jobs/b/driver$"):
+        asyncio.run(Whereabouts(elsewhere).ask())
 
 
 def test_a_token_that_is_not_known_any_more_is_renewed(etcd: Cluster) -> None:
@@ -195,6 +223,29 @@ def test_tls(tmp_path: Path) -> None:
         user = place_of(etcd, ETCDCTL_CACERT=authority.certificate, ETCDCTL_USER="jobs:of jobs")
         with EtcdClient(user) as client:
             assert client.get("/jobs/a/k") is None
+
+
+def test_certificates_that_are_renewed_count_for_the_next_connection(tmp_path: Path) -> None:
+    """etcd is started again, with certificates of another authority for itself and for its clients."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.signs("server")
+    client_certificate, client_key = authority.signs("client")
+    files = {"ETCDCTL_CACERT": authority.certificate, "ETCDCTL_CERT": client_certificate, "ETCDCTL_KEY": client_key}
+    with cluster(tmp_path, tls=Tls(certificate, key, authority.certificate)) as etcd:
+        place = place_of(etcd, **files)
+        etcd.wait(ca=place.ca, certificate=place.certificate, key=place.key)
+        with EtcdClient(place) as client, EtcdClient(replace(place, files=())) as elsewhere:
+            assert client.get("/k") is elsewhere.get("/k") is None
+            etcd.kill()
+            renewed = Authority(tmp_path)
+            renewed.signs("server")
+            renewed.signs("client")
+            etcd.start()
+            now = place_of(etcd, **files)
+            etcd.wait(ca=now.ca, certificate=now.certificate, key=now.key)
+            assert client.get("/k") is None
+            with pytest.raises(EtcdUnreachableError, match="certificate verify failed"):
+                elsewhere.get("/k")
 
 
 def test_certificates_of_clients(tmp_path: Path) -> None:

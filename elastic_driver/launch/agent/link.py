@@ -306,10 +306,11 @@ class DriverLink:
         """
         is_first = True
         while True:
-            if is_first or self._lease.is_in_doubt or not self.channel.connected:
+            is_well = self.channel.connected and not self._lease.is_in_doubt
+            if is_first or not is_well:
                 asked_at = self._lease.now()
                 try:
-                    self._told_of(await whereabouts.ask(), asked_at)
+                    self._told_of(await whereabouts.ask(again=not is_well), asked_at)
                 except Exception as error:  # whatever keeps it from an answer, it asks again
                     if is_first:
                         self._owner.cannot_ask(in_words(error))

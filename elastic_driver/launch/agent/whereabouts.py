@@ -6,6 +6,7 @@ Owns the client, and that it is asked without blocking the loop. What follows is
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_driver.etcd.place import EtcdPlace
@@ -31,22 +32,30 @@ class Whereabouts:
         self._cluster = cluster
         self._client: EtcdClient | None = None
 
-    async def ask(self) -> DriverThere | None:
+    async def ask(self, *, again: bool = False) -> DriverThere | None:
         """The driver that has the job; None for none.
+
+        Args:
+            again: whether it is asked again soon: else nothing stays open.
 
         Raises:
             OSError: etcd does not answer, or not with that.
         """
-        return await asyncio.get_running_loop().run_in_executor(None, self._ask)
+        return await asyncio.get_running_loop().run_in_executor(None, partial(self._ask, again=again))
 
-    def _ask(self) -> DriverThere | None:
+    def _ask(self, *, again: bool) -> DriverThere | None:
         # What speaks HTTP takes a while to load, and most agents never need it.
         from elastic_driver.etcd.client import EtcdClient
-        from elastic_driver.etcd.there import driver_there
+        from elastic_driver.etcd.there import driver_key, driver_there
 
         if self._client is None:
-            self._client = EtcdClient(self._place, timeout_s=_TIMEOUT_S)
-        there = driver_there(self._client, self._place)
+            needs = f"read the key {driver_key(self._place)}"
+            self._client = EtcdClient(self._place, timeout_s=_TIMEOUT_S, needs=needs)
+        try:
+            there = driver_there(self._client, self._place)
+        finally:
+            if not again:
+                self._client.close()
         if self._cluster and self._client.cluster_id != self._cluster:
             # It knows nothing of the job, and would say that nobody drives.
             raise OSError(f"another etcd answers at {self._place} than the driver's")

@@ -140,6 +140,58 @@ def test_certificates_travel_with_it(tmp_path: Path) -> None:
         EtcdPlace.parse("etcd://a:1/jobs", environ)
 
 
+def pair(folder: Path, name: str) -> tuple[str, str]:
+    """Files of a certificate and its key."""
+    certificate, begin, key = Certificate.new().pem.decode().partition("-----BEGIN PRIVATE")
+    return written(folder / f"{name}.pem", certificate), written(folder / f"{name}.key", begin + key)
+
+
+def test_agents_have_a_user_and_a_certificate_of_their_own(tmp_path: Path) -> None:
+    (cert, key), (agents_cert, agents_key) = pair(tmp_path, "driver"), pair(tmp_path, "agents")
+    environ = {"ETCDCTL_CACERT": cert, "ETCDCTL_CERT": cert, "ETCDCTL_KEY": key, "ETCDCTL_USER": "jobs:secret"}
+    place = EtcdPlace.parse("etcd://a/jobs", environ)
+    assert place.of_agents(environ) == place
+    assert place.of_agents(environ).files == ()
+
+    environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_USER"] = "agents:other"
+    theirs = place.of_agents(environ)
+    assert (theirs.user, theirs.password, theirs.certificate) == ("agents", "other", place.certificate)
+    environ |= {"ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT": agents_cert, "ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY": agents_key}
+    theirs = place.of_agents(environ)
+    assert (theirs.ca, theirs.certificate) == (place.ca, Path(agents_cert).read_text())
+    assert theirs.key == Path(agents_key).read_text()
+
+    environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY"] = key
+    with pytest.raises(SettingsError, match=r"^cannot use ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT with ELASTIC_"):
+        place.of_agents(environ)
+    del environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY"]
+    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT without ELASTIC_DRIVER_AGENTS_ETCDCTL"):
+        place.of_agents(environ)
+    with pytest.raises(SettingsError, match=r"^cannot use ELASTIC_DRIVER_AGENTS_ETCDCTL_USER without a password"):
+        place.of_agents({"ELASTIC_DRIVER_AGENTS_ETCDCTL_USER": "agents"})
+
+
+def test_its_files_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cert, key = pair(tmp_path, "driver")
+    environ = {"ETCDCTL_CACERT": "driver.pem", "ETCDCTL_CERT": cert, "ETCDCTL_KEY": key}
+    place = EtcdPlace.parse("etcd://a/jobs", environ)
+    monkeypatch.chdir("/")
+    assert place.read_again() == place
+
+    before, _ = Path(cert).read_text(), pair(tmp_path, "driver")
+    renewed = place.read_again()
+    assert (renewed.ca, renewed.certificate) == (Path(cert).read_text(),) * 2
+    assert renewed.certificate != before
+    assert renewed.read_again() == renewed
+
+    for half in ("", "-----BEGIN CERTIFICATE-----\n", before):
+        Path(cert).write_text(half)
+        assert renewed.read_again() == renewed
+    Path(cert).unlink()
+    assert renewed.read_again() == renewed
+
+
 def test_an_encrypted_key_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
