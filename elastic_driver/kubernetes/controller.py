@@ -260,9 +260,7 @@ class Controller:
                 await self._api.create(wanted)
                 _log.info("made %s %s", wanted["kind"], wanted["metadata"]["name"])
             case MakeTokens():
-                await self._api.create(
-                    objects.tokens(ElasticJob.of(body), secrets.token_hex(32), secrets.token_hex(32))
-                )
+                await self._api.create(objects.tokens(ElasticJob.of(body), *(secrets.token_hex(32) for _ in range(3))))
             case MakeSshKeys():
                 await self._api.create(objects.ssh_keys(ElasticJob.of(body), *await asyncio.to_thread(_new_ssh_keys)))
             case Update(seen, changes):

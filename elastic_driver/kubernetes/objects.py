@@ -20,11 +20,15 @@ LAUNCHER, WORKER = "launcher", "worker"
 # On a pod that is to go: since when its host is drained.
 DRAINED_SINCE = f"{GROUP}/drained-since"
 
-JOIN_TOKEN, OPERATOR_TOKEN = "join-token", "operator-token"
+JOIN_TOKEN, OPERATOR_TOKEN, JOURNAL_KEY = "join-token", "operator-token", "journal-key"
 _TOKENS_PATH = "/etc/elastic-driver"
 _CONFIG_PATH = "/etc/mpi"
 _DEFAULT_GRACE_S = 30
 _TOKENS, _CONFIG, _SSH = "elastic-driver-tokens", "elastic-driver-config", "elastic-driver-ssh"
+# Of the launcher of a job with a journal: so long after its node was lost from sight its pod is given up. Kubernetes'
+# own 300 s are half of the time that workers wait for another one.
+_LOST_S = 30
+_LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 # Files in such volumes are root's, and of the pod's fsGroup where there is one. Without one who is not root (an image's
 # own user, or a container's runAsUser) could not read them: then they have Kubernetes's usual mode, as mpi-operator's.
 # A group is not given to pods that have none: it would change the owners of all that is on their other volumes.
@@ -56,14 +60,14 @@ def service(job: ElasticJob) -> Object:
     }
 
 
-def tokens(job: ElasticJob, join_token: str, operator_token: str) -> Object:
-    """What hosts join with, and what the controller asks the driver with."""
+def tokens(job: ElasticJob, join_token: str, operator_token: str, journal_key: str) -> Object:
+    """What hosts join with, what the controller asks the driver with, and what seals a journal in etcd."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": _metadata(job, job.tokens_name),
         "type": "Opaque",
-        "stringData": {JOIN_TOKEN: join_token, OPERATOR_TOKEN: operator_token},
+        "stringData": {JOIN_TOKEN: join_token, OPERATOR_TOKEN: operator_token, JOURNAL_KEY: journal_key},
     }
 
 
@@ -188,12 +192,16 @@ def launcher_job(job: ElasticJob) -> Object:
     scripts = ["discover_hosts.sh", *(["kubexec.sh"] if job.transport is Transport.EXEC else [])]
     items += [{"key": name, "path": name, "mode": 0o555} for name in scripts]
     _mount(spec, container, _CONFIG, {"configMap": {"name": job.config_name, "items": items}}, _CONFIG_PATH)
-    _mount(spec, container, _TOKENS, _tokens_volume(job, spec, JOIN_TOKEN, OPERATOR_TOKEN), _TOKENS_PATH)
+    keys = [JOIN_TOKEN, OPERATOR_TOKEN, *([JOURNAL_KEY] if job.journal else [])]
+    _mount(spec, container, _TOKENS, _tokens_volume(job, spec, *keys), _TOKENS_PATH)
     if job.transport is Transport.SSH:
         _mount(spec, container, _SSH, _ssh_volume(job, spec), job.ssh_path)
     _add_env(container, _launcher_env(job))
+    if job.journal:
+        _tolerate_for(spec, _LOST_S)
     body: Object = {
-        "podReplacementPolicy": "Failed",
+        # A pod of a lost node is there until somebody removes the node. etcd has one driver at a time decide.
+        "podReplacementPolicy": "TerminatingOrFailed" if job.journal else "Failed",
         "suspend": job.suspend,
         "template": {"metadata": metadata, "spec": spec},
     }
@@ -212,6 +220,9 @@ def launcher_job(job: ElasticJob) -> Object:
 def _launcher_env(job: ElasticJob) -> dict[str, str]:
     # For elasticrun; other launchers have no use for it.
     options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
+    if job.journal:
+        # One that finds another at work waits for its end: it would use up the Job's backoffLimit.
+        options += ["--journal", job.journal, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}", "--standby-driver"]
     if job.min_replicas is not None:
         options += ["--min-slots", str(max(1, job.min_replicas * job.slots))]
     if job.max_replicas is not None:
@@ -251,6 +262,15 @@ def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tup
     dns = spec.setdefault("dnsConfig", {})
     dns["searches"] = [*dict.fromkeys([*dns.get("searches", []), search])]
     return metadata, spec
+
+
+def _tolerate_for(spec: Object, seconds: int) -> None:
+    """How long the pod stays bound to a node that is not seen. What the template has wins."""
+    tolerations = spec.setdefault("tolerations", [])
+    for key in _LOST:
+        if all(each.get("key") not in (key, "", None) for each in tolerations):  # without a key it is for all
+            more = {"effect": "NoExecute", "tolerationSeconds": seconds}
+            tolerations.append({"key": key, "operator": "Exists", **more})
 
 
 def _add_env(container: Object, env: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, cast
 
 from elastic_driver.errors import ElasticError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST
+from elastic_driver.words import ETCD
 
 GROUP, VERSION, KIND, PLURAL = "elastic-driver.dev", "v1alpha1", "ElasticJob", "elasticjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -27,6 +28,8 @@ DEFAULT_DRAIN_S = 120
 _MOST_WORKERS = 4096
 # Kubernetes's names of services and pods' hostnames.
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+# What is wrong with one of this form its launcher says.
+_JOURNAL = re.compile(rf"{ETCD}[^/\s]*(/[^/\s]+)+")
 _MOST_NAME = 63 - len("-worker-") - len(str(_MOST_WORKERS))
 
 _T = TypeVar("_T", bound=StrEnum)
@@ -93,6 +96,7 @@ class ElasticJob:
         port: where the driver listens.
         ssh_path: where the ssh keys are mounted.
         drain_s: how long a pod that is to go may take to reach a commit.
+        journal: where its journal is in etcd, for a launcher on another node; "" for a job without one.
     """
 
     name: str
@@ -118,6 +122,7 @@ class ElasticJob:
     port: int
     ssh_path: str
     drain_s: int
+    journal: str
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -148,6 +153,9 @@ class ElasticJob:
             raise SpecError(f"spec.elasticPolicy.minReplicas {least} is above maxReplicas {most}")
         asked = worker.number("replicas", 1, 0, _MOST_WORKERS)
         transport = spec.one_of("transport", Transport, Transport.JOIN)
+        journal = spec.text("journal", "") if spec.get("journal") is not None else ""
+        if journal and not _JOURNAL.fullmatch(journal):
+            raise SpecError(f"spec.journal {journal[:200]!r} is no {ETCD}HOST:PORT,.../PREFIX")
         return cls(
             name=name,
             namespace=str(metadata["namespace"]),
@@ -177,6 +185,7 @@ class ElasticJob:
             port=spec.number("rendezvousPort", DEFAULT_PORT, 1, 65535) or DEFAULT_PORT,
             ssh_path=spec.text("sshAuthMountPath", "/root/.ssh"),
             drain_s=spec.number("drainTimeoutSeconds", DEFAULT_DRAIN_S, 0, None) or 0,
+            journal=journal,
         )
 
     # --- names ------------------------------------------------------------------------------------------------------
@@ -261,6 +270,7 @@ class _Reader:
         pod.objects("securityContext", "dnsConfig")
         pod.reader("dnsConfig").list_of("searches", str)
         pod.list_of("volumes", Mapping)
+        pod.list_of("tolerations", Mapping)
         containers = pod.list_of("containers", Mapping)
         if not containers:
             raise SpecError(f"{pod.at}.containers: a pod needs one")

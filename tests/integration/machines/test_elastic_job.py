@@ -24,9 +24,11 @@ from tests.support.clusters.kubelet import Kubelet
 from tests.support.clusters.kubernetes_fake import FakeKubernetes
 from tests.support.clusters.mpi_operator import LIMITS
 from tests.support.clusters.pods import HOME, SHARED, SSHD, Pods
+from tests.support.network.etcd_machine import PORT, etcd_on
 from tests.support.network.machines import marks, wait_for
 from tests.support.network.namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
 from tests.support.paths import PROGRAMS, ROOT, SUPPORT
+from tests.support.processes.etcd import needs_etcd
 from tests.support.processes.jobs import check_agreement
 from tests.support.processes.json_lines import JsonLines
 
@@ -264,3 +266,34 @@ def test_hosts_that_are_reached(world: World, transport: str) -> None:
     world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
     assert world.phases("worker") == ["Running"], "cleanPodPolicy None: its first process lives on"
     world.delete()
+
+
+@needs_etcd
+def test_the_launchers_node_is_lost(world: World, tmp_path: Path) -> None:
+    """With its journal in etcd the job has another driver, at another address, before anybody has removed the node."""
+    machine = world.pods.pod("etcd").host
+    with etcd_on(machine, tmp_path):
+        journal = f"etcd://{machine.ipv4}:{PORT}/jobs/{NAME}"
+        world.create("join", 2, "--on-change", "in-place", "--agent-timeout", "10", journal=journal)
+        world.wait_for_steps(2)
+        world.wait("what the driver says", lambda: world.status().get("workers") == 2)
+        [lost] = world.names("launcher")
+        before = {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
+        world.kubelet.lose(lost)
+        [launcher] = world.wait("another launcher", lambda: [name for name in world.names("launcher") if name != lost])
+        took_over = "2 workers on 2 hosts kept training, no step is lost"
+        world.wait("a takeover", lambda: took_over in world.kubelet.logs())
+        world.wait_for_steps(2)
+        assert world.kubelet.life(launcher).pod.address != world.kubelet.life(lost).pod.address
+        now = {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
+        assert before < now, "the workers' pods stay, and so does the one that is lost"
+        assert all(world.kubelet.life(f"{NAME}-worker-{index}").restarts == 0 for index in range(2))
+
+        # Whoever goes by the new driver's address changes the job through it.
+        world.scale(1)
+        world.wait_for_steps(1)
+        check_no_step_is_lost(world.steps())
+        world.stop.touch()
+        world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
+        world.cluster.finish_pod(lost, NAMESPACE)  # its node is removed
+        world.delete()

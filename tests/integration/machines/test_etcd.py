@@ -17,29 +17,13 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.words import ExitCode
-from tests.support.network.machines import MachinesJob, kill, made_machines, marks, wait_for
-from tests.support.network.namespaces import NamespaceHost, Namespaces
-from tests.support.processes.etcd import ETCD, needs_etcd
+from tests.support.network.etcd_machine import PORT, etcd_on
+from tests.support.network.machines import MachinesJob, kill, made_machines, marks
+from tests.support.network.namespaces import Namespaces
+from tests.support.processes.etcd import needs_etcd
 from tests.support.processes.jobs import check_agreement
 
 pytestmark = [*marks, needs_etcd]
-
-PORT = 2379
-
-
-@contextlib.contextmanager
-def etcd_on(host: NamespaceHost, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server there, for clients of all machines."""
-    url = f"http://{host.ipv4}:{PORT}"
-    words = ["--data-dir", str(folder / "etcd"), "--listen-client-urls", url, "--advertise-client-urls", url]
-    with (folder / "etcd.log").open("wb") as log:
-        server = host.popen([ETCD, *words], stdout=log, stderr=log)
-    try:
-        wait_for("etcd serves", lambda: "ready to serve client requests" in (folder / "etcd.log").read_text())
-        yield server
-    finally:
-        server.kill()
-        server.wait()
 
 
 class Cluster:

@@ -101,7 +101,7 @@ class Cluster:
                     assert body["kind"] not in self.others, "made twice"
                     self.others[body["kind"]] = copy.deepcopy(body)
                 case MakeTokens():
-                    self.others["tokens"] = objects.tokens(self.job, "j" * 64, "0" * 64)
+                    self.others["tokens"] = objects.tokens(self.job, "j" * 64, "0" * 64, "e" * 64)
                 case MakeSshKeys():
                     self.others["ssh"] = objects.ssh_keys(self.job, "private", "public")
                 case Update(seen, changes) if seen["kind"] == "Pod":

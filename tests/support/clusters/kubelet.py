@@ -86,6 +86,11 @@ class Kubelet:
         """Kills a container as its node does when that is short of memory: the pod has failed, and stays."""
         self.life(name).evict()
 
+    def lose(self, name: str) -> None:
+        """Its node is lost: nobody says what has become of the pod, which is given up, and stays as it was."""
+        self.life(name).lose()
+        self.cluster.delete_pod(name, self.namespace)
+
     def exec_words(self, caller: str, name: str, words: Sequence[str]) -> list[str] | str:
         """For ``kubectl exec``: the words that run a command in a pod, or why the caller may not have it run."""
         spec = next(life.spec for life in reversed(self._lives.values()) if life.spec.get("hostname") == caller)
@@ -142,7 +147,7 @@ class Life:
         self._volumes: dict[str, tuple[ConfigVolume, dict[str, str]]] = {}
         self._lock = threading.Lock()
         self._grace_s: float | None = None  # once it is deleted
-        self._is_gone = self._evicted = False
+        self._is_gone = self._evicted = self._is_lost = False
         self._woken = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=self.name)
         self._thread.start()
@@ -172,6 +177,11 @@ class Life:
         """See Kubelet."""
         self._evicted = True
         os.eventfd_write(self._woken, 1)
+
+    def lose(self) -> None:
+        """See Kubelet."""
+        self._is_lost = True
+        self.pod.kill()
 
     def end(self) -> None:
         """Kills it, if it still runs. Blocks until nothing of it is left."""
@@ -204,12 +214,14 @@ class Life:
             while self._run_container():
                 self.restarts += 1
                 self._wait(None, _RESTART_S * 2 ** min(self.restarts - 1, 3))
+            while self._is_lost and not self._is_gone:
+                self._wait_for_news([], None)
             while self._wait(None, None):
                 pass
         finally:
             self.pod.kill()
             self._kubelet.pods.release(self.pod)
-            if self.phase not in _FINISHED:
+            if self.phase not in _FINISHED and not self._is_lost:
                 self._finish(137)
             if self._grace_s is not None and not self._is_gone:
                 self._tell(self._kubelet.cluster.finish_pod)
@@ -226,6 +238,8 @@ class Life:
         self._tell(cluster.run_pod, ip=self.pod.address)
         while process.poll() is None and self._wait(process, None):
             pass
+        if self._is_lost:
+            return False
         if self._evicted:
             self.pod.kill()
             self._finish(137, reason="Evicted")
@@ -274,14 +288,18 @@ class Life:
         if not goes_on():
             return False
         with contextlib.ExitStack() as exit_:
-            read = [self._woken]
+            read: list[int] = []
             if process is not None:
                 read.append(os.pidfd_open(process.pid))
                 exit_.callback(os.close, read[-1])
-            select.select(read, [], [], limit_s)
+            self._wait_for_news(read, limit_s)
+        return goes_on()
+
+    def _wait_for_news(self, read: list[int], limit_s: float | None) -> None:
+        """Blocks until the pod may be to end, one of these can be read, or the time is over."""
+        select.select([self._woken, *read], [], [], limit_s)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
-        return goes_on()
 
     # --- the API server --------------------------------------------------------------------------------------------
 
@@ -366,6 +384,8 @@ def _control_job(cluster: FakeKubernetes, job: Object, pods: list[Object]) -> No
     for pod in ended:
         status["succeeded" if pod["status"]["phase"] == "Succeeded" else "failed"] += 1
     living = [pod for pod in pods if pod not in ended]
+    replaces = spec.get("podReplacementPolicy") == "TerminatingOrFailed"
+    wanted = [pod for pod in living if not (replaces and pod["metadata"].get("deletionTimestamp"))]
     status["active"] = len(living)
     if status["succeeded"]:
         status["conditions"] = [_condition("Complete", "CompletionsReached", "Reached expected number of pods")]
@@ -376,9 +396,9 @@ def _control_job(cluster: FakeKubernetes, job: Object, pods: list[Object]) -> No
         for pod in living:
             if not pod["metadata"].get("deletionTimestamp"):
                 cluster.delete("pods", pod["metadata"]["name"], namespace)
-    elif not living:
+    elif not wanted:
         _create_pod(cluster, job)
-        status["active"] = 1
+        status["active"] += 1
     if any(status.get(key) != before.get(key, 0) for key in status):
         cluster.patch("jobs", name, {"status": status}, namespace, subresource="status")
     for pod in ended:

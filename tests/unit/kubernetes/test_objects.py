@@ -95,6 +95,40 @@ def test_a_job_with_parameter_servers_starts_at_its_own_minimum() -> None:
     assert (told.min_num_proc, told.max_num_proc) == (1, 3)
 
 
+def test_a_job_with_a_journal_in_etcd_gets_another_launcher_whatever_became_of_the_first() -> None:
+    journal = "etcd://etcd-0.etcd:2379,etcd-1.etcd:2379/jobs/digits"
+    plain, body = objects.launcher_job(job_of()), objects.launcher_job(job_of(journal=journal))
+    check(body)
+    assert plain["spec"]["podReplacementPolicy"] == "Failed"
+    assert body["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
+    spec = body["spec"]["template"]["spec"]
+    settings = parse((*shlex.split(env_of(spec)["ELASTIC_DRIVER_OPTIONS"]), "-np", "2", "python", "train.py"))
+    assert (settings["journal"], settings["journal_key"]) == (journal, "/etc/elastic-driver/journal-key")
+    assert settings["standby_driver"]
+    assert keys_of(spec) == ["join-token", "operator-token", "journal-key"]
+    assert keys_of(objects.worker_pod(job_of(journal=journal), 0)["spec"]) == ["join-token"]
+    assert keys_of(plain["spec"]["template"]["spec"]) == ["join-token", "operator-token"]
+
+    assert {each["key"]: each["tolerationSeconds"] for each in spec["tolerations"]} == {
+        "node.kubernetes.io/unreachable": 30,
+        "node.kubernetes.io/not-ready": 30,
+    }
+    assert "tolerations" not in plain["spec"]["template"]["spec"]
+    own = resource(journal=journal)
+    template = own["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    for given, count in ({"key": "node.kubernetes.io/not-ready", "operator": "Exists"}, 2), ({"operator": "Exists"}, 1):
+        template["tolerations"] = [given]
+        made = objects.launcher_job(ElasticJob.of(own))
+        check(made)
+        assert len(made["spec"]["template"]["spec"]["tolerations"]) == count
+
+
+def keys_of(spec: Object) -> list[str]:
+    """Of the Secret with the tokens, those that a pod has."""
+    [volume] = [each for each in spec["volumes"] if each["name"] == "elastic-driver-tokens"]
+    return [item["key"] for item in volume["secret"]["items"]]
+
+
 def env_of(spec: Object) -> dict[str, str]:
     return {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
 
@@ -105,7 +139,7 @@ def test_the_schema_knows_the_fields_that_are_read() -> None:
     fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert set(fields) == {
         "transport", "slotsPerWorker", "elasticPolicy", "drainTimeoutSeconds", "rendezvousPort", "sshAuthMountPath",
-        "launcherCreationPolicy", "mpiImplementation", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs",
+        "journal", "launcherCreationPolicy", "mpiImplementation", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs",
     }  # fmt: skip
     # With its defaults a job is as without them.
     defaults = {name: field["default"] for name, field in fields.items() if "default" in field}

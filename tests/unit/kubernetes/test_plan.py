@@ -231,6 +231,8 @@ def test_replicas_stay_within_their_bounds() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"journal": "/a/folder"}, "spec.journal '/a/folder' is no etcd://HOST:PORT,.../PREFIX"),
+        ({"journal": "etcd://a:2379"}, "spec.journal 'etcd://a:2379' is no etcd://HOST:PORT,.../PREFIX"),
         ({"transport": "carrier pigeon"}, "spec.transport 'carrier pigeon' is none of join, ssh, exec"),
         ({"slotsPerWorker": 0}, "spec.slotsPerWorker '0' is no whole number within 1 to 4096"),
         ({"slotsPerWorker": True}, "spec.slotsPerWorker 'True' is no whole number"),
