@@ -233,6 +233,11 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="end the job when that disc has not answered for S seconds (default {default})",
     )
     add(
+        "hands_over",
+        action="store_true",
+        help="SIGTERM ends this driver, and not the job: another driver takes that over, with the journal",
+    )
+    add(
         "standby_driver",
         action="store_true",
         help="where a driver has that journal, wait until it has died, and take its job over at once",

@@ -120,6 +120,9 @@ def build(
     def abandon_unsure(why: str) -> None:
         driver.abandon(why, is_sure=False)
 
+    def hand_over(why: str) -> None:
+        driver.hand_over(why)
+
     def leave() -> bool:
         is_there = journal is not None and (before is not None or journal.is_on_disc)
         if journal is None or not is_there or not parent.leave_to_another():
@@ -208,7 +211,7 @@ def build(
     if before is not None:
         go_on(before, tally, chronicle, health.table, health.watch.drains)
     end = JobEnd(stepper, chronicle=chronicle, workers=workers, leave=leave)
-    interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper)
+    interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper, hand_over=hand_over)
     progress = Progress()
     rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
     status = JobStatus(

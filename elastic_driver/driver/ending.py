@@ -91,11 +91,18 @@ class JobEnd:
 
     def abandon(self, why: str, *, is_sure: bool = True) -> None:
         """Another driver has the job, also if it ends already, or may have: this one decides nothing more."""
+        has = "has" if is_sure else "may have"
+        self._leave_to_another(f"another driver {has} this job: {why}")
+
+    def hand_over(self, why: str) -> None:
+        """Another driver is to take the job over: this one decides nothing more."""
+        self._leave_to_another(f"this driver ends, and leaves the job to another: {why}")
+
+    def _leave_to_another(self, message: str) -> None:
         if self.is_abandoned:
             return
         self.is_abandoned = True
-        has = "has" if is_sure else "may have"
-        self._end = EndJob(ExitCode.OTHER_DRIVER, f"another driver {has} this job: {why}")
+        self._end = EndJob(ExitCode.OTHER_DRIVER, message)
         self._stepper.abandon(self._end)
         self._stop()
         self._known.set()

@@ -18,6 +18,7 @@ from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
+from elastic_driver.words import in_seconds
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,6 +32,7 @@ class Interrupts:
         chronicle: is told.
         workers: those that are ended, or that signals are passed on to.
         chief: ends with them; None where there is none.
+        hand_over: leaves the job to another driver.
 
     Attributes:
         preempted: whether it was SIGTERM that ended the job, and nobody's order.
@@ -44,12 +46,14 @@ class Interrupts:
         chronicle: Chronicle,
         workers: Workers,
         chief: ChiefKeeper | None,
+        hand_over: Callable[[str], object],
     ) -> None:
         self._settings = settings
         self._stepper = stepper
         self._chronicle = chronicle
         self._workers = workers
         self._chief = chief
+        self._hand_over = hand_over
         self.preempted = False
 
     @contextlib.contextmanager
@@ -85,8 +89,13 @@ class Interrupts:
         self._workers.pass_on(number)
 
     def interrupt(self, number: signal.Signals) -> None:
-        """The job ends; the second time its workers are killed at once."""
+        """The job ends; the second time its workers are killed at once. Or this driver leaves it to another."""
         name = number.name
+        if self._settings.hands_over and number == signal.SIGTERM:
+            if not self._stepper.is_over:
+                limit = in_seconds(self._settings.driver_timeout_s)
+                self._hand_over(f"{name} (--hand-over); its workers wait for {limit} (--driver-timeout)")
+            return
         if self._stepper.is_over:
             if self._workers.living or self._chief is not None:  # else the job's end is told already
                 self._chronicle.warning(f"{name} again: killing all workers now")

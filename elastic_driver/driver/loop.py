@@ -309,6 +309,11 @@ class ElasticDriver:
         self.end.abandon(why, is_sure=is_sure)
         self.let_go()
 
+    def hand_over(self, why: str) -> None:
+        """Another driver is to take the job over: this one ends at once, and leaves everything alone."""
+        self.end.hand_over(why)
+        self.let_go()
+
     def let_go(self) -> None:
         """Of all agents and workers, which are for another driver: none of them is told anything."""
         self.agents.admission.abandon()

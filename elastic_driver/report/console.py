@@ -28,6 +28,7 @@ from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.status_line import status_line
 from elastic_driver.report.tracebacks import Tracebacks
 from elastic_driver.system.keeping import Keeping
+from elastic_driver.words import ExitCode
 
 Stream = Literal["stdout", "stderr"]
 
@@ -260,6 +261,8 @@ class Console:
             (self.warning if warning else self.line)(text)
         if exit_code > 128:
             self._say(f"job ended: {message} (exit code {exit_code})", "33")
+        elif exit_code == ExitCode.OTHER_DRIVER:
+            self._say(f"{message} (exit code {exit_code})", "33")  # the job goes on
         elif exit_code:
             self._say(f"job failed: {message} (exit code {exit_code})", "31")
         elif self._level <= 1 or self._tells_success:

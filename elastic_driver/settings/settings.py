@@ -126,6 +126,7 @@ class Settings:
         durable_keep: how many are kept.
         journal: where the driver writes what happens before anything comes of it; None for nowhere.
         driver_timeout_s: how long what happens may wait for that.
+        hands_over: whether SIGTERM ends the driver alone, and leaves its job to another.
         standby_driver: whether a living driver that has the journal is waited for, to take its job over.
         on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
             processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
@@ -233,6 +234,7 @@ class Settings:
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
     journal: JournalPlace | None = field(default=None, metadata=_given_by("--journal"))
     driver_timeout_s: float = field(default=_DRIVER_TIMEOUT_S, metadata=_given_by("--driver-timeout"))
+    hands_over: bool = field(default=False, metadata=_given_by("--hand-over"))
     standby_driver: bool = field(default=False, metadata=_given_by("--standby-driver"))
     on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
@@ -588,6 +590,8 @@ class Settings:
         if not self.has_journal:
             if self.driver_timeout_s != _DRIVER_TIMEOUT_S:
                 raise SettingsError("--driver-timeout is without effect: give --journal too")
+            if self.hands_over:
+                raise SettingsError("--hand-over needs --journal, from which another driver goes on")
             if self.standby_driver:
                 raise SettingsError("--standby-driver needs --journal, whose job it waits for")
             return

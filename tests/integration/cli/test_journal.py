@@ -238,6 +238,8 @@ def test_a_node_of_torchruns_cannot_have_one(tmp_path: Path) -> None:
 def test_flags_that_need_a_journal_are_refused_without() -> None:
     ran = elasticrun("-np", "1", "--driver-timeout", "5", "true")
     assert ran.stderr == "elasticrun: error: --driver-timeout is without effect: give --journal too\n"
+    ran = elasticrun("-np", "1", "--hand-over", "true")
+    assert ran.stderr == "elasticrun: error: --hand-over needs --journal, from which another driver goes on\n"
     ran = elasticrun("-np", "1", "--standby-driver", "true")
     assert ran.stderr == "elasticrun: error: --standby-driver needs --journal, whose job it waits for\n"
 

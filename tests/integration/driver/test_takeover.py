@@ -18,6 +18,7 @@ import pytest
 from elastic_driver.journal.entries import Closed
 from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
+from elastic_driver.words import ExitCode
 from tests.support.processes.jobs import PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -221,6 +222,26 @@ def test_no_line_of_output_is_lost_with_a_driver(tmp_path: Path) -> None:
         found = [int(each) for each in re.findall(rb"^\[%d\]<stdout>:.*line (\d+)$" % rank, written, re.MULTILINE)]
         assert sorted(set(found)) == list(range(max(found) + 1))
         assert len(found) < 2 * len(set(found))
+
+
+def test_a_driver_that_hands_over_ends_at_sigterm_and_nobody_else_does(tmp_path: Path) -> None:
+    """That is its own affair: the next one was not asked to."""
+    with Drivers(tmp_path) as drivers:
+        first = drivers.start("--hand-over")
+        first.wait_for_steps(2)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait() == ExitCode.OTHER_DRIVER
+        leaves = (
+            "elasticrun: this driver ends, and leaves the job to another: SIGTERM (--hand-over); its workers wait for "
+        )
+        assert f"{leaves}600 s (--driver-timeout) (exit code 75)" in first.said()
+        trains_beyond(first_log(first), last_step(first) + 20)
+        second = drivers.start()
+        second.wait_for("it has taken over", lambda: second.events("took_over"))
+        assert "kept training, no step is lost" in second.said()
+        second.process.send_signal(signal.SIGTERM)
+        assert second.wait() == 128 + signal.SIGTERM
+        check_agreement(second.steps())
 
 
 def test_a_driver_that_stands_by_takes_over_and_ends_with_its_job(tmp_path: Path) -> None:

@@ -269,12 +269,12 @@ def test_hosts_that_are_reached(world: World, transport: str) -> None:
 
 
 @needs_etcd
-def test_the_launchers_node_is_lost(world: World, tmp_path: Path) -> None:
+def test_the_launchers_node_is_lost_and_the_next_one_is_drained(world: World, tmp_path: Path) -> None:
     """With its journal in etcd the job has another driver, at another address, before anybody has removed the node."""
     machine = world.pods.pod("etcd").host
     with etcd_on(machine, tmp_path):
         journal = f"etcd://{machine.ipv4}:{PORT}/jobs/{NAME}"
-        world.create("join", 2, "--on-change", "in-place", "--agent-timeout", "10", journal=journal)
+        world.create("join", 2, "--on-change", "in-place", "--agent-timeout", "10", "--hand-over", journal=journal)
         world.wait_for_steps(2)
         world.wait("what the driver says", lambda: world.status().get("workers") == 2)
         [lost] = world.names("launcher")
@@ -288,6 +288,15 @@ def test_the_launchers_node_is_lost(world: World, tmp_path: Path) -> None:
         now = {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
         assert before < now, "the workers' pods stay, and so does the one that is lost"
         assert all(world.kubelet.life(f"{NAME}-worker-{index}").restarts == 0 for index in range(2))
+
+        # The next one's pod is deleted in order: it hands the job over.
+        world.cluster.delete_pod(launcher, NAMESPACE)
+        [third] = world.wait(
+            "a third launcher", lambda: [name for name in world.names("launcher") if name not in (lost, launcher)]
+        )
+        world.wait("another takeover", lambda: world.kubelet.logs().count(took_over) == 2)
+        assert third
+        world.wait_for_steps(2)
 
         # Whoever goes by the new driver's address changes the job through it.
         world.scale(1)
