@@ -56,6 +56,7 @@ def go_on(journal: JournalPlace, *, begins: bool = True) -> int:
         return found.exit_code
     # What the job's own command would be where nobody of it is left, and a new one begins.
     enter(found.job)
-    return run_job(
-        replace(found.job.settings, journal=journal, standby_driver=False), resumed=Resumed(found.job.job_id, begins)
-    )
+    given = found.job.settings
+    # A driver that is to end the job is told so by SIGTERM.
+    settings = replace(given, journal=journal, standby_driver=False, hands_over=begins and given.hands_over)
+    return run_job(settings, resumed=Resumed(found.job.job_id, begins))

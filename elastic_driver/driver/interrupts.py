@@ -91,7 +91,7 @@ class Interrupts:
     def interrupt(self, number: signal.Signals) -> None:
         """The job ends; the second time its workers are killed at once. Or this driver leaves it to another."""
         name = number.name
-        if self._settings.hands_over and number == signal.SIGTERM:
+        if self._settings.hands_over and number == signal.SIGTERM and not parent.is_last():  # that one is to end it
             if not self._stepper.is_over:
                 limit = in_seconds(self._settings.driver_timeout_s)
                 self._hand_over(f"{name} (--hand-over); its workers wait for {limit} (--driver-timeout)")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -242,6 +243,19 @@ def test_a_driver_that_hands_over_ends_at_sigterm_and_nobody_else_does(tmp_path:
         second.process.send_signal(signal.SIGTERM)
         assert second.wait() == 128 + signal.SIGTERM
         check_agreement(second.steps())
+
+
+def test_a_job_whose_drivers_hand_over_can_be_ended_without_one(tmp_path: Path) -> None:
+    with Drivers(tmp_path) as drivers:
+        first = drivers.start("--hand-over")
+        first.wait_for_steps(2)
+        (job_id,) = {event["job_id"] for event in first.events("job_started")}
+        kill(first)
+        words = [sys.executable, "-m", "elastic_driver", "end", job_id]
+        env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+        ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=150, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert isinstance(read_job(drivers.kept), Closed)
 
 
 def test_a_driver_that_stands_by_takes_over_and_ends_with_its_job(tmp_path: Path) -> None:
