@@ -106,6 +106,14 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
     return None if late else record
 
 
+def is_known(state: State, event: WorkerRunning) -> bool:
+    """Whether the state has all that a member says of its training, so that nothing comes of it."""
+    record = record_unless_late(state, event)
+    if record is None or not record.running or event.another:
+        return False
+    return event.commits <= record.commits and (record.has_state or not event.synced)
+
+
 def why_impossible(state: State, event: Event) -> str:
     """Why the event cannot have happened, late or not; "" when it can."""
     match event:

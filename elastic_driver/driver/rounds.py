@@ -13,7 +13,7 @@ from typing import Protocol
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
 from elastic_driver.core.events import DrainRequested, WorkerExiting, WorkerReady, WorkerRunning
-from elastic_driver.core.past import why_impossible
+from elastic_driver.core.past import is_known, why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
 from elastic_driver.core.state import Round, WorkerPhase, record_of
 from elastic_driver.driver.progress import Progress
@@ -172,7 +172,9 @@ class Rounds:
         event = WorkerRunning(report.worker, report.round_id, report.commits, report.another, report.synced)
         self._check(event)
         self._progress.told(report.worker, report.round_id, report.commits, max(0, report.total), self._clock())
-        self._stepper.report(event)
+        # To a driver that has taken the job over all members say so again. What is visible already stays so.
+        if not is_known(self._stepper.state, event):
+            self._stepper.report(event)
 
     def _check(self, event: WorkerReady | WorkerRunning) -> None:
         """Refuses what the core would not take: a peer must not be able to end the job."""

@@ -184,15 +184,16 @@ class HealthWatch:
     # --- what happens ----------------------------------------------------------------------------------------------
 
     def _change(self, state: State, now: float) -> list[Finding]:
+        if state is self._state:
+            return []  # each of a thousand agents that are back is no news, and a look at all workers
         is_replaced = state.round_id != self._state.round_id
         found: list[Finding] = [*self._stalls.change(state, now, is_replaced=is_replaced)]
-        is_news = state is not self._state
         self._state = state
         if is_replaced:
             # Who stands by goes on to be heard; so do the members, when they have been told of the round.
             self._heartbeats.keep([record.worker for record in in_phase(state, WorkerPhase.READY)])
             self._begin_round(now)
-        for record in state.workers if is_news else ():
+        for record in state.workers:
             if record.leaving is Leaving.DISMISSED:
                 self._heartbeats.forget(record.worker)
         return found

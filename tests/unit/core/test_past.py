@@ -25,7 +25,7 @@ from elastic_driver.core.events import (
     WorkersReported,
 )
 from elastic_driver.core.membership import step
-from elastic_driver.core.past import IllegalEventError, forget_round, forget_worker
+from elastic_driver.core.past import IllegalEventError, forget_round, forget_worker, is_known
 from elastic_driver.core.setbacks import RoundSoFar
 from elastic_driver.core.state import JobPhase, Round
 from elastic_driver.hosts import Host, WorkerId
@@ -129,6 +129,39 @@ def test_who_boots_cannot_tell_of_the_round_that_it_is_not_in() -> None:
     job.hosts("a:1", "b:1")
     with pytest.raises(IllegalEventError, match="speaks of round 1, and the last that it can know is 0"):
         step(job.state, WorkerRunning(B, 1, 0), job.now)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_news"),
+    [
+        ({}, False),
+        ({"commits": 2}, False),
+        ({"commits": 4}, True),
+        ({"another": True}, True),
+        ({"worker": B}, True),
+        ({"round_id": 1}, True),
+    ],
+    ids=["again", "an older one", "it has come further", "another training", "of one that has ended", "of the past"],
+)
+def test_what_a_member_has_said_before_is_known_and_changes_nothing(said: dict[str, object], *, is_news: bool) -> None:
+    job = trained()
+    job.running("a[0]", commits=3)
+    event = replace(WorkerRunning(A, 2, 3), **said)  # type: ignore[arg-type]
+    assert is_known(job.state, event) is not is_news
+    if not is_news:
+        assert step(job.state, event, job.now) == (job.state, [])
+
+
+def test_of_whom_nobody_knows_that_it_trains_the_first_word_is_news() -> None:
+    assert not is_known(trained().state, WorkerRunning(A, 2, 3))
+
+
+def test_that_a_member_has_the_state_is_news_once() -> None:
+    job, c = trained(), worker_id("c[0]")
+    for event in (WorkerRunning(c, 2, 3, synced=False), WorkerRunning(c, 2, 3)):
+        assert not is_known(job.state, event)
+        job.feed(event)
+        assert is_known(job.state, event)
 
 
 def test_after_the_end_everything_is_late() -> None:

@@ -294,6 +294,23 @@ def test_how_far_workers_have_come_is_noted_also_when_they_end() -> None:
     play(test)
 
 
+def test_what_a_member_says_again_is_fed_to_nobody() -> None:
+    """All members do, to each driver that takes the job over."""
+
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        fed = len(world.stepper.history)
+        world.rounds.running(RunningReport(A, 1, 0, total=100))
+        await world.stepper.settled()
+        assert len(world.stepper.history) == fed
+        assert world.progress.estimate(0.0).total == 100, "it was heard all the same"
+        world.rounds.running(RunningReport(A, 1, 1))
+        await world.stepper.settled()
+        assert len(world.stepper.history) == fed + 1
+
+    play(test)
+
+
 def test_who_says_that_it_exits_has_a_limit() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
