@@ -2,8 +2,9 @@
 
 Owns when. It is no news that anything would come of, so it costs few writes of its own: it goes with others, at most
 each BESIDE_S, and after ALONE_S by itself; but a drain of a slow worker, whose pause it has, is never written without
-it. So a later driver's clock is at most that far behind, too, and drivers that die again and again do not begin a limit
-anew each time.
+it. Nor is anything written without it once the job stands elsewhere: of the steps that it lacks the journal tells,
+until that is compacted. So a later driver's clock is at most that far behind, too, and drivers that die again and again
+do not begin a limit anew each time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Books:
         clock: the job's time.
         tally, chronicle, vitals: count.
         drains: of slow workers; None where none is drained for that.
+        heard: the time of the last step that these know of; None before the first.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Books:
         chronicle: Chronicle,
         vitals: VitalsTable,
         drains: Drains | None,
+        heard: Callable[[], float | None],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -47,8 +50,10 @@ class Books:
         self._chronicle = chronicle
         self._vitals = vitals
         self._drains = drains
+        self._heard = heard
         self._kept_at = clock()
         self._drained_at: float | None = None
+        self._turns = 0  # of the job, that were kept
         journal.beside = self._beside
 
     async def keep(self) -> None:
@@ -63,16 +68,24 @@ class Books:
     def _beside(self) -> BooksKept | None:
         """What goes with the record that is written now; None for nothing."""
         is_new = self._drains is not None and self._drains.last_at != self._drained_at
-        return self._now() if is_new or self._clock() - self._kept_at >= BESIDE_S else None
+        has_turned = self._chronicle.goodput.turns != self._turns
+        return self._now() if is_new or has_turned or self._clock() - self._kept_at >= BESIDE_S else None
 
     def _now(self) -> BooksKept:
         self._kept_at = now = self._clock()
         chronicle = self._chronicle
+        self._turns = chronicle.goodput.turns
         drains = None
         if self._drains is not None:
             drains, self._drained_at = self._drains.kept(), self._drains.last_at
         return BooksKept(
-            now, self._tally.kept(), chronicle.goodput.kept(), chronicle.kept(), self._vitals.kept(), drains
+            now,
+            self._tally.kept(),
+            chronicle.goodput.kept(),
+            chronicle.kept(),
+            self._vitals.kept(),
+            drains,
+            self._heard(),
         )
 
 
@@ -87,4 +100,5 @@ def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTa
     if drains is not None and kept.drains is not None:
         drains.go_on(kept.drains)
     if kept.goodput is not None:
-        chronicle.goodput.go_on(kept.goodput, before.away_s + before.clock - kept.clock)
+        ago_s = before.away_s + before.clock - kept.clock
+        chronicle.goodput.go_on(kept.goodput, ago_s, [(turned.at - kept.clock, turned) for turned in before.turns])

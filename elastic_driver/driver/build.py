@@ -207,7 +207,9 @@ def build(
     )
     books: Books | None = None
     if journal is not None:
-        books = Books(journal, clock, tally, chronicle, health.table, health.watch.drains)
+        books = Books(
+            journal, clock, tally, chronicle, health.table, health.watch.drains, heard=lambda: stepper.made_at
+        )
     if before is not None:
         go_on(before, tally, chronicle, health.table, health.watch.drains)
     end = JobEnd(stepper, chronicle=chronicle, workers=workers, leave=leave)

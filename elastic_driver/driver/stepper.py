@@ -59,6 +59,7 @@ class Stepper:
     Attributes:
         state: the job as it is now.
         history: the last events, and when they came.
+        made_at: the time of the last step that is visible; None before the first.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Stepper:
             ahead.serve(self)
         self.state: State = state or new_state(policy, clock())
         self.history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
+        self.made_at: float | None = None
         self._reports: list[WorkerReport | HostLost] = []
         self._host_reports: list[HostReport] = []
         self._reporting: asyncio.Handle | None = None
@@ -286,6 +288,7 @@ class Stepper:
             now = self._clock()
             self.history.append((now, event))
             self.state, commands = step(self.state, event, now)
+            self.made_at = now
             self._carry_out(commands, now)
             self.set_timer()
 
@@ -334,7 +337,7 @@ class Stepper:
         began = self._clock()
         with self._stepping():
             for each in steps:
-                self.state = each.state
+                self.state, self.made_at = each.state, each.clock
                 self._carry_out(each.commands, each.clock)
                 if self.state is not each.state:
                     return  # an error has ended the job, and it stays ended

@@ -174,6 +174,8 @@ class BooksKept:
         clock: the job's time then.
         tally, goodput, chronicle, vitals: what each of them has; no goodput before the job has begun.
         drains: the pauses between drains of slow workers; None where none is drained for that.
+        heard: the time of the last step that they have; None before the first. In the journal there may be later ones
+            before them: these were not visible yet.
     """
 
     clock: float
@@ -182,6 +184,7 @@ class BooksKept:
     chronicle: ChronicleKept
     vitals: VitalsKept
     drains: DrainsKept | None
+    heard: float | None = None
 
     @property
     def name(self) -> str:

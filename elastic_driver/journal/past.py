@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_driver.codec import CodecError
-from elastic_driver.core.events import Event
+from elastic_driver.core.events import Command, Event, PublishRound
 from elastic_driver.core.membership import check_invariants, step
+from elastic_driver.core.standing import standing_of
 from elastic_driver.core.state import State
 from elastic_driver.errors import in_words
 from elastic_driver.journal.entries import (
@@ -31,6 +32,7 @@ from elastic_driver.journal.entries import (
 )
 from elastic_driver.journal.file import read
 from elastic_driver.journal.folder import JOURNAL, JournalError
+from elastic_driver.report.goodput import Turned
 from elastic_driver.system.process_name import is_of_this_boot
 
 
@@ -47,6 +49,7 @@ class Recorded:
         facts: what is known beside the state.
         away_s: for how long the job has had no driver, as far as can be told.
         is_driven: whether a driver had its lock then; None where only its process could tell.
+        turns: the steps by which the job came to stand elsewhere, or to another round, and that the books do not have.
     """
 
     took: Took
@@ -57,6 +60,7 @@ class Recorded:
     facts: Facts = field(default_factory=Facts)
     away_s: float = 0.0
     is_driven: bool | None = None
+    turns: tuple[Turned, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -109,6 +113,7 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
         case _:
             raise JournalError(f"cannot read {name}: it does not begin as a journal does")
     state, clock, events = snapshot.state, snapshot.clock, list[tuple[float, Event]]()
+    turns = [Turned(clock, standing_of(state))]
     facts = FactTable(snapshot.facts)
     try:
         check_invariants(state)
@@ -127,12 +132,21 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
                     )
                 clock = entry.clock
                 events.append((entry.clock, entry.event))
+                turned = Turned(clock, standing_of(state), _rounds_of(commands))
+                if turned.rounds or turned.standing != turns[-1].standing:
+                    turns.append(turned)
             case _:
                 raise JournalError(f"cannot read {name}: {type(entry).__name__} is no entry behind the first record")
-    kept = facts.facts()
+    kept, since = facts.facts(), tuple[Turned, ...]()
     if kept.books is not None:
+        heard = kept.books.heard
+        since = tuple(turned for turned in turns if heard is None or turned.at > heard)
         clock = max(clock, kept.books.clock)
-    return Recorded(took, snapshot.job, state, clock, tuple(events), kept, away_s(took, clock))
+    return Recorded(took, snapshot.job, state, clock, tuple(events), kept, away_s(took, clock), turns=since)
+
+
+def _rounds_of(commands: Sequence[Command]) -> tuple[float | None, ...]:
+    return tuple(command.lost_s for command in commands if isinstance(command, PublishRound))
 
 
 def away_s(took: Took, clock: float) -> float:

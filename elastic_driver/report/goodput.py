@@ -12,11 +12,11 @@ can be checked against the other. What the categories mean for whom is in docs/o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import Doing, Standing
 from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.happenings import (
@@ -216,6 +216,7 @@ class GoodputKept:
         trained_until: when the last training ended; None before there was any.
         lost_unknown: whether it may have lost what nobody knows of.
         resets: see Booked.
+        doing, on_change: of its standing then, as far as that had been told.
     """
 
     age_s: float
@@ -224,6 +225,23 @@ class GoodputKept:
     trained_until: float | None
     lost_unknown: bool
     resets: int
+    doing: Doing | None = None
+    on_change: OnChange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A step of a driver that has died, which its book may not have.
+
+    Attributes:
+        at: when it was made, the job's time.
+        standing: where the job stood then.
+        rounds: that it has formed, each by ``since_commit_s`` (RoundFormed).
+    """
+
+    at: float
+    standing: Standing
+    rounds: tuple[float | None, ...] = ()
 
 
 class _Place(StrEnum):
@@ -248,6 +266,9 @@ class Goodput:
 
     Args:
         clock: the time at which each happening is heard, and the present between two of them.
+
+    Attributes:
+        turns: how often the job has come to stand elsewhere, or to another round.
     """
 
     live = False
@@ -265,6 +286,7 @@ class Goodput:
         self._is_stalled = False
         self._lost_unknown = False
         self._resets = 0
+        self.turns = 0
 
     # --- what is asked ---------------------------------------------------------------------------------------------
 
@@ -282,18 +304,39 @@ class Goodput:
         began = self._began
         until = None if self._trained_until is None else self._trained_until - began
         age_s = self._clock() - began
-        return GoodputKept(age_s, self._job.kept(began), self._has_trained, until, self._lost_unknown, self._resets)
+        return GoodputKept(
+            age_s,
+            self._job.kept(began),
+            self._has_trained,
+            until,
+            self._lost_unknown,
+            self._resets,
+            self._doing,
+            self._on_change,
+        )
 
-    def go_on(self, kept: GoodputKept, ago_s: float) -> None:
-        """Takes the book of a driver that has died, as it was so long ago, seconds. To be called before all else.
+    def go_on(self, kept: GoodputKept, ago_s: float, since: Sequence[tuple[float, Turned]] = ()) -> None:
+        """Takes the book of a driver that has died. To be called before all else.
 
-        What the job did then it is taken to have done until the next happening says something else: its workers need
-        no driver to train.
+        What the job did at its last step it is taken to have done until the next happening says something else: its
+        workers need no driver to train.
+
+        Args:
+            kept: the book.
+            ago_s: how long ago it was kept, seconds.
+            since: the driver's steps that it does not have, each with when that was, seconds after it was kept.
         """
         began = self._clock() - ago_s - kept.age_s
         self._began, self._job = began, Book.of(kept.job, began)
         self._has_trained, self._lost_unknown, self._resets = kept.has_trained, kept.lost_unknown, kept.resets
         self._trained_until = None if kept.trained_until is None else kept.trained_until + began
+        self._doing, self._on_change = kept.doing, kept.on_change
+        for later_s, turned in since:
+            at, doing, on_change = began + kept.age_s + later_s, turned.standing.doing, turned.standing.on_change
+            for since_commit_s in turned.rounds:
+                self._take_round((), since_commit_s, at)
+            if (doing, on_change) != (self._doing, self._on_change):
+                self._take_standing(doing, on_change, at)
 
     def worker(self, worker: WorkerId) -> Booked | None:
         """What a living worker's time went into so far; None when it is not known."""
@@ -311,15 +354,15 @@ class Goodput:
 
     def trained_s(self, within_s: float) -> float:
         """How much of the last seconds of the round that is over was training."""
-        until = self._over_at()
+        until = self._over_at(self._clock())
         return (
             0.0 if self._job is None or until is None else self._job.within(Category.TRAINING, until - within_s, until)
         )
 
-    def _over_at(self) -> float | None:
+    def _over_at(self, now: float) -> float | None:
         """When the last training ended; None before there was any."""
         # A loss and the round after it are one step: the round is heard first.
-        return self._clock() if self._doing is Doing.TRAINING else self._trained_until
+        return now if self._doing is Doing.TRAINING else self._trained_until
 
     def _filled(self, sums: Mapping[str, float], zeros: Mapping[str, float]) -> dict[str, float]:
         filled = dict(zeros)
@@ -339,8 +382,8 @@ class Goodput:
                 if self._job is None:
                     self._began = self._clock()
                     self._job = Book(Category.START, self._began)
-            case PhaseChanged():
-                self._take_phase(happening)
+            case PhaseChanged(_, doing, on_change):
+                self._take_standing(doing, on_change, self._clock())
             case ProcessStarted(worker):
                 now = self._clock()
                 self._workers[worker] = _Worker(Book(Category.UNEXPLAINED, now), now)
@@ -349,7 +392,8 @@ class Goodput:
                 for worker in workers:
                     self._place(worker, _Place.READY, of=(_Place.BOOTING,))
             case RoundFormed():
-                self._take_round(happening)
+                workers = [member.worker for member in happening.members]
+                self._take_round(workers, happening.since_commit_s, self._clock())
             case WorkersDrained(workers, undone):
                 for worker in workers:
                     if worker in self._workers:
@@ -370,7 +414,7 @@ class Goodput:
                 self._take_stall(stood_s)
             case StallEnded():
                 self._is_stalled = False
-                self._turn_all()
+                self._turn_all(self._clock())
             case _:
                 pass
 
@@ -386,40 +430,42 @@ class Goodput:
         if since < now:
             for book in self._books():
                 book.rewrite(since, now, Category.STALLED, only=Category.TRAINING)
-        self._turn_all()
+        self._turn_all(now)
 
-    def _take_phase(self, changed: PhaseChanged) -> None:
-        now, before = self._clock(), self._doing
+    def _take_standing(self, doing: Doing, on_change: OnChange, now: float) -> None:
+        before = self._doing
+        self.turns += 1
         self._changed_at, self._is_stalled = now, False
-        if self._on_change is not None and self._on_change.restarts and changed.on_change.asks_for_rounds:
+        if self._on_change is not None and self._on_change.restarts and on_change.asks_for_rounds:
             # Its workers have called init(): what they did until then was to start.
             self._has_trained = False
             for book in self._books():
                 for category in (Category.TRAINING, Category.RECOMPUTED, Category.RESET, Category.STALLED):
                     book.rewrite_all(category, Category.START, now)
             self._resets, self._lost_unknown, self._trained_until = 0, False, None
-        self._on_change, self._doing = changed.on_change, changed.doing
-        self._has_trained = self._has_trained or changed.doing is Doing.TRAINING
-        if before is Doing.TRAINING and changed.doing is not Doing.TRAINING:
+        self._on_change, self._doing = on_change, doing
+        self._has_trained = self._has_trained or doing is Doing.TRAINING
+        if before is Doing.TRAINING and doing is not Doing.TRAINING:
             self._trained_until = now
-            self._resets += changed.doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
-        self._turn_all()
+            self._resets += doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+        self._turn_all(now)
 
-    def _take_round(self, formed: RoundFormed) -> None:
-        members = {member.worker for member in formed.members}
-        self._lost_unknown = self._lost_unknown or formed.lost_s is None
-        self._trained_until = self._over_at()
-        self._changed_at, self._is_stalled = self._clock(), False
+    def _take_round(self, workers: Sequence[WorkerId], since_commit_s: float | None, now: float) -> None:
+        members = set(workers)
+        self.turns += 1
+        self._lost_unknown = self._lost_unknown or since_commit_s is None
+        self._trained_until = self._over_at(now)
+        self._changed_at, self._is_stalled = now, False
         for worker, one in self._workers.items():
             if one.place is _Place.MEMBER:
-                self._take_back(one.book, formed.since_commit_s or 0.0)
+                self._take_back(one.book, since_commit_s or 0.0)
             if worker in members:
                 one.place = _Place.MEMBER
             elif one.place is _Place.MEMBER:
                 one.place = _Place.READY  # it waits, for a member to be lost
         if self._job is not None:
-            self._take_back(self._job, formed.since_commit_s or 0.0)
-        self._turn_all()
+            self._take_back(self._job, since_commit_s or 0.0)
+        self._turn_all(now)
 
     def _take_back(self, book: Book, within_s: float) -> None:
         """What was trained in the last seconds of the round is to be done again."""
@@ -454,8 +500,7 @@ class Goodput:
         # Who is still at work when another has finished, works.
         return Category.TRAINING if self._doing is Doing.FINISHING else self._of_job()
 
-    def _turn_all(self) -> None:
-        now = self._clock()
+    def _turn_all(self, now: float) -> None:
         if self._job is not None:
             self._job.turn(self._of_job(), now)
         for one in self._workers.values():

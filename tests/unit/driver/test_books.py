@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 
 from elastic_driver.core.membership import Policy, new_state
+from elastic_driver.core.standing import Doing, Standing
+from elastic_driver.core.state import JobPhase
 from elastic_driver.driver.books import ALONE_S, BESIDE_S, Books, go_on
 from elastic_driver.health.drains import Drains, DrainsKept
 from elastic_driver.health.vitals_table import VitalsTable
@@ -15,13 +17,17 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import BooksKept, Fact, Facts
 from elastic_driver.journal.past import Recorded
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.goodput import Turned
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.tally import Tally
 from elastic_driver.vitals import Vitals
+from elastic_driver.words import OnChange
 from tests.support.fakes.job_facts import a_took, job_of_one
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 pytestmark = pytest.mark.unit
+
+TRAINING = Standing(JobPhase.RUNNING, Doing.TRAINING, OnChange.IN_PLACE)
 
 
 class Journal:
@@ -39,7 +45,7 @@ class Journal:
 def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
     async def main(loop: VirtualLoop) -> None:
         journal = Journal()
-        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable(), None)
+        books = Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable(), None, lambda: 7.0)
         began = loop.time()
         keeping = asyncio.ensure_future(books.keep())
         await asyncio.sleep(BESIDE_S - 0.1)
@@ -47,7 +53,7 @@ def test_they_go_with_other_news_and_seldom_by_themselves() -> None:
         await asyncio.sleep(0.1)
         fact = journal.beside()
         assert isinstance(fact, BooksKept)
-        assert fact.clock == began + BESIDE_S
+        assert (fact.clock, fact.heard) == (began + BESIDE_S, 7.0)
         assert journal.beside() is None, "it was kept this moment"
         await asyncio.sleep(3 * ALONE_S + 0.1)
         assert [at - began - BESIDE_S for at, _ in journal.kept] == [ALONE_S, 2 * ALONE_S, 3 * ALONE_S]
@@ -61,7 +67,7 @@ def test_the_drain_of_a_slow_worker_is_never_written_without_its_pause() -> None
 
     async def main(loop: VirtualLoop) -> None:
         journal, drains = Journal(), Drains()
-        Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable(), drains)
+        Books(cast("Any", journal), loop.time, Tally(), Chronicle(), VitalsTable(), drains, lambda: None)
         assert journal.beside() is None
         drains.go_on(DrainsKept(loop.time(), {"a": loop.time()}))
         assert journal.beside().drains == drains.kept()
@@ -70,9 +76,24 @@ def test_the_drain_of_a_slow_worker_is_never_written_without_its_pause() -> None
     run_virtually(main)
 
 
-def past(kept: BooksKept | None) -> Recorded:
+def test_nothing_is_written_behind_a_turn_of_the_job_without_it() -> None:
+    """The journal may be compacted then: from a snapshot nobody can tell when that was."""
+
+    async def main(loop: VirtualLoop) -> None:
+        journal, chronicle = Journal(), Chronicle(instant=Instant(loop.time))
+        Books(cast("Any", journal), loop.time, Tally(), chronicle, VitalsTable(), None, lambda: None)
+        chronicle.started("url", "0123")
+        assert journal.beside() is None
+        chronicle.stands(TRAINING)
+        assert journal.beside().goodput.doing is Doing.TRAINING
+        assert journal.beside() is None
+
+    run_virtually(main)
+
+
+def past(kept: BooksKept | None, *turns: Turned) -> Recorded:
     state = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
-    return Recorded(a_took(), job_of_one(), state, 100.0, facts=Facts(books=kept), away_s=7.0)
+    return Recorded(a_took(), job_of_one(), state, 100.0, facts=Facts(books=kept), away_s=7.0, turns=turns)
 
 
 def test_a_later_driver_goes_on_with_them() -> None:
@@ -88,13 +109,14 @@ def test_a_later_driver_goes_on_with_them() -> None:
     books = BooksKept(90.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept(), vitals.kept(), pauses)
     now[0] = 5.0  # another machine's boot, say
     counted, told, drains = Tally(), Chronicle(instant=Instant(lambda: now[0])), Drains()
-    go_on(past(books), counted, told, steps, drains)
+    go_on(past(books, Turned(95.0, TRAINING)), counted, told, steps, drains)
     assert drains.kept() == pauses
     assert (counted.warnings, steps.steps) == (1, 12)
     job = told.goodput.job()
     assert job is not None
     # 40 s of its life, 10 s until the last step, 7 s without a driver.
     assert job.wall_s == pytest.approx(57.0)
+    assert job.seconds["training"] == pytest.approx(5.0 + 7.0), "since the step that the books did not have"
     assert told.kept() == books.chronicle
 
 

@@ -18,7 +18,11 @@ from elastic_driver.core.events import (
     Report,
     StartWorker,
     StopWorker,
+    WorkerDying,
+    WorkerReady,
+    WorkerRunning,
 )
+from elastic_driver.core.standing import Doing
 from elastic_driver.journal.entries import (
     BooksKept,
     Closed,
@@ -41,7 +45,7 @@ from elastic_driver.journal.past import Recorded, away_s, read_job
 from elastic_driver.launch.fleet.kept import LeaverKept
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
 from elastic_driver.system.process_name import boot_id
-from elastic_driver.words import Ending
+from elastic_driver.words import Backend, Ending, ReadyCause
 from tests.support.fakes.job_facts import SECRET, a_took, all_kinds, job_of_one
 from tests.support.fakes.membership_job import Job, worker_id
 from tests.support.forms import check_form
@@ -136,6 +140,38 @@ def test_a_replay_comes_to_the_same_state(tmp_path: Path) -> None:
     assert isinstance(found, Recorded)
     assert (found.state, found.clock, found.took, found.job) == (job.state, job.now, TOOK, FACTS)
     assert [at for at, _ in found.events] == [job.now, job.now]
+
+
+@pytest.mark.parametrize("heard", [None, 0, 1, 2], ids=lambda heard: f"{heard}")
+def test_a_replay_finds_the_turns_that_the_books_do_not_have(tmp_path: Path, heard: int | None) -> None:
+    """A member dies, and the other goes on in a round of its own: three steps."""
+    job = Job(num_proc=2, min_num_proc=1)
+    job.train("a:1", "b:1")
+    began, times = job.now, []
+    entries: list[Entry] = [TOOK, Snapshot(began, FACTS, job.state, ())]
+    worker = worker_id("a[0]")
+    for event in (
+        WorkerDying(worker_id("b[0]"), -9, "killed by SIGKILL", 0.5),
+        WorkerReady(worker, 1, 0, ReadyCause.INTERNAL_ERROR, "", (Backend.NATIVE,), uncommitted_s=1.5),
+        WorkerRunning(worker, 2, 0),
+    ):
+        job.now += 1.0
+        commands = job.feed(event)
+        entries.append(Stepped(job.now, event, told(commands)))
+        times.append(job.now)
+    (books,) = (fact for fact in all_kinds() if isinstance(fact, BooksKept))
+    at = None if heard is None else times[heard]
+    put(tmp_path, [*entries, Kept(dataclasses.replace(books, clock=job.now, heard=at))])
+    found = read_job(tmp_path)
+    assert isinstance(found, Recorded)
+    told_of = [(turned.at, turned.standing.doing, turned.rounds) for turned in found.turns]
+    all_turns = [
+        (began, Doing.TRAINING, ()),
+        (times[0], Doing.FORMING, ()),
+        (times[1], Doing.FORMING, (0.5,)),
+        (times[2], Doing.TRAINING, ()),
+    ]
+    assert told_of == (all_turns if heard is None else all_turns[heard + 2 :])
 
 
 def test_a_version_that_decides_otherwise_is_refused(tmp_path: Path) -> None:

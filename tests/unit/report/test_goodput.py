@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastic_driver import codec
-from elastic_driver.core.standing import Doing
+from elastic_driver.core.standing import Doing, Standing
 from elastic_driver.core.state import JobPhase
-from elastic_driver.report.goodput import Book, Booked, Category, Goodput, GoodputKept
+from elastic_driver.report.goodput import Book, Booked, Category, Goodput, GoodputKept, Turned
 from elastic_driver.report.happenings import JobStarted, PhaseChanged, RoundFormed
 from elastic_driver.words import Backend, OnChange
 
@@ -57,6 +57,10 @@ def doing(what: Doing) -> PhaseChanged:
     return PhaseChanged(JobPhase.RUNNING, what, OnChange.IN_PLACE)
 
 
+def turned(what: Doing, *rounds: float) -> Turned:
+    return Turned(0.0, Standing(JobPhase.RUNNING, what, OnChange.IN_PLACE), rounds)
+
+
 def test_another_driver_goes_on_with_the_book() -> None:
     """On a clock of its own. Its workers train without a driver, and what they lose may lie before its time."""
     clock = Clock(1000.0)
@@ -84,6 +88,53 @@ def test_another_driver_goes_on_with_the_book() -> None:
     booked = successor.job()
     assert booked is not None
     assert (booked.seconds["recomputed"], booked.seconds["training"], booked.resets) == (9.0, 21.0, 1)
+
+
+def test_another_driver_makes_up_for_the_steps_that_the_book_does_not_have() -> None:
+    """They were made after it was kept, and the driver has died before it was kept again."""
+    clock = Clock(0.0)
+    book = Goodput(clock)
+    book.hear(JobStarted("", "77"))
+    clock.now = 5.0
+    book.hear(doing(Doing.TRAINING))
+    clock.now = 25.0
+    kept = book.kept()
+    assert kept is not None
+    clock = Clock(1040.0)
+    successor = Goodput(clock)
+    since = [
+        (-1.0, turned(Doing.TRAINING)),  # as it was
+        (5.0, turned(Doing.FORMING)),
+        (8.0, turned(Doing.FORMING, 2.0)),
+        (9.0, turned(Doing.TRAINING)),
+    ]
+    successor.go_on(kept, 15.0, since)
+    successor.hear(JobStarted("", "77"))
+    successor.hear(doing(Doing.TRAINING))
+    booked = successor.job()
+    assert booked is not None
+    assert (booked.wall_s, booked.resets) == (40.0, 1)
+    spent = {name: spent for name, spent in booked.seconds.items() if spent}
+    assert spent == {"start": 5.0, "training": 29.0, "reset": 4.0, "recomputed": 2.0}
+
+
+def test_another_driver_counts_the_reset_that_it_finds_to_be_under_way() -> None:
+    clock = Clock(0.0)
+    book = Goodput(clock)
+    book.hear(JobStarted("", "77"))
+    book.hear(doing(Doing.TRAINING))
+    clock.now = 10.0
+    kept = book.kept()
+    assert kept is not None
+    successor = Goodput(clock)
+    successor.go_on(kept, 0.0)
+    successor.hear(doing(Doing.FORMING))
+    clock.now = 11.0
+    successor.hear(RoundFormed(2, 2, "x", 0, True, Backend.NATIVE, 0.5, [], False, 3.0, 3.0))
+    booked = successor.job()
+    assert booked is not None
+    assert booked.resets == 1
+    assert (booked.seconds["training"], booked.seconds["recomputed"], booked.seconds["reset"]) == (7.0, 3.0, 1.0)
 
 
 def test_all_of_a_category() -> None:
