@@ -1,7 +1,7 @@
 """What the death of a driver costs a job with a journal.
 
     python benchmarks/takeover.py [--runs 5] [--workers 4] [--folder DIR] [--standby] [--loop torchrun]
-                                  [--nodes 3 [--torchrun]]
+                                  [--nodes 3 [--torchrun] [--etcd]]
 
 One job on this machine: workers with 4 MB of gradients, 50 ms of sleep and a commit each step (elastic_loop.py); with
 ``--loop torchrun`` those of a script for torchrun, DDP over gloo (torchrun_loop.py). In turn its driver is killed, the
@@ -17,6 +17,9 @@ The ratio is that of the two gaps. Steps that were lost are counted, too: there 
 With --nodes the workers are on so many hosts, each a network namespace, which join; it takes root. With --torchrun the
 same is done to torchrun's launcher that has the store of the rendezvous, on as many hosts: when the last step was made
 since then, and when the launchers on the other hosts have ended, is told in gaps of ours. Nothing goes on there.
+
+With --etcd the journal is in etcd, on a host of its own, and a driver stands by on another host than the one that is
+killed, with its parent: the first two hosts have the job in turn. The lease of the dead driver runs on for 5 s at most.
 """
 
 from __future__ import annotations
@@ -25,12 +28,15 @@ import argparse
 import contextlib
 import itertools
 import os
+import re
+import secrets
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -39,9 +45,11 @@ from elastic_jobs import ROOT, ElasticJob, TorchrunJob
 
 from elastic_driver.journal.folder import LOCK
 from elastic_driver.system.process_name import pid_in
-from tests.support.network.namespaces import Namespaces
+from tests.support.network.namespaces import NamespaceHost, Namespaces
+from tests.support.processes.etcd import PORT, etcd_on
 
 AFTER_S = 1.0
+_STANDS_BY = re.compile(r"standing by: job \S+ is driven by process (\d+) on ")
 
 
 class JournaledJob(ElasticJob):
@@ -53,20 +61,22 @@ class JournaledJob(ElasticJob):
         has_standby: whether the next driver is there before one dies.
         loop: see ElasticJob.
         nodes: the hosts, of which the first has the driver; None for this machine.
+        hosts: how many of them have workers.
     """
 
-    def __init__(self, folder: Path, workers: int, *, has_standby: bool, loop: str, nodes: Namespaces | None) -> None:
+    def __init__(
+        self, folder: Path, workers: int, *, has_standby: bool, loop: str, nodes: Namespaces | None, hosts: int = 0
+    ) -> None:
         self.journal = folder / "journal"
         self._has_standby = has_standby
         if nodes is None:
             super().__init__(folder, workers, 1, loop=loop)
             return
-        hosts = len(nodes.hosts)
         flags = ("--launcher", "none", "--accept-agents", "--join-token-file", str(folder / "token"))
         super().__init__(folder, workers // hosts, hosts, *flags, nodes=nodes, loop=loop)
 
-    def let_join(self, nodes: Namespaces) -> None:
-        """Has the hosts join the job."""
+    def let_join(self, nodes: Sequence[NamespaceHost]) -> None:
+        """Has these hosts join the job."""
         url = self.wait_for("where to join", lambda: self.said().partition("join --driver ")[2]).split()[0]
         join = [sys.executable, "-m", "elastic_driver", "join", "--driver", url, "--slots", str(self.slots)]
         logs = {"STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file), "PYTHONPATH": str(ROOT)}
@@ -79,15 +89,14 @@ class JournaledJob(ElasticJob):
         """See ElasticJob."""
         return [*super().launcher(), "--journal", str(self.journal)]
 
-    @property
     def driver(self) -> int:
         """The process that has the job, as its lock says."""
         return pid_in((self.journal / LOCK).read_text().splitlines()[1])
 
     def kill_driver(self) -> float:
         """Kills it, and whoever would start it again, and starts the same command anew. Returns when, unix seconds."""
-        driver = self.driver
         again = self._standing_by() if self._has_standby else None
+        driver = self.driver()
         killed = time.time()
         for pid in (self.process.pid, driver):
             with contextlib.suppress(ProcessLookupError):  # it goes with its parent
@@ -127,6 +136,39 @@ class JournaledJob(ElasticJob):
         return lost
 
 
+class EtcdJob(JournaledJob):
+    """One whose journal is in etcd. The driver that stands by is on the other one of two hosts each time.
+
+    Args:
+        folder, workers, loop, hosts: see JournaledJob.
+        nodes: the hosts, of which the last has etcd.
+    """
+
+    def __init__(self, folder: Path, workers: int, *, loop: str, nodes: Namespaces, hosts: int) -> None:
+        key = folder / "key"
+        key.write_text(secrets.token_hex(32) + "\n")
+        key.chmod(0o600)
+        self._place = ("--journal", f"etcd://{nodes[hosts].ipv4}:{PORT}/jobs/one", "--journal-key", str(key))
+        self._prefix = len(nodes[0].prefix)
+        self._drivers = itertools.cycle((nodes[1], nodes[0]))
+        super().__init__(folder, workers, has_standby=True, loop=loop, nodes=nodes, hosts=hosts)
+
+    def launcher(self) -> list[str]:
+        """See ElasticJob."""
+        return [*ElasticJob.launcher(self), *self._place]
+
+    def driver(self) -> int:
+        """The process that has the job, as the one says that stands by last."""
+        return int(_STANDS_BY.findall(self.said())[-1])
+
+    def _standing_by(self) -> subprocess.Popen[bytes]:
+        node = next(self._drivers)
+        self._command[: self._prefix] = node.prefix
+        self._prefix = len(node.prefix)
+        self._environment |= node.environment()
+        return super()._standing_by()
+
+
 def one_run(job: JournaledJob, workers: int) -> tuple[float, float, float]:
     """The driver dies once. Returns how long the takeover took, and the longest gaps of steps with it and without."""
     killed = job.kill_driver()
@@ -139,10 +181,10 @@ def one_run(job: JournaledJob, workers: int) -> tuple[float, float, float]:
     return taken["time"] - killed, job.gap(killed, until), job.gap(began, began + length_s)
 
 
-def run_torchrun(folder: Path, workers: int, nodes: Namespaces) -> tuple[float, float, list[int]]:
+def run_torchrun(folder: Path, workers: int, nodes: Namespaces, hosts: int) -> tuple[float, float, list[int]]:
     """Kills the launcher that has the store. Returns when the last step was made and the other launchers had ended,
     seconds since then, and their exit codes."""
-    with TorchrunJob(folder, workers, nodes=nodes, hosts=len(nodes.hosts)) as job:
+    with TorchrunJob(folder, workers, nodes=nodes, hosts=hosts) as job:
         job.wait_for_steps(workers, steps=20)
         killed = time.time()
         job.process.kill()
@@ -166,24 +208,31 @@ def main() -> None:
     parser.add_argument("--loop", choices=("elastic", "torchrun"), default="elastic")
     parser.add_argument("--nodes", type=int, default=0)
     parser.add_argument("--torchrun", action="store_true")
+    parser.add_argument("--etcd", action="store_true")
     arguments = parser.parse_args()
-    workers, theirs = arguments.workers, None
-    if workers % (arguments.nodes or 1) or arguments.torchrun > (arguments.nodes > 0):
-        parser.error("--torchrun needs --nodes, and --workers a multiple of that")
+    workers, hosts, theirs = arguments.workers, arguments.nodes, None
+    if workers % (hosts or 1) or arguments.torchrun > (hosts > 0) or arguments.etcd > (hosts > 1):
+        parser.error("--torchrun needs --nodes, --etcd two or more, and --workers is a multiple of that")
     with contextlib.ExitStack() as stack:
-        nodes = stack.enter_context(Namespaces(arguments.nodes)) if arguments.nodes else None
+        nodes = stack.enter_context(Namespaces(hosts + arguments.etcd)) if hosts else None
         first, second = (Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder))) for _ in "12")
         loop = f"{arguments.loop}_loop.py"
-        with JournaledJob(first, workers, has_standby=arguments.standby, loop=loop, nodes=nodes) as job:
+        job: JournaledJob
+        if nodes is not None and arguments.etcd:
+            stack.enter_context(etcd_on(nodes[hosts], first))
+            job = EtcdJob(first, workers, loop=loop, nodes=nodes, hosts=hosts)
+        else:
+            job = JournaledJob(first, workers, has_standby=arguments.standby, loop=loop, nodes=nodes, hosts=hosts)
+        with job:
             if nodes is not None:
-                job.let_join(nodes)
+                job.let_join(nodes.hosts[:hosts])
             job.wait_for_steps(workers, steps=20)
             runs = [one_run(job, workers) for _ in range(arguments.runs)]
             lost = job.lost()
         if nodes is not None and arguments.torchrun:
-            theirs = run_torchrun(second, workers, nodes)
+            theirs = run_torchrun(second, workers, nodes, hosts)
     took, gaps, undisturbed = (list(each) for each in zip(*runs, strict=True))
-    print(f"{workers} workers{f' on {arguments.nodes} hosts' if nodes else ''}, {len(runs)} runs, seconds")
+    print(f"{workers} workers{f' on {hosts} hosts' if nodes else ''}, {len(runs)} runs, seconds")
     for what, values in (("took over", took), ("gap", gaps), ("undisturbed", undisturbed)):
         print(f"  {what:12}{told(values)}")
     ratio = statistics.median(gaps) / statistics.median(undisturbed)

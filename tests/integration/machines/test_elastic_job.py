@@ -24,11 +24,10 @@ from tests.support.clusters.kubelet import Kubelet
 from tests.support.clusters.kubernetes_fake import FakeKubernetes
 from tests.support.clusters.mpi_operator import LIMITS
 from tests.support.clusters.pods import HOME, SHARED, SSHD, Pods
-from tests.support.network.etcd_machine import PORT, etcd_on
 from tests.support.network.machines import marks, wait_for
 from tests.support.network.namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
 from tests.support.paths import PROGRAMS, ROOT, SUPPORT
-from tests.support.processes.etcd import needs_etcd
+from tests.support.processes.etcd import PORT, etcd_on, needs_etcd
 from tests.support.processes.jobs import check_agreement
 from tests.support.processes.json_lines import JsonLines
 

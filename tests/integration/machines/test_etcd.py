@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.words import ExitCode
-from tests.support.network.etcd_machine import PORT, etcd_on
 from tests.support.network.machines import MachinesJob, kill, made_machines, marks
 from tests.support.network.namespaces import Namespaces
-from tests.support.processes.etcd import needs_etcd
+from tests.support.processes.etcd import PORT, etcd_on, needs_etcd
 from tests.support.processes.jobs import check_agreement
 
 pytestmark = [*marks, needs_etcd]

@@ -19,11 +19,14 @@ import pytest
 from elastic_driver.etcd.client import EtcdClient, EtcdError
 from elastic_driver.etcd.place import EtcdPlace
 from tests.support.fakes.etcd_jobs import until
+from tests.support.network.namespaces import NamespaceHost
 from tests.support.processes.nodes import free_port
 
 ETCD = shutil.which("etcd") or "etcd"
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd here: scripts/install-etcd installs it")
 HOST = "127.0.0.1"
+PORT = 2379
+"""Of a server on a machine of its own."""
 
 
 @dataclass(frozen=True)
@@ -148,3 +151,19 @@ def cluster(folder: Path, count: int = 1, *, tls: Tls | None = None, flags: Sequ
         yield made
     finally:
         made.kill()
+
+
+@contextlib.contextmanager
+def etcd_on(host: NamespaceHost, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server on a machine, for clients of all machines that reach it."""
+    url = f"http://{host.ipv4}:{PORT}"
+    words = ["--data-dir", str(folder / "etcd"), "--listen-client-urls", url, "--advertise-client-urls", url]
+    said = folder / "etcd.log"
+    with said.open("wb") as log:
+        server = host.popen([ETCD, *words], stdout=log, stderr=log)
+    try:
+        until(lambda: "ready to serve client requests" in said.read_text())
+        yield server
+    finally:
+        server.kill()
+        server.wait()
