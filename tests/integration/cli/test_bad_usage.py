@@ -9,6 +9,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import pytest
 
 from elastic_driver.cli.main import main
 from tests.support.paths import ROOT
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import AFRESH, FORKED, FORKING, ForkingJob, run_with_output
 
 pytestmark = [pytest.mark.integration]
 
@@ -66,24 +67,37 @@ Run = Callable[..., Ran]
 def run(tmp_path: Path) -> Run:
     """Runs elasticrun in an empty folder, to its end; whatever it started must have ended with it."""
 
-    def run_it(*words: str, env: dict[str, str] | None = None, shell: str = "") -> Ran:
+    def run_it(*words: str, env: dict[str, str] | None = None, elasticrun: tuple[str, ...] = FORKED) -> Ran:
         mark = f"{tmp_path} {time.monotonic_ns()}"
-        command = [PYTHON, "-m", "elastic_driver", *words]
-        done = subprocess.run(
-            ["/bin/sh", "-c", f"exec {shlex.join(command)} {shell}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=150,
-            env={**os.environ, "PYTHONPATH": str(ROOT), MARK: mark, **(env or {})},
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert "\x1b" not in done.stderr + done.stdout, "control characters on what is no terminal"
+        env = {**os.environ, "PYTHONPATH": str(ROOT), MARK: mark, **(env or {})}
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = run_with_output(words, env, out, err, elasticrun=elasticrun, cwd=tmp_path)
+            for stream in (out, err):
+                stream.seek(0)
+            ran = Ran(code, out.read().decode(), err.read().decode())
+        assert "Traceback" not in ran.err, ran.err
+        assert "\x1b" not in ran.err + ran.out, "control characters on what is no terminal"
         none_is_left_running(mark)
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return ran
 
     return run_it
+
+
+def in_shell(folder: Path, *words: str, streams: str) -> Ran:
+    """Runs elasticrun with the streams that a shell gives it."""
+    command = shlex.join([PYTHON, "-m", "elastic_driver", *words])
+    env = {**os.environ, "PYTHONPATH": str(ROOT), MARK: str(folder)}
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {streams}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=150,
+        env=env,
+    )
+    none_is_left_running(str(folder))
+    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -353,7 +367,7 @@ def test_one_slot_that_never_calls_init_is_named(run: Run, tmp_path: Path) -> No
         "import os, time\nimport elastic_driver as hvd\n"
         "time.sleep(1000 if os.environ['HOROVOD_RANK'] == '1' else 0)\nhvd.init()\ntime.sleep(1000)\n",
     )
-    ran = run("-np", "2", "--start-timeout", "8", "--elastic-timeout", "2", PYTHON, "train.py")
+    ran = run("-np", "2", "--start-timeout", "8", "--elastic-timeout", "2", PYTHON, "train.py", elasticrun=FORKING)
     assert ran.code == 3
     assert "stopping worker localhost[1]: it did not call hvd.init() within 8 s (--start-timeout)" in ran.err
     assert ran.err.splitlines()[-1].startswith("elasticrun: job failed: ")
@@ -380,7 +394,7 @@ def test_one_slot_that_ends_before_init_is_told_once_and_named_at_the_end(run: R
         "hvd.init()\n",
     )
     flags = ("-H", "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "2", "--elastic-timeout", "1")
-    ran = run(*flags, "--blacklist-cooldown-range", "60", "60", PYTHON, "train.py")
+    ran = run(*flags, "--blacklist-cooldown-range", "60", "60", PYTHON, "train.py", elasticrun=FORKING)
     assert ran.code == 3
     how = f"worker 127.0.0.1[0] exited with code {code}"
     assert len([line for line in ran.err.splitlines() if line.startswith("elasticrun: warning: ")]) == 1
@@ -399,7 +413,7 @@ def test_a_rank_that_ends_early_with_code_0(run: Run, tmp_path: Path) -> None:
         "hvd.elastic.run(lambda state: [hvd.allreduce(numpy.ones(1), name='a') for _ in range(10**9)])("
         "hvd.elastic.ObjectState(step=0))\n",
     )
-    ran = run("-np", "2", PYTHON, "train.py")
+    ran = run("-np", "2", PYTHON, "train.py", elasticrun=FORKING)
     assert ran.code == 1
     assert "worker localhost[1] exited with code 0" in ran.err.splitlines()[-1]
 
@@ -456,16 +470,18 @@ def test_flags_files_and_variables_reach_the_workers(run: Run, tmp_path: Path) -
 # --- odd surroundings -------------------------------------------------------------------------------------------------
 
 
-def test_closed_streams_do_not_mix_with_files(run: Run, tmp_path: Path) -> None:
-    ran = run("-np", "1", "--event-log", "events", "sh", "-c", "echo out; echo err >&2", shell="<&- >&- 2>&-")
+def test_closed_streams_do_not_mix_with_files(tmp_path: Path) -> None:
+    words = ("-np", "1", "--event-log", "events", "sh", "-c", "echo out; echo err >&2")
+    ran = in_shell(tmp_path, *words, streams="<&- >&- 2>&-")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     events = [json.loads(line)["event"] for line in (tmp_path / "events").read_text().splitlines()]
     assert events[0] == "job_started"
     assert events[-1] == "job_ended"
 
 
-def test_a_reader_that_has_gone_does_not_end_the_job(run: Run) -> None:
-    ran = run("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5", shell="| head -c 100 >/dev/null")
+def test_a_reader_that_has_gone_does_not_end_the_job(tmp_path: Path) -> None:
+    words = ("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5")
+    ran = in_shell(tmp_path, *words, streams="| head -c 100 >/dev/null")
     assert "cannot write to stdout: nobody reads it any more (broken pipe); going on without it" in ran.err
     assert "worker localhost[0] (rank 0) exited with code 5, within the first 60 s" in ran.err.splitlines()[-1]
 
@@ -511,7 +527,7 @@ def test_a_status_line_counts_on_a_terminal_and_is_gone_at_the_end(tmp_path: Pat
 
 def test_a_host_that_cannot_be_reached_stops_nobody(tmp_path: Path) -> None:
     """It is told once, and the job goes on where it is."""
-    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
+    with ForkingJob(tmp_path, "localhost:2\n", "-np", "2") as job:
         job.wait_for_steps(2)
         job.set_hosts("localhost:2\nno-such-host.invalid:2\n")
         job.wait_for("the warning", lambda: "host no-such-host.invalid is not ready" in job.said())
@@ -576,21 +592,28 @@ def test_under_a_limit_of_memory_a_job_runs_or_says_why_not(kilobytes: int) -> N
     assert done.stderr
 
 
-def test_a_certificate_that_cannot_be_made_is_bad_usage_and_later_a_host_that_is_not_ready(
-    run: Run, tmp_path: Path
+NO_CERTIFICATE = "cannot make the certificate for other machines: "
+
+
+@pytest.mark.parametrize("words", ["-np 1 --accept-agents true", "rendezvous --port 0"])
+def test_a_certificate_that_cannot_be_made_is_bad_usage(
+    called: Run, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    ran = called(*words.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.only_line().startswith(f"elasticrun: error: {NO_CERTIFICATE}import of cryptography halted")
+
+
+def test_a_host_that_needs_a_certificate_that_cannot_be_made_is_not_ready(run: Run, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "cryptography.py").write_text("raise ImportError('cryptography is broken here')\n")
     env = {"PYTHONPATH": f"{hidden}:{ROOT}"}
-    why = "cannot make the certificate for other machines: cryptography is broken here"
-    for words in (("-np", "1", "--accept-agents", "true"), ("rendezvous", "--port", "0")):
-        ran = run(*words, env=env)
-        assert (ran.code, ran.out, ran.err) == (2, "", f"elasticrun: error: {why}\n")
     flags = ("-np", "1", "-H", "node1:1", "--launcher-command", "false {host}", "--elastic-timeout", "3")
-    ran = run(*flags, "true", env=env)
+    ran = run(*flags, "true", env=env, elasticrun=AFRESH)
     assert ran.code == 3, ran.err
     assert [line for line in ran.err.splitlines() if "trying on" in line] == [
-        f"elasticrun: warning: host node1 is not ready: {why}; trying on"
+        f"elasticrun: warning: host node1 is not ready: {NO_CERTIFICATE}cryptography is broken here; trying on"
     ]
-    assert run("-np", "1", "true", env=env).code == 0, "on one machine there is no need of it"
+    assert run("-np", "1", "true", env=env, elasticrun=AFRESH).code == 0, "on one machine there is no need of it"

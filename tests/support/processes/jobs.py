@@ -72,7 +72,7 @@ class Job:
                     arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=ROOT
                 )
             else:
-                self.process = start_forked(elasticrun, arguments[1:], env, out, err)
+                self.process = _start_forked(elasticrun, arguments[1:], env, out, err, ROOT)
 
     def launcher(self, elasticrun: Sequence[str]) -> list[str]:
         """The command line up to the flags of the one who starts the job."""
@@ -179,13 +179,18 @@ class ForkingJob(Job):
     _elasticrun = FORKING
 
 
-def start_forked(
-    elasticrun: tuple[str, ...], command: Sequence[str], env: dict[str, str], stdout: IO[bytes], stderr: IO[bytes]
+def _start_forked(
+    elasticrun: tuple[str, ...],
+    command: Sequence[str],
+    env: dict[str, str],
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    cwd: Path,
 ) -> forked.ForkedProcess:
     """Forks an elasticrun, from what has imported all that its workers need where they are forked, too."""
     workers = elasticrun == FORKING
     torch = workers and any(map(_is_of_torch, command[1:]))
-    return forked.start_driver(command, env, stdout, stderr, ROOT, workers=workers, torch=torch)
+    return forked.start_driver(command, env, stdout, stderr, cwd, workers=workers, torch=torch)
 
 
 def _is_of_torch(word: str) -> bool:
@@ -204,21 +209,32 @@ def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...]
         elasticrun: see Job.
     """
     with tempfile.TemporaryFile() as output:
-        process: subprocess.Popen[bytes] | forked.ForkedProcess
-        if forked.starts_afresh():
-            command = [sys.executable, *AFRESH, *words]
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT
-            )
-        else:
-            process = start_forked(elasticrun, [*elasticrun, *words], env, output, output)
-        try:
-            code = process.wait(PATIENCE_S)
-        finally:
-            process.kill()
-            process.wait()
+        code = run_with_output(words, env, output, output, elasticrun=elasticrun)
         output.seek(0)
         return code, output.read().decode(errors="replace")
+
+
+def run_with_output(
+    words: Sequence[str],
+    env: dict[str, str],
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    *,
+    elasticrun: tuple[str, ...] = FORKED,
+    cwd: Path = ROOT,
+) -> int:
+    """Likewise, in a folder, with files for what it writes. Gives its exit code."""
+    process: subprocess.Popen[bytes] | forked.ForkedProcess
+    if forked.starts_afresh() or elasticrun == AFRESH:
+        command = [sys.executable, *AFRESH, *words]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
+    else:
+        process = _start_forked(elasticrun, [*elasticrun, *words], env, stdout, stderr, cwd)
+    try:
+        return process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def check_agreement(lines: list[dict[str, Any]]) -> None:
