@@ -25,7 +25,7 @@ from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.rendezvous.job_files import running_jobs
 from tests.support.fakes.left_jobs import leave
-from tests.support.processes.jobs import AFRESH, Job
+from tests.support.processes.jobs import AFRESH, FAULTY, FORKING, ForkingJob, Job, run_elasticrun
 from tests.support.processes.subcommands import elasticrun as subcommand
 
 pytestmark = pytest.mark.integration
@@ -446,7 +446,6 @@ _FAILS_ONCE = """
 import sys
 from pathlib import Path
 from elastic_driver.driver.rounds import Rounds
-from elastic_driver.cli.main import main
 mark, publish = Path(sys.argv.pop(1)), Rounds.publish
 def fail(*args, **more):
     if not mark.exists():
@@ -454,7 +453,6 @@ def fail(*args, **more):
         raise ZeroDivisionError("a bug")
     return publish(*args, **more)
 Rounds.publish = fail
-sys.exit(main())
 """
 
 
@@ -475,11 +473,8 @@ def test_a_job_goes_on_while_its_driver_is_killed_and_started_again(tmp_path: Pa
 
 
 def test_a_driver_that_fails_leaves_its_workers_to_the_next(tmp_path: Path, runtime: Path) -> None:
-    elasticrun = ("-c", _FAILS_ONCE, str(tmp_path / "mark"))
-    with Job(
-        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun,
-        prefix=("env",),
-    ) as job:  # fmt: skip
+    elasticrun = (*FAULTY, _FAILS_ONCE, str(tmp_path / "mark"))
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun) as job:
         job.wait_for_steps(2)
         # Training goes on before the driver has seen all who are back.
         job.wait_for("the takeover", lambda: "took over: no driver for" in job.said())
@@ -495,7 +490,6 @@ def test_a_driver_that_fails_leaves_its_workers_to_the_next(tmp_path: Path, runt
 # Whose second driver fails before it has written anything.
 _FAILS_AT_ONCE = """
 import sys
-from elastic_driver.cli.main import main
 from elastic_driver.driver import job
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import SettingsError
@@ -526,16 +520,13 @@ def run_or_fail(*args, **more):
         raise ImportError("no part")
     return run(*args, **more)
 job.build, Stepper.begin, job.Console, job.run_job = build_or_fail, begin_or_fail, console_or_fail, run_or_fail
-sys.exit(main())
 """
 
 
 @pytest.mark.parametrize("how", ["fails", "refuses", "begins", "lacks", "lacks a part"])
 def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtime: Path, how: str) -> None:
-    elasticrun = ("-c", _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
-    with Job(
-        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun, prefix=("env",)
-    ) as job:
+    elasticrun = (*FAULTY, _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun) as job:
         workers = {line["pid"] for line in job.wait_for_steps(2)}
         os.kill(job.driver_pid(), signal.SIGKILL)
         job.wait_for("the third driver", lambda: "took over: no driver for" in job.said())
@@ -574,12 +565,11 @@ sys.exit(main())
 def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, words: str) -> None:
     """No memory is left, before it has read the journal: no service manager would start it again after a 2."""
     kept, mark = tmp_path / "kept", tmp_path / "mark"
-    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(kept), prefix=("env",)) as job:
+    with ForkingJob(tmp_path, "localhost:2\n", *RUN, "--journal", str(kept)) as job:
         job.wait_for_steps(2)
         job.process.kill()
         job.wait()
-        assert isinstance(job.process.args, list)
-        again = job.process.args[job.process.args.index("--event-log") :] if words == "command" else ["resume", kept]
+        again = ["--event-log", job.event_log, *job.words] if words == "command" else ["resume", kept]
         lacking = [sys.executable, "-c", _LACKS_ONCE, mark, *again]
         with subprocess.Popen(lacking, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as second:
             assert second.stderr is not None
@@ -598,33 +588,31 @@ def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, 
 # No driver but the first ever has the job; the third is the last.
 _NEVER_TAKES_OVER = """
 import sys
-from elastic_driver.cli.main import main
 from elastic_driver.driver import job
 from elastic_driver.journal import held
 from elastic_driver.errors import SettingsError
 from elastic_driver.system import parent
 parent.SETBACKS_LIMIT = 2
-how, build = sys.argv.pop(1), job.build
+how, build, read_job = sys.argv.pop(1), job.build, held.read_job
 def refuse(*args, before=None, **more):
     if parent.started() is None:
         return build(*args, before=before, **more)
     raise SettingsError("no port")
 def fail(*args, **more):
+    if parent.started() is None:
+        return read_job(*args, **more)
     raise ZeroDivisionError("a bug")
 if how == "refuses":
     job.build = refuse
-elif parent.started_again() is not None:
+else:
     held.read_job = fail
-sys.exit(main())
 """
 
 
 @pytest.mark.parametrize("how", ["refuses", "fails"])
 def test_the_last_driver_ends_what_it_can_though_it_cannot_take_over(tmp_path: Path, runtime: Path, how: str) -> None:
-    with Job(
-        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"),
-        elasticrun=("-c", _NEVER_TAKES_OVER, how), prefix=("env",),
-    ) as job:  # fmt: skip
+    elasticrun = (*FAULTY, _NEVER_TAKES_OVER, how)
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun) as job:
         job.wait_for_steps(2)
         os.kill(job.driver_pid(), signal.SIGKILL)
         assert job.wait() == 70
@@ -638,41 +626,33 @@ def test_the_last_driver_ends_what_it_can_though_it_cannot_take_over(tmp_path: P
 
 # Fails before anything is written.
 _NEVER_BEGINS = """
-import sys
-from elastic_driver.cli.main import main
 from elastic_driver.driver.stepper import Stepper
 def fail(self):
     raise ZeroDivisionError("a bug")
 Stepper.begin = fail
-sys.exit(main())
 """
 
 
 def test_a_job_that_fails_before_it_has_begun_is_not_started_again(tmp_path: Path, runtime: Path) -> None:
     """It would do so again."""
-    words = [sys.executable, "-c", _NEVER_BEGINS, *RUN, "--journal", str(tmp_path / "kept"), "true"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
-    assert done.returncode == 70
-    assert "ZeroDivisionError: a bug" in done.stderr
-    assert "starting it again" not in done.stderr
+    words = (*RUN, "--journal", str(tmp_path / "kept"), "true")
+    code, said = run_elasticrun(*words, env=dict(os.environ), elasticrun=(*FAULTY, _NEVER_BEGINS))
+    assert code == 70
+    assert "ZeroDivisionError: a bug" in said
+    assert "starting it again" not in said
 
 
 # Waits for a long time before the second start.
 _PAUSES = """
-import sys
-from elastic_driver.cli.main import main
 from elastic_driver.system import parent
 parent.PAUSE_RANGE_S = (1000.0, 1000.0)
-sys.exit(main())
 """
 
 
 def test_a_job_can_be_ended_in_the_pause_before_a_start(tmp_path: Path, runtime: Path) -> None:
     """By the elasticrun that waits, which has its exit code."""
-    with Job(
-        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=("-c", _PAUSES),
-        prefix=("env",),
-    ) as job:  # fmt: skip
+    elasticrun = (*FAULTY, _PAUSES)
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun) as job:
         job.wait_for_steps(2)
         for number in (1, 2):
             os.kill(job.driver_pid(), signal.SIGKILL)
@@ -706,21 +686,16 @@ def test_process_1_of_a_container_starts_its_driver_again(
 
 # Cannot say in its journal that nothing is left of a job.
 _CANNOT_CLOSE = """
-import sys
-from elastic_driver.cli.main import main
 from elastic_driver.journal.journal import Journal
 Journal.close = lambda self, exit_code: "No space left on device"
-sys.exit(main())
 """
 
 
 @pytest.mark.parametrize("can_close", [True, False])
 def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: Path, can_close: bool) -> None:
     """Unless it would be found again and again."""
-    elasticrun = AFRESH if can_close else ("-c", _CANNOT_CLOSE)
-    with Job(
-        tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun, prefix=("env",)
-    ) as job:
+    elasticrun = FORKING if can_close else (*FAULTY, _CANNOT_CLOSE)
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun) as job:
         before = {line["pid"] for line in job.wait_for_steps(2)}
         [number] = agents_here()
         agent = psutil.Process(agents_here()[number].pid)
@@ -797,7 +772,7 @@ sys.exit(main())
 def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_back(
     tmp_path: Path, runtime: Path
 ) -> None:
-    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept")) as job:
+    with ForkingJob(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept")) as job:
         job.wait_for_steps(2)
         [number] = agents_here()
         agent = psutil.Process(agents_here()[number].pid)

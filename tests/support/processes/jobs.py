@@ -26,11 +26,17 @@ AFRESH = ("-m", "elastic_driver")
 FORKED = (str(PROGRAMS / "forked_elasticrun.py"),)
 # That forks its first workers, too.
 FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)
+# Likewise, with a fault: to be followed by that (see there).
+FAULTY = (str(PROGRAMS / "faulty_elasticrun.py"),)
 PATIENCE_S = 150.0
 
 
 class Job:
-    """Starts ``elasticrun`` with the hosts given in a file that a script prints. Use as a context manager."""
+    """Starts ``elasticrun`` with the hosts given in a file that a script prints. Use as a context manager.
+
+    Attributes:
+        words: its command line from the caller's flags on.
+    """
 
     discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
     patience_s = PATIENCE_S
@@ -55,12 +61,13 @@ class Job:
         self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
         is_afresh = bool(prefix) or forked.starts_afresh() or elasticrun == AFRESH
         elasticrun = elasticrun or (AFRESH if is_afresh else self._elasticrun)
-        arguments = [*prefix, *self.launcher(elasticrun), *flags]
+        self.words = list(flags)
         if hosts is not None:
             self.set_hosts(hosts)
             self.set_script(f"#!/bin/sh\ncat {self.hosts_file}\n")
-            arguments += ["--host-discovery-script", str(self.script), *self.discovery_flags]
-        arguments += command or [sys.executable, str(PROGRAM)]
+            self.words += ["--host-discovery-script", str(self.script), *self.discovery_flags]
+        self.words += command or [sys.executable, str(PROGRAM)]
+        arguments = [*prefix, *self.launcher(elasticrun), *self.words]
         self.stdout = folder / "stdout.txt"
         self.stderr = folder / "stderr.txt"
         # hash() of bytes is compared between workers
@@ -188,7 +195,7 @@ def _start_forked(
     cwd: Path,
 ) -> forked.ForkedProcess:
     """Forks an elasticrun, from what has imported all that its workers need where they are forked, too."""
-    workers = elasticrun == FORKING
+    workers = elasticrun[:1] in (FORKING, FAULTY)
     torch = workers and any(map(_is_of_torch, command[1:]))
     return forked.start_driver(command, env, stdout, stderr, cwd, workers=workers, torch=torch)
 
@@ -226,7 +233,8 @@ def run_with_output(
     """Likewise, in a folder, with files for what it writes. Gives its exit code."""
     process: subprocess.Popen[bytes] | forked.ForkedProcess
     if forked.starts_afresh() or elasticrun == AFRESH:
-        command = [sys.executable, *AFRESH, *words]
+        program = elasticrun if elasticrun[:1] == FAULTY else AFRESH
+        command = [sys.executable, *program, *words]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
     else:
         process = _start_forked(elasticrun, [*elasticrun, *words], env, stdout, stderr, cwd)

@@ -12,11 +12,19 @@ import sys
 
 from elastic_driver.cli.main import main
 from tests.support.processes.forked import starts_afresh
+from tests.support.processes.forked_again import fork_again
 from tests.support.processes.forked_agent import fork_first_agent, fork_first_workers
 
-if __name__ == "__main__":
+
+def run() -> int:
+    """Runs it as this process's program. Returns its exit code."""
     if not starts_afresh():
         # Only where this is forked itself: else what its workers need is not imported here.
         fork_first_agent(warms="tests.support.processes.forked_warm" in sys.modules)
+        fork_again(main)
     fork_first_workers()
-    sys.exit(main())
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())
