@@ -9,7 +9,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import pytest
 
 from elastic_driver.cli.main import main
 from tests.support.paths import ROOT
-from tests.support.processes.jobs import AFRESH, FORKED, FORKING, ForkingJob, run_with_output
+from tests.support.processes.jobs import AFRESH, FORKED, FORKING, ForkingJob, capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
 
@@ -70,11 +69,8 @@ def run(tmp_path: Path) -> Run:
     def run_it(*words: str, env: dict[str, str] | None = None, elasticrun: tuple[str, ...] = FORKED) -> Ran:
         mark = f"{tmp_path} {time.monotonic_ns()}"
         env = {**os.environ, "PYTHONPATH": str(ROOT), MARK: mark, **(env or {})}
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = run_with_output(words, env, out, err, elasticrun=elasticrun, cwd=tmp_path)
-            for stream in (out, err):
-                stream.seek(0)
-            ran = Ran(code, out.read().decode(), err.read().decode())
+        done = capture_elasticrun(*words, env=env, elasticrun=elasticrun, cwd=tmp_path)
+        ran = Ran(done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in ran.err, ran.err
         assert "\x1b" not in ran.err + ran.out, "control characters on what is no terminal"
         none_is_left_running(mark)

@@ -24,7 +24,7 @@ from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
 from tests.support.paths import ROOT
 from tests.support.processes.hang_jobs import FrozenDisc
-from tests.support.processes.jobs import PROGRAM, Job
+from tests.support.processes.jobs import PROGRAM, ForkingJob, Job, capture_elasticrun
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -34,7 +34,9 @@ RUN = ("-np", "1", "--on-change", "in-place")
 
 @contextmanager
 def job_of_two(folder: Path, *flags: str) -> Iterator[Job]:
-    with Job(folder, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(folder / "kept"), *flags) as job:
+    with ForkingJob(
+        folder, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(folder / "kept"), *flags
+    ) as job:
         job.wait_for_steps(2)
         yield job
 
@@ -85,7 +87,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert found.job.command[-1] == str(PROGRAM)
 
     # None of its agents is left: the next one there is a new job.
-    again = run(*RUN, "--journal", str(kept), "true")
+    again = capture_elasticrun(*RUN, "--journal", str(kept), "true")
     assert f"job {started['job_id']} has ended " in again.stderr
     assert "none of its agents is left; this is a new job" in again.stderr
     closed = read_job(kept)
@@ -102,12 +104,6 @@ def end_agents(kept: Path) -> None:
         os.kill(agent.facts.hello.pid, signal.SIGTERM)
         while may_come_back(agent):
             time.sleep(0.02)
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "elastic_driver", *words], capture_output=True, text=True, timeout=150, check=False
-    )
 
 
 def test_of_a_job_that_has_ended_only_that_is_kept(tmp_path: Path, runtime: Path) -> None:
@@ -136,7 +132,7 @@ def test_of_a_job_that_has_ended_only_that_is_kept(tmp_path: Path, runtime: Path
 
 
 def test_a_job_loses_a_worker_and_goes_on(tmp_path: Path, runtime: Path) -> None:
-    with Job(
+    with ForkingJob(
         tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", "--journal", str(tmp_path / "kept"),
         "--on-change", "in-place",
     ) as job:  # fmt: skip
@@ -168,7 +164,7 @@ def test_a_disc_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, ru
     """The folder's parent is gone: nothing can be written, until it is back."""
     kept = tmp_path / "above" / "kept"
     kept.parent.mkdir(mode=0o700)
-    with Job(
+    with ForkingJob(
         tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(kept), "--on-change", "in-place",
     ) as job:  # fmt: skip
         job.wait_for_steps(2)
@@ -276,7 +272,7 @@ def test_a_disc_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path,
     limit = ("--driver-timeout", "3") if ends == "limit" else ()
     flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", *limit)
     try:
-        with Job(tmp_path, "localhost:2\n", *flags, "--journal", str(disc.folder / "kept")) as job:
+        with ForkingJob(tmp_path, "localhost:2\n", *flags, "--journal", str(disc.folder / "kept")) as job:
             job.wait_for("the round", lambda: job.events("round_resumed"))
             disc.freeze()
             job.set_hosts("localhost:2\n127.0.0.1:1\n")
@@ -369,8 +365,8 @@ def test_a_job_that_has_ended_is_not_resumed(tmp_path: Path, runtime: Path) -> N
     kept = str(tmp_path / "kept")
     nothing = elasticrun("resume", kept)
     assert (nothing.returncode, "cannot use the folder" in nothing.stderr) == (2, True)
-    assert run(*RUN, "--journal", kept, "sh", "-c", "exit 3").returncode == 1
-    resumed = run("resume", kept)
+    assert capture_elasticrun(*RUN, "--journal", str(kept), "sh", "-c", "exit 3").returncode == 1
+    resumed = capture_elasticrun("resume", str(kept))
     assert (resumed.returncode, resumed.stderr) == (1, "")
     assert re.fullmatch(r"job [0-9a-f]{16} has ended with exit code 1\n", resumed.stdout)
 
@@ -386,7 +382,7 @@ def test_a_job_of_which_nobody_is_left_begins_anew_with_its_own_command(tmp_path
             time.sleep(0.02)
         job.kill()
     end_agents(tmp_path / "kept")
-    resumed = run("resume", str(tmp_path / "kept"))
+    resumed = capture_elasticrun("resume", str(tmp_path / "kept"))
     assert "none of its agents is left; this is a new job" in resumed.stderr
     assert "worker localhost[0] exited with code 0 before it called hvd.init()" in resumed.stderr
 
@@ -397,7 +393,7 @@ def test_a_job_without_a_driver_can_be_ended(tmp_path: Path, runtime: Path) -> N
         job.process.kill()
         job.wait()
         assert job.leftovers()
-        ended = run("end", job_id[:6])
+        ended = capture_elasticrun("end", job_id[:6])
         assert ended.returncode == 0, ended.stderr
         assert "took over: no driver for" in ended.stderr
         assert "job ended: interrupted by SIGTERM (exit code 143)" in ended.stderr

@@ -26,7 +26,7 @@ from elastic_driver.launch.local import locality
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
 from tests.support.clusters.config_volume import ConfigVolume
-from tests.support.processes.jobs import PATIENCE_S, Job
+from tests.support.processes.jobs import PATIENCE_S, ForkingJob, Job
 
 pytestmark = [pytest.mark.integration]
 
@@ -401,7 +401,7 @@ def test_the_first_failure_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_later_failures_are_told_and_borne(tmp_path: Path) -> None:
-    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
+    with ForkingJob(tmp_path, "localhost:2\n", "-np", "2") as job:
         job.wait_for_steps(2)
         job.set_hosts("localhost:none\n")
         job.wait_for("the warning", lambda: "slots 'none' is not an integer" in job.said())
@@ -413,12 +413,13 @@ def test_later_failures_are_told_and_borne(tmp_path: Path) -> None:
         assert {line["pid"] for line in job.steps() if line["size"] == 2} < {line["pid"] for line in job.steps()}
 
 
-def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path, mark: str) -> None:
+def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path) -> None:
+    mark = str(tmp_path)  # of what the job starts; what it is forked from may be started now, and stays
     hosts, hang = tmp_path / "list", tmp_path / "hang"
     hosts.write_text("localhost:2\n")
     command = script(tmp_path, f"test -e {hang} && sleep 1000\ncat {hosts}")
     flags = ["--host-discovery-script", command, "--discovery-interval", "0.1", "--discovery-timeout", "3"]
-    with Job(tmp_path, None, "-np", "2", *flags) as job:
+    with ForkingJob(tmp_path, None, "-np", "2", *flags, env={MARK: mark}) as job:
         job.wait_for_steps(2)
         hang.touch()
         job.wait_for("the warning", lambda: "did not end within 3 s" in job.said())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.launch.processes.guard import ENV_MARK
 from elastic_driver.rendezvous.environment import ENV_OWNER
 from elastic_driver.system.process_name import name_of_this_process
-from tests.support.processes.jobs import PATIENCE_S, PROGRAM, Job
+from tests.support.processes.jobs import FAULTY, PATIENCE_S, PROGRAM, ForkingJob, Job, run_elasticrun
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -40,7 +39,7 @@ def last_step(job: Job) -> float:
 @pytest.mark.slow
 def test_workers_train_on_when_the_driver_is_killed(tmp_path: Path, runtime: Path) -> None:
     journal = ("--journal", str(tmp_path / "kept"), "--driver-timeout", "25")
-    with Job(tmp_path, "localhost:2\n", *FLAGS, *journal) as job:
+    with ForkingJob(tmp_path, "localhost:2\n", *FLAGS, *journal) as job:
         (worker, *_) = (psutil.Process(line["pid"]) for line in job.wait_for_steps(2))
         ((_, here),) = agents_here().items()
         assert os.getsid(here.pid) == here.pid, "in a session of its own"
@@ -67,7 +66,7 @@ def test_workers_train_on_when_the_driver_is_killed(tmp_path: Path, runtime: Pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_driver_that_is_told_to_end_ends_all(tmp_path: Path, runtime: Path, number: signal.Signals) -> None:
-    with Job(tmp_path, None, *FLAGS, "--journal", str(tmp_path / "kept")) as job:
+    with ForkingJob(tmp_path, None, *FLAGS, "--journal", str(tmp_path / "kept")) as job:
         job.wait_for_steps(2)
         job.process.send_signal(number)
         assert job.wait() == 128 + number
@@ -75,28 +74,30 @@ def test_a_driver_that_is_told_to_end_ends_all(tmp_path: Path, runtime: Path, nu
         assert agents_here() == {}
 
 
+# Nobody starts another one.
+_FAILS = """
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.system import parent
+def fail(*_):
+    raise ZeroDivisionError("a bug")
+Rounds.publish = fail
+parent.go_on_in_a_child = lambda again: None
+"""
+
+
 def test_a_driver_that_fails_ends_all(tmp_path: Path, runtime: Path) -> None:
-    program = (
-        "import sys\n"
-        "from elastic_driver.driver.rounds import Rounds\n"
-        "def fail(*_): raise ZeroDivisionError('a bug')\n"
-        "Rounds.publish = fail\n"
-        "from elastic_driver.cli.main import main\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
     words = (*FLAGS, "--journal", str(tmp_path / "kept"), sys.executable, str(PROGRAM))
     env = {**os.environ, "STEP_LOG": str(tmp_path / "steps")}
-    ran = subprocess.run(
-        [sys.executable, "-c", program, *words], env=env, capture_output=True, timeout=150, check=False
-    )
-    assert ran.returncode == 70
+    code, said = run_elasticrun(*words, env=env, elasticrun=(*FAULTY, _FAILS))
+    assert code == 70
+    assert "ZeroDivisionError: a bug" in said
     assert agents_here() == {}
 
 
 def test_an_agent_that_takes_anothers_place_goes_on_too(tmp_path: Path, runtime: Path) -> None:
     """The guard of the first ends what the first has started, and nothing else: they are told apart."""
     more = (*COOLDOWN, "--durable-dir", str(tmp_path / "commits"), "--journal", str(tmp_path / "kept"))
-    with Job(tmp_path, "localhost:2\n", *FLAGS, *more) as job:
+    with ForkingJob(tmp_path, "localhost:2\n", *FLAGS, *more) as job:
         first = marks_of(job.wait_for_steps(2))
         job.wait_for("a commit on disc", lambda: [*(tmp_path / "commits").glob("commit-*.state")])
         ((_, killed),) = agents_here().items()

@@ -27,7 +27,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
-from tests.support.processes.jobs import AFRESH, FORKING, Job
+from tests.support.processes.jobs import AFRESH, FORKING, ForkingJob, Job
 from tests.support.processes.nodes import free_port
 from tests.support.processes.subcommands import elasticrun
 
@@ -227,7 +227,7 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next(tmp_path: Path) -> N
 
 def test_what_somebody_removes_of_it_comes_back(tmp_path: Path, runtime: Path) -> None:
     """As systemd-tmpfiles does, or who empties /tmp: the sockets' folders and the job's file."""
-    with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
+    with ForkingJob(tmp_path, "localhost:1\n", "-np", "1") as job:
         job.wait_for_steps(1)
         job_id = job.events("job_started")[0]["job_id"]
         where, file = socket_of(job), runtime / "elasticrun" / f"{job_id}.json"

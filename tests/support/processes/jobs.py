@@ -216,21 +216,37 @@ def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...]
         elasticrun: see Job.
     """
     with tempfile.TemporaryFile() as output:
-        code = run_with_output(words, env, output, output, elasticrun=elasticrun)
+        code = _run(words, env, output, output, elasticrun, ROOT)
         output.seek(0)
         return code, output.read().decode(errors="replace")
 
 
-def run_with_output(
+def capture_elasticrun(
+    *words: str, env: dict[str, str] | None = None, elasticrun: tuple[str, ...] = FORKED, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Likewise, in a folder, and with its errors apart.
+
+    Args:
+        words: of its command line.
+        env: all of its environment; None for that of this process.
+        elasticrun: see Job.
+        cwd: the folder.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = _run(words, dict(os.environ) if env is None else env, out, err, elasticrun, cwd)
+        for stream in (out, err):
+            stream.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
+
+
+def _run(
     words: Sequence[str],
     env: dict[str, str],
     stdout: IO[bytes],
     stderr: IO[bytes],
-    *,
-    elasticrun: tuple[str, ...] = FORKED,
-    cwd: Path = ROOT,
+    elasticrun: tuple[str, ...],
+    cwd: Path,
 ) -> int:
-    """Likewise, in a folder, with files for what it writes. Gives its exit code."""
     process: subprocess.Popen[bytes] | forked.ForkedProcess
     if forked.starts_afresh() or elasticrun == AFRESH:
         program = elasticrun if elasticrun[:1] == FAULTY else AFRESH
