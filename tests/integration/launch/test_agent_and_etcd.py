@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere
 from elastic_driver.rendezvous.agent_messages import Exited, InDoubt, Levels, Warning
 from elastic_driver.system.process_name import place_of_sockets
-from tests.support.fakes.etcd_word import EtcdWord, etcd_word
+from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd, nobody
 from tests.support.processes.agents import B, FakeDriver, Scene, act, gone, scene
 
 pytestmark = pytest.mark.integration
@@ -31,49 +32,50 @@ def there(driver: FakeDriver) -> DriverThere:
 
 
 @asynccontextmanager
-async def job(folder: Path, **more: Any) -> AsyncIterator[tuple[Scene, EtcdWord, FakeDriver]]:
+async def job(folder: Path, **more: Any) -> AsyncIterator[tuple[Scene, FakeEtcd, FakeDriver]]:
     """A scene whose driver etcd names; and the one that is to have the job after it, elsewhere."""
-    with etcd_word() as word:
+    with fake_etcd() as etcd:
         facts = {
             "epoch": 1,
             "driver": "first",
             "driver_timeout_s": 600.0,
             "agent_timeout_s": 3.0,
             "place": place_of_sockets(),
-            "etcd": word.place,
-            "etcd_cluster": word.cluster,
+            "etcd": etcd.place(),
+            "etcd_cluster": etcd.cluster,
         }
         async with scene(folder, **(facts | more)) as one:
-            word.says = there(one.driver)
-            second = one.driver.successor(2, etcd=word.place)
+            etcd.says(there(one.driver))
+            second = one.driver.successor(2, etcd=etcd.place())
             second.port = 0
             try:
-                yield one, word, second
+                yield one, etcd, second
             finally:
                 await second.deafen()
                 for link in second.links.values():
                     link.close("the test is over")
 
 
-async def has_it(second: FakeDriver, word: EtcdWord) -> None:
+async def has_it(second: FakeDriver, etcd: FakeEtcd) -> None:
     """The other driver has the job, and says so."""
     await second.listen()
-    word.says = there(second)
+    etcd.says(there(second))
 
 
 def test_the_next_driver_is_found_on_another_machine(tmp_path: Path) -> None:
     """The lost one's machine answers nothing, and there is nobody else for longer than the lease."""
 
     async def main() -> None:
-        async with job(tmp_path) as (one, word, second):
+        async with job(tmp_path) as (one, etcd, second):
             await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
             await one.driver.deafen()
             with socket.create_server(("127.0.0.1", one.driver.port), backlog=100):
-                word.says, asked = None, word.asked
-                await one.driver.until(lambda: word.asked - asked > 10, "that it asks again and again")
-                await has_it(second, word)
+                etcd.says(None)
+                asked = len(etcd.answered)
+                await one.driver.until(lambda: len(etcd.answered) - asked > 10, "that it asks again and again")
+                await has_it(second, etcd)
                 await second.hears(Levels)
             second.start(["true"], B)
             assert (await second.hears(Exited, B)).returncode == 0
@@ -87,15 +89,16 @@ def test_a_driver_that_may_live_is_not_waited_for(tmp_path: Path, how: str) -> N
     """Its machine refuses, which says nothing of the one that may have come since, elsewhere."""
 
     async def main() -> None:
-        async with job(tmp_path) as (one, word, _):
+        async with job(tmp_path) as (one, etcd, _):
             agent = await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
             match how:
                 case "nobody knows":
-                    word.answers = False
+                    etcd.is_away = True
                 case "another etcd knows nothing of it":
-                    word.cluster, word.says = "78", None
+                    etcd.cluster = "78"
+                    etcd.says(None)
             await one.driver.deafen()
             code, text = await agent.ends()
             assert code == 1
@@ -107,11 +110,11 @@ def test_a_driver_that_may_live_is_not_waited_for(tmp_path: Path, how: str) -> N
 
 def test_a_driver_in_doubt_is_left_for_the_one_that_has_the_job(tmp_path: Path) -> None:
     async def main() -> None:
-        async with job(tmp_path) as (one, word, second):
+        async with job(tmp_path) as (one, etcd, second):
             await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
-            await has_it(second, word)
+            await has_it(second, etcd)
             one.driver.tell(InDoubt(is_so=True))
             await second.hears(Levels)
             second.start(["true"], B)
@@ -126,12 +129,12 @@ def test_a_driver_that_is_stopped_is_left_as_well(tmp_path: Path) -> None:
     """Its kernel acknowledges what comes, and nothing comes of it."""
 
     async def main() -> None:
-        async with job(tmp_path) as (one, word, second):
+        async with job(tmp_path) as (one, etcd, second):
             await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
             one.driver.freeze(one.driver.link)
-            await has_it(second, word)
+            await has_it(second, etcd)
             await second.hears(Levels)
             assert process.is_running()
 
@@ -142,11 +145,11 @@ def test_a_driver_in_doubt_is_heard_for_as_long_as_another_is_waited_for(tmp_pat
     """Beyond that the next one takes it for granted that this host's workers have ended."""
 
     async def main() -> None:
-        async with job(tmp_path, driver_timeout_s=5.0) as (one, word, _):
+        async with job(tmp_path, driver_timeout_s=5.0) as (one, etcd, _):
             agent = await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
-            word.answers = False
+            etcd.is_away = True
             one.driver.tell(InDoubt(is_so=True))
             code, text = await agent.ends()
             assert code == 1
@@ -158,17 +161,17 @@ def test_a_driver_in_doubt_is_heard_for_as_long_as_another_is_waited_for(tmp_pat
 
 def test_a_doubt_that_passes_ends_nothing(tmp_path: Path) -> None:
     async def main() -> None:
-        async with job(tmp_path, driver_timeout_s=4.0) as (one, word, _):
+        async with job(tmp_path, driver_timeout_s=4.0) as (one, etcd, _):
             agent = await one.ready()
             one.driver.python(SLEEP)
             process = await one.driver.runs()
             one.driver.tell(InDoubt(is_so=True))
-            asked = word.asked
-            await one.driver.until(lambda: word.asked > asked + 1, "that it asks who drives")
+            asked = len(etcd.answered)
+            await one.driver.until(lambda: len(etcd.answered) > asked + 1, "that it asks who drives")
             one.driver.tell(InDoubt(is_so=False))
             channel = one.driver.link._channel
             await one.driver.until(lambda: channel.is_seen(channel.last), "that it has heard that")
-            word.answers = False
+            etcd.is_away = True
             for number in range(2):  # longer than the doubt might have lasted
                 one.driver.start(["sleep", "2.5"], B.__class__("a", 1, number))
                 await one.driver.hears(Exited, B.__class__("a", 1, number))
@@ -180,9 +183,7 @@ def test_a_doubt_that_passes_ends_nothing(tmp_path: Path) -> None:
 
 def test_who_cannot_ask_is_told_so_before_it_matters(tmp_path: Path) -> None:
     async def main() -> None:
-        with etcd_word() as nobody:
-            place = nobody.place
-        async with job(tmp_path, etcd=place) as (one, _, _second):
+        async with job(tmp_path, etcd=EtcdPlace((nobody(),), "/jobs/a")) as (one, _, _second):
             await one.ready()
             warning = await one.driver.hears(Warning)
             assert "it cannot be asked from here who drives the job: " in warning.text

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.etcd.there import DriverThere, driver_key, encode
 
 Body = dict[str, Any]
 
@@ -67,6 +68,7 @@ class FakeEtcd:
         before_next_page: called once, when a range as of some revision is asked for that is not its first page.
         compacts: whether nothing is known then but what there is.
         least_lease_s: no lease is shorter.
+        cluster: which it is.
     """
 
     def __init__(self) -> None:
@@ -79,6 +81,7 @@ class FakeEtcd:
         self.before_next_page: Callable[[], object] | None = None
         self.compacts = False
         self.least_lease_s = 0
+        self.cluster = "14841639068965178418"
         self._past: dict[int, dict[str, _Key]] = {}
         self._keys: dict[str, _Key] = {}
         self._leases: dict[int, int] = {}
@@ -126,6 +129,14 @@ class FakeEtcd:
         with self._lock:
             self._revision += 1
             self._put(name, value, 0)
+
+    def says(self, driver: DriverThere | None) -> None:
+        """Who drives the job, from now on: the driver says so itself; None for nobody."""
+        key = driver_key(self.place())
+        if driver is None:
+            self.remove(key)
+        else:
+            self.put(key, encode(driver))
 
     def remove(self, name: str) -> None:
         """Somebody else deletes it."""
@@ -217,7 +228,7 @@ class FakeEtcd:
         return {**self._header(), "token": token}
 
     def _header(self) -> Body:
-        of = {"cluster_id": "14841639068965178418", "member_id": "2", "raft_term": "2"}
+        of = {"cluster_id": self.cluster, "member_id": "2", "raft_term": "2"}
         return {"header": {**of, "revision": str(self._revision)}}
 
     def _txn(self, body: Body) -> Body:
