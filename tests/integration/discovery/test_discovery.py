@@ -8,8 +8,6 @@ import errno
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from elastic_driver.launch.local import locality
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
 from tests.support.clusters.config_volume import ConfigVolume
-from tests.support.processes.jobs import PATIENCE_S, ForkingJob, Job
+from tests.support.processes.jobs import FAULTY, PATIENCE_S, ForkingJob, Job, capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
 
@@ -430,12 +428,9 @@ def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path) -> N
 
 
 QUICK = """
-import sys
-from elastic_driver.cli.main import main
 from elastic_driver.discovery import script
 from elastic_driver.report import chronicle
 chronicle._WAIT_S, chronicle._WORRY_S, script._SLOW_S = 0.1, 0.2, 0.05  # not 5, 30 and 2
-sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -472,13 +467,8 @@ def test_what_a_job_waits_for_is_told_where_no_status_line_is(
     tmp_path: Path, body: str, flags: list[str], code: int, complaint: str, end_says: str
 ) -> None:
     command = script(tmp_path, body)
-    ran = subprocess.run(
-        [sys.executable, "-c", QUICK, "-np", "2", "--host-discovery-script", command, *flags, "true"],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    words = ("-np", "2", "--host-discovery-script", command, *flags, "true")
+    ran = capture_elasticrun(*words, elasticrun=(*FAULTY, QUICK))
     *told, end = ran.stderr.splitlines()
     assert ran.returncode == code
     # Before it, that the script has not answered yet, where that takes it a moment.

@@ -349,7 +349,7 @@ def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
 def test_trainings_below_a_shell_end_with_a_killed_driver_whose_guard_is_stopped(tmp_path: Path) -> None:
     """Nobody but the kernel is left to end them, by what init() asked for. All from the shell on is deaf to SIGTERM."""
     shell = f"trap '' TERM; {sys.executable} {PROGRAM}; sleep 1000"
-    with ForkingJob(tmp_path, None, "-np", "2", command=["sh", "-c", shell]) as job:
+    with Job(tmp_path, None, "-np", "2", command=["sh", "-c", shell], elasticrun=AFRESH) as job:
         trainings = pids(job.wait_for_steps(2), 2)
         children = psutil.Process(job.process.pid).children(recursive=True)
         guard = next(child for child in children if any("guard.py" in word for word in child.cmdline()))

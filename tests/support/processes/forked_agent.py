@@ -1,7 +1,7 @@
 """The agent of a driver's own machine, forked from the driver before that has done anything, for tests of whole jobs.
 
 To import it takes a quarter of a second of a processor. Its descriptors, session, environment and end, and what the
-driver has of it, are as where it is started afresh; its command line is the driver's.
+driver has of it, are as where it is started afresh; its command line is the driver's. So is its guard forked from it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import elastic_driver.launch.agent.__main__ as agent
 from elastic_driver.driver import agent_side
 from elastic_driver.launch.dial import early, spawned
 from elastic_driver.launch.fleet.admission import WelcomeFacts
+from tests.support.processes.forked_guard import fork_guard
 from tests.support.processes.spare import Spare
 
 
@@ -40,6 +41,7 @@ def fork_first_agent(*, warms: bool = False) -> None:
     def run(_: Sequence[str], env: Mapping[str, str]) -> None:
         os.environ.clear()
         os.environ.update(env)
+        fork_guard()
         if warms:
             from tests.support.processes.forked_warm import fork_warmed
 
