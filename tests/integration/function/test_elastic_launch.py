@@ -141,6 +141,23 @@ def test_a_command_that_fails() -> None:
         elastic_launch(LaunchConfig(1, 1, 1), "no-such-program")()
 
 
+def test_a_process_group(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def train(x: int) -> int:
+        import torch
+        import torch.distributed as dist
+
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=size)
+        total = torch.tensor([x + dist.get_rank()])
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return int(total)
+
+    assert elastic_launch(LaunchConfig(1, 1, 2), train)(10) == {0: 21, 1: 21}
+
+
 GROUP = """\
 import os
 from elastic_driver import LaunchConfig, elastic_launch
@@ -160,6 +177,7 @@ print(elastic_launch(LaunchConfig(1, 1, 2), train)(10))
 """
 
 
+@pytest.mark.release  # the same in a script, which imports torch three times
 @pytest.mark.slow
 def test_a_script_with_a_process_group(tmp_path: Path) -> None:
     pytest.importorskip("torch")

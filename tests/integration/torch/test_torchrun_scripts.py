@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.ports import _first_free, bound_port
+from tests.support import extent
 from tests.support.paths import PROGRAMS
 from tests.support.processes.jobs import ForkingJob, Job
 from tests.support.processes.launching import job as launched
@@ -105,7 +106,7 @@ if generation == 0 and rank == "1":
     sys.exit(7)
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
-for number in range(300):
+for number in range(TIMES):
     use()
 print("rank", rank, "used", number + 1, flush=True)
 """
@@ -121,14 +122,15 @@ def plain(folder: Path, text: str, *flags: str) -> Job:
 
 def test_workers_that_are_restarted_in_a_job_of_fixed_size_are_forked(tmp_path: Path) -> None:
     """Process groups that die with their wrapper hang none of them."""
-    with plain(tmp_path, FAILS_ONCE, "--nproc-per-node=2") as job:
+    times = extent.examples(300)
+    with plain(tmp_path, FAILS_ONCE.replace("TIMES", str(times)), "--nproc-per-node=2") as job:
         assert job.wait() == 0, job.said()
         said = job.stdout.read_text()
         for generation in (0, 1):
             for rank in (0, 1):
                 assert f"generation {generation} rank {rank} warm True" in said, said
         for rank in (0, 1):
-            assert f"rank {rank} used 300" in said, said
+            assert f"rank {rank} used {times}" in said, said
 
 
 def test_a_job_that_fails_leaves_an_error_file_of_its_own(tmp_path: Path) -> None:
@@ -212,6 +214,7 @@ finally:
 """
 
 
+@pytest.mark.release  # two imports of torch; unit/launch/horovod/test_connections.py severs connections of processes
 def test_who_waits_for_a_lost_peer_still_tidies_up(tmp_path: Path) -> None:
     async def main() -> None:
         async with launched() as job:
