@@ -52,29 +52,34 @@ from elastic_driver.words import OnChange
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What a driver knows of a job of nodes beside its settings: its own machine is one of them.
+    """What a driver knows of a job of nodes beside its settings.
 
     Attributes:
-        listener: a socket that listens on loopback, on the port where the nodes meet.
         token: with which they authenticate; "" where all are on this machine, whose kernel names their user.
-        host: this node's name.
-        node_rank: its place among them; -1 where that is found by itself.
-        address: under which the others reach it; "" to find it.
         only_here: whether all of them are on this machine.
         alike: what they have to be started with alike.
         invitation: how they are started, in words.
         torchrun: what workers are told of the job.
+        listener: a socket that listens on loopback, on the port where the nodes meet.
+        host: the name of this node, which has an agent of its own like any other; "" for a driver that is no node.
+        node_rank: its place among them; -1 where that is found by itself.
+        address: under which the others reach it; "" to find it.
     """
 
-    listener: socket.socket
     token: str = field(repr=False)
-    host: str
-    node_rank: int
-    address: str
     only_here: bool
     alike: Mapping[str, str]
     invitation: str
     torchrun: TorchrunJob
+    listener: socket.socket | None = None
+    host: str = ""
+    node_rank: int = -1
+    address: str = ""
+
+    @property
+    def port_here(self) -> int:
+        """Where nodes meet that are all on this machine; 0 where they need not be."""
+        return self.listener.getsockname()[1] if self.only_here and self.listener is not None else 0
 
 
 def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
@@ -196,7 +201,7 @@ def agents_of(
         ways,
         tasks,
         token,
-        meets_at=gathering.listener.getsockname()[1] if gathering is not None and gathering.only_here else 0,
+        meets_at=0 if gathering is None else gathering.port_here,
         invitation="" if gathering is None else gathering.invitation,
     )
 

@@ -35,7 +35,10 @@ PLACES = (
     "system/keeping.py",
 )
 # Of other processes: subcommands, other launchers.
-OTHERS = ("driver/mpirun.py", "driver/nodes.py", "driver/endpoint.py", "report/picture.py", "report/story.py")
+OTHERS = (
+    *("driver/mpirun.py", "driver/node.py", "driver/nodes.py", "driver/endpoint.py"),
+    *("report/picture.py", "report/story.py"),
+)
 CONTAINERS = {"dict", "list", "set", "deque", "defaultdict", "Counter", "OrderedDict", "SimpleQueue", "fromkeys"}
 CHANGING = CONTAINERS | {"Event", "count", "create_future"}
 BECOMES = {"journal", "asked", "derived", "anew", "gone", "stage B"}

@@ -1,0 +1,282 @@
+"""One node of a job of nodes: what it is, and its part in the job as a host that joins.
+
+Owns what follows from its command and its machine alone: its name and secret, what all nodes have to be told alike, the
+settings of a driver of such a job, and how the node's own end is told. Where the driver is, is its user's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from elastic_driver.dialects.ours import inheritable
+from elastic_driver.dialects.torchrun import TorchrunJob
+from elastic_driver.driver.agent_side import Gathering
+from elastic_driver.driver.endpoint import Endpoint
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import WorkerId, is_host_name
+from elastic_driver.launch.agent.agent import End, Home, How, attend
+from elastic_driver.launch.local.locality import addresses_of
+from elastic_driver.launch.rank_logs import RankLogs
+from elastic_driver.launch.words import PASSED_ON, Stream
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+from elastic_driver.rendezvous.credentials import Role, join_key
+from elastic_driver.report.console import Console
+from elastic_driver.report.printable import one_line
+from elastic_driver.settings.grace import grace_s
+from elastic_driver.settings.join_token import ENV_JOIN_TOKEN_FILE, who_else_reads
+from elastic_driver.settings.logs import Logs
+from elastic_driver.settings.machines import node_environment
+from elastic_driver.settings.nodes import Nodes
+from elastic_driver.settings.settings import Settings
+
+LOOK_S = 0.2
+"""Between two looks for what no connection tells of: the port, a name, a token."""
+ENDING_S = 30.0
+"""How long the end of the job that was here before may take."""
+# How long a node looks for its driver, and how long the job may lack nodes; torchrun's default.
+_JOIN_TIMEOUT_S = 600.0
+# What is looked for again so soon is not worth a line before.
+_QUIET_S = 2.0
+# Of a command in words; behind that its digest tells the rest.
+_SHOWN = 200
+
+
+@dataclass(slots=True)
+class Wait:
+    """Something that this node waits for, until some time; why is told once for each cause."""
+
+    until: float
+    quiet_until: float
+    told: set[str] = field(default_factory=set)
+
+    @property
+    def left_s(self) -> float:
+        return self.until - time.monotonic()
+
+    def tell(self, text: str, *, at_once: bool = False) -> None:
+        if text not in self.told and (at_once or time.monotonic() >= self.quiet_until):
+            self.told.add(text)
+            say(f"{text}; waiting for up to {max(self.left_s, 0.0):.0f} s")
+
+
+class Node:
+    """See above.
+
+    Args:
+        settings: what the user asked for.
+        nodes: what this node was told of the others.
+        token: their common secret; "" for none.
+        source: where that was given, in words.
+
+    Attributes:
+        settings, nodes, token: as given.
+        place: where the nodes meet.
+        name: this node's machine.
+        address: under which the others reach it; "" to find it.
+
+    Raises:
+        SettingsError: the endpoint cannot be read, a secret is missing, or --local-addr does not resolve.
+    """
+
+    def __init__(self, settings: Settings, nodes: Nodes, token: str, source: str) -> None:
+        self.settings, self.nodes, self.token, self._source = settings, nodes, token, source
+        self.place = Endpoint.parse(nodes.endpoint)
+        if not token and not self.place.only_here:
+            raise SettingsError(
+                f"nodes that meet at {self.place} need a secret, or whoever reaches that port could run as one of "
+                "them: make a file with (umask 077; head -c 24 /dev/urandom | base64 > token), give all nodes a copy, "
+                f"and name it with --join-token-file token or the variable {ENV_JOIN_TOKEN_FILE}"
+            )
+        name = next((name for name in ("join_timeout", "timeout") if name in nodes.conf), "")
+        self._join_timeout_s, self._has_join_timeout = float(nodes.conf.get(name, _JOIN_TIMEOUT_S)), bool(name)
+        name = socket.gethostname()
+        self.name = name if is_host_name(name) else "localhost"
+        self.address = _own_address(nodes.local_addr)
+        self._has_warned = False
+        self._grace_s = grace_s(os.environ)
+        self.alike = {
+            "--rdzv-id": nodes.run_id,
+            "--nnodes": _nnodes(nodes),
+            "--role": nodes.role,
+            "the command": _shown(settings.command),
+        }
+
+    def new_wait(self) -> Wait:
+        """For the driver, from now on."""
+        now = time.monotonic()
+        return Wait(now + self._join_timeout_s, now + _QUIET_S)
+
+    # --- as the driver ---------------------------------------------------------------------------------------------
+
+    def driver_settings(self) -> Settings:
+        """Those of a driver of the job, which has no host yet."""
+        nodes, number = self.nodes, self.nodes.nproc_per_node
+        return replace(
+            self.settings,
+            num_proc=nodes.least * number,
+            min_num_proc=nodes.least * number,
+            max_num_proc=nodes.most * number,
+            elastic=True,
+            elastic_timeout_s=self._join_timeout_s if self._has_join_timeout else self.settings.elastic_timeout_s,
+            hosts=(),
+            discovery_script=None,
+            discovery="",
+            accept_agents=True,
+            rendezvous_port=self.place.port,
+        )
+
+    def gathering(self) -> Gathering:
+        """What a driver of the job knows beside its settings, as long as this node is no host of its own."""
+        nodes = self.nodes
+        others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self.place}"
+        return Gathering(
+            token=self.token,
+            only_here=self.place.only_here,
+            alike=self.alike,
+            invitation=f"this node is the driver{others}",
+            torchrun=TorchrunJob(nodes.run_id, nodes.role, self.settings.reset_limit),
+        )
+
+    # --- as one of the others --------------------------------------------------------------------------------------
+
+    def join(
+        self,
+        urls: Sequence[str],
+        wait: Wait,
+        *,
+        first_s: float,
+        fingerprint: str = "",
+        address: str = "",
+        tells_at_once: bool = True,
+    ) -> End:
+        """Joins the job. Blocks until this node's part in it is over.
+
+        Args:
+            urls: of the driver.
+            wait: is told why it cannot be reached yet.
+            first_s: how long it may take to come.
+            fingerprint: of its certificate; "" where that is not known.
+            address: under which the others reach this node, where it was told none; "" to find it.
+            tells_at_once: whether that it cannot be reached is worth a line at the first moment.
+        """
+        nodes, settings = self.nodes, self.settings
+        self._warn_of_readers()
+        own = inheritable(os.environ)
+        bootstrap = Bootstrap(
+            tuple(urls),
+            identity=Role.JOINER,
+            key=join_key(self.token).hex() if self.token else "",
+            host=self.name,
+            slots=nodes.nproc_per_node,
+            agent_timeout_s=settings.agent_timeout_s,
+            fingerprint=fingerprint,
+            first_s=first_s,
+            address=self.address or address,
+            node_rank=self.rank,
+            alike=self.alike,
+            spot_notices=settings.spot_notices or "",
+            grace_s=self._grace_s,
+            source=self._source,
+        )
+        with Console(log_level=settings.log_level, quiet=settings.quiet) as console:
+            console.training_began()  # what workers write is shown as it comes
+            home = Home(
+                environ=lambda given: node_environment(own, given),
+                screen=_NodeScreen(console, settings.logs, nodes.role),
+                signals=tuple(signal.Signals[name] for name in settings.more_signals),
+                waits=lambda why: wait.tell(f"cannot reach the driver yet: {why}", at_once=tells_at_once),
+            )
+            return attend(bootstrap, home)
+
+    @property
+    def rank(self) -> int:
+        """Its place among the nodes; -1 where that is found by itself."""
+        return -1 if self.nodes.node_rank is None else self.nodes.node_rank
+
+    def _warn_of_readers(self) -> None:
+        file = self.settings.join_token_file
+        if file is not None and not self._has_warned and (others := who_else_reads(file)):
+            say(f"warning: the join token's file {file}: {others}")
+        self._has_warned = True
+
+    def code_of(self, end: End) -> int | None:
+        """The node's exit code, and says why it ends; None where it goes on waiting."""
+        match end.how:
+            case How.LOST | How.TOO_LATE | How.NOT_MET:
+                return None
+            case How.STRANGE if not self.token:
+                return None  # that driver has gone
+            case How.OVER:
+                result = "failed" if end.code else "succeeded"
+                say(f"the job has {result}: {end.why}")
+            case _:
+                say(end.why)
+        return end.code
+
+    def gives_up(self, why: str, driver: str) -> int:
+        """Says that it waits no longer. Returns the exit code."""
+        say(f"{why or 'no time was left'}; this node gives up to wait for the driver {driver}")
+        return 1
+
+
+def _nnodes(nodes: Nodes) -> str:
+    return str(nodes.least) if nodes.least == nodes.most else f"{nodes.least}:{nodes.most}"
+
+
+class _NodeScreen:
+    """What this node's terminal shows of its own workers, as its flags have it. Files are the driver's."""
+
+    def __init__(self, console: Console, logs: Logs, role: str) -> None:
+        shown = replace(logs, stdout_filters=(), stderr_filters=())
+        self._console = console
+        self._logs = RankLogs(shown, folder=Path(), name="", role=role, with_hosts=True)
+
+    def show(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """See NodeScreen."""
+        shown = self._logs.take(worker, stream, data)
+        if shown:
+            self._console.write(stream, shown)
+
+
+def _own_address(local_addr: str) -> str:
+    """The address that --local-addr names; "" where it is not given."""
+    if not local_addr:
+        return ""
+    addresses = addresses_of(local_addr)
+    if not addresses:
+        raise SettingsError(f"--local-addr {local_addr} does not resolve on this node")
+    return addresses[0]
+
+
+def _shown(command: tuple[str, ...]) -> str:
+    """A command as it is compared: its words, or their beginning and their digest."""
+    text = shlex.join(command)
+    if len(text) <= _SHOWN:
+        return text
+    digest = sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    return f"{text[:_SHOWN].encode(errors='replace').decode()}... ({len(text)} characters, digest {digest})"
+
+
+def outlive_signals() -> None:
+    """What is passed on to workers is nothing to a node that has none. The loop of a life takes its handlers away."""
+    if threading.current_thread() is threading.main_thread():
+        for number in PASSED_ON:
+            if number != signal.SIGQUIT and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda *_: None)
+
+
+def say(text: str) -> None:
+    """One line on standard error, which may be closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"elasticrun: {one_line(text)}", file=sys.stderr, flush=True)
