@@ -21,6 +21,7 @@ from elastic_driver.errors import SettingsError, TakeoverError, in_words, shorta
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.system import parent
+from elastic_driver.system.leash import ignore_signals, is_held
 from elastic_driver.words import ExitCode
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
     _open_standard_streams()
+    if argv is None and is_held(os.environ):
+        ignore_signals()
     place = _Place() if argv is None else None
     try:
         words = _as_flags(sys.argv[1:] if argv is None else list(argv))
@@ -58,16 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
+        is_node = settings.nodes is not None and settings.nodes.endpoint != ""
         if place is not None:
-            place.leave(settings.journal)
+            # A node with a journal is an agent, and has its driver beside it.
+            place.leave(None if is_node and not is_held(os.environ) else settings.journal)
         if settings.mpi is not None:
             from elastic_driver.driver.mpirun import run_by_mpirun
 
             run_by_mpirun(settings, os.environ)
-        if settings.nodes is not None and settings.nodes.endpoint:
+        if settings.nodes is not None and is_node:
             from elastic_driver.driver.nodes import run_node
 
-            return run_node(settings, settings.nodes)
+            return parent.exit_code(run_node(settings, settings.nodes))
         # Whom a driver anywhere may have started is not known here.
         has_agents = settings.standby_driver or settings.has_etcd
         early = None if has_agents else _early_agent(settings.journal_folder)

@@ -45,6 +45,7 @@ from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, 
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.leash import Leash
 from elastic_driver.system.process_name import name_of_this_process, place_of_sockets
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import OnChange
@@ -64,6 +65,8 @@ class Gathering:
         host: the name of this node, which has an agent of its own like any other; "" for a driver that is no node.
         node_rank: its place among them; -1 where that is found by itself.
         address: under which the others reach it; "" to find it.
+        leash: held by the node beside which this driver runs: that one shows what its workers write, and signals are
+            for it; None for a driver that has none.
     """
 
     token: str = field(repr=False)
@@ -75,6 +78,7 @@ class Gathering:
     host: str = ""
     node_rank: int = -1
     address: str = ""
+    leash: Leash | None = None
 
     @property
     def port_here(self) -> int:
@@ -115,7 +119,8 @@ def agents_of(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
         certificate=certificate,
-        ports=settings.driver_ports,
+        # Agents of a driver that is lost find the next one by what etcd says.
+        ports=settings.driver_ports if gathering is None or gathering.leash is None else (*settings.driver_ports, 0),
         listener=None if gathering is None else gathering.listener,
         opens=gathering is not None or settings.opens_port,
         # All agents come over TCP whose driver may come to be on another machine.

@@ -40,7 +40,7 @@ from elastic_driver.launch.fleet.kept import NOTHING
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.local.keeper import ProcessKeeper
 from elastic_driver.launch.local.locality import is_local_host
-from elastic_driver.launch.output_files import OutputFiles
+from elastic_driver.launch.output_files import NO_SCREEN, OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.warm.inits import calls_init
@@ -63,6 +63,7 @@ from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.keeping import Keeping
+from elastic_driver.system.leash import Leash
 from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.safe_files import open_folder_inside
@@ -150,7 +151,7 @@ def _run_job(
         if recorded.over is not None:
             return recorded.over
         try:
-            if recorded.before is not None:
+            if recorded.before is not None and gathering is None:  # nodes have folders of their own
                 enter(recorded.job)
             if suspicions is None:
                 suspicions = _checked(recorded.job.settings, routes, runs_already=recorded.before is not None)
@@ -179,6 +180,7 @@ def _run_recorded(
     if journal is not None:
         journal.at_s = instant.since_start_s
     in_files = None if journal is None else Keeping()
+    leash = None if gathering is None else gathering.leash
     with (
         FolderLock.take(settings.durable_dir, job_id, shares=recorded.lock is not None),
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
@@ -198,7 +200,7 @@ def _run_recorded(
             )
         ) as stdin,
         OutputFiles(
-            console,
+            console if leash is None else NO_SCREEN,
             folder=settings.output_filename,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
             logs=logs,
@@ -275,7 +277,7 @@ def _run_recorded(
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
-            code = runner.run(_run(driver, chronicle))
+            code = runner.run(_run(driver, chronicle, leash))
         is_closed, begins = False, driver.is_in_vain and recorded.begins
         if journal is not None and not driver.end.is_abandoned:
             is_closed = close(journal, code, console, is_in_vain=driver.is_in_vain)
@@ -294,8 +296,14 @@ def _run_recorded(
         return code
 
 
-async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
+async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None) -> int:
     """Runs it to its end, and has Kubeflow Trainer told how far it is, where that wants to know."""
+    loop = asyncio.get_running_loop()
+
+    def let_go() -> None:
+        with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
+            loop.call_soon_threadsafe(driver.hand_over, "its node leaves")
+
     trainer: TrainerStatus | None = None
     code: int | None = None
     try:
@@ -304,7 +312,8 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
     except SettingsError as error:
         chronicle.warning(str(error))
     try:
-        code = await driver.run()
+        with contextlib.nullcontext() if leash is None else leash.taken_by(let_go):
+            code = await driver.run()
     finally:
         if trainer is not None:
             await trainer.close(code)

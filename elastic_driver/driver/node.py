@@ -92,9 +92,10 @@ class Node:
     def __init__(self, settings: Settings, nodes: Nodes, token: str, source: str) -> None:
         self.settings, self.nodes, self.token, self._source = settings, nodes, token, source
         self.place = Endpoint.parse(nodes.endpoint)
-        if not token and not self.place.only_here:
+        if not token and (settings.has_etcd or not self.place.only_here):
+            where = "etcd" if settings.has_etcd else str(self.place)
             raise SettingsError(
-                f"nodes that meet at {self.place} need a secret, or whoever reaches that port could run as one of "
+                f"nodes that meet at {where} need a secret, or whoever reaches that port could run as one of "
                 "them: make a file with (umask 077; head -c 24 /dev/urandom | base64 > token), give all nodes a copy, "
                 f"and name it with --join-token-file token or the variable {ENV_JOIN_TOKEN_FILE}"
             )

@@ -19,6 +19,7 @@ from elastic_driver.driver.endpoint import LOOPBACK
 from elastic_driver.driver.job import run_job
 from elastic_driver.driver.node import ENDING_S, LOOK_S, Node, Wait, outlive_signals
 from elastic_driver.errors import SettingsError
+from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host
 from elastic_driver.launch.agent.agent import End, How
 from elastic_driver.launch.dial.early import EarlyAgent
@@ -29,6 +30,7 @@ from elastic_driver.settings.join_token import ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FI
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.settings import Settings
 from elastic_driver.settings.torchrun_options import TRUE
+from elastic_driver.system.leash import ENV_HELD
 
 # A try to reach a driver on this machine: when it has gone meanwhile, this node may be the next. Longer than it takes
 # to see that what answers is no driver.
@@ -57,6 +59,7 @@ def run_node(
     Raises:
         SettingsError: as run_job does; or the endpoint, the token, or what nodes were told cannot be used.
     """
+    given, is_beside = dict(environ), bool(environ.pop(ENV_HELD, ""))
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
     if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
@@ -71,7 +74,16 @@ def run_node(
     elif token_text:
         source = f"the variable {ENV_JOIN_TOKEN}"
         token = token_in(token_text.encode(errors="surrogateescape"), source, JOIN)
-    return _AtEndpoint(Node(settings, nodes, token, source), routes).run()
+    node = Node(settings, nodes, token, source)
+    if settings.journal is None:
+        return _AtEndpoint(node, routes).run()
+    if routes:
+        raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")
+    from elastic_driver.driver.nodes_in_etcd import NodeInEtcd, drive  # late: what speaks HTTP takes a while to load
+
+    if is_beside:
+        return drive(node)
+    return NodeInEtcd(node, EtcdPlace.parse(settings.journal.url, environ), given).run()
 
 
 class _AtEndpoint:

@@ -44,6 +44,10 @@ _IN_WORDS = {
 }
 
 
+class NothingLeftError(JournalError):
+    """Nothing is there any more of a job that this driver has stood by for."""
+
+
 class Teller(Protocol):
     """Shows lines to the user; the console is."""
 
@@ -381,7 +385,7 @@ def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
         raise JournalError(
             f"cannot take over {job}, for which this driver has stood by: {held.name} is that of job {there} by now"
         )
-    raise JournalError(
+    raise NothingLeftError(
         f"cannot take over {job}, for which this driver has stood by: nothing is left of it at {held.name}. "
         "Unless it has ended, begin it anew with the same command"
     )

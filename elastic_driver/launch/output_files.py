@@ -35,6 +35,16 @@ class Screen(Protocol):
         """Takes whole lines, prefix and newline included."""
 
 
+class _NoScreen:
+    """Shows nothing: somebody else does."""
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """See Screen."""
+
+
+NO_SCREEN = _NoScreen()
+
+
 class OutputFiles:
     """Passes the workers' output on, and keeps it. Implements OutputSink; a context manager, which ends the writing.
 

@@ -598,13 +598,16 @@ class Settings:
         if self.has_etcd:
             self._check_etcd()
         others = {
-            "--rdzv-endpoint": self.nodes is not None and bool(self.nodes.endpoint),
             "--stdin": self.stdin not in (None, NO_STDIN),
             "a discovery object": self.discovery_socket is not None,
         }
         for other, is_given in others.items():
             if is_given:
                 raise SettingsError(f"--journal cannot be beside {other}")
+        if self.nodes is not None and self.nodes.endpoint and not self.has_etcd:
+            raise SettingsError(
+                "nodes with an --rdzv-endpoint need a journal in etcd: a folder is lost with the node that drives"
+            )
 
     def _check_etcd(self) -> None:
         """A driver of another machine may take the job over."""

@@ -417,6 +417,8 @@ class DriverLink:
         match error:
             case TurnedAwayError():
                 return StrangersError(f"cannot join the job at {url}: {error}")
+            case WrongTokenError() if is_node:
+                advice = "give all nodes the same join token"
             case WrongTokenError():
                 advice = "elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right one"
             case NoTlsError() if is_node:

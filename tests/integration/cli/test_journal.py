@@ -225,10 +225,14 @@ def test_what_cannot_have_a_journal(tmp_path: Path, flags: tuple[str, ...], why:
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_node_of_torchruns_cannot_have_one(tmp_path: Path) -> None:
+def test_a_node_of_torchruns_has_one_in_etcd_or_none(tmp_path: Path) -> None:
     words = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", "localhost:29400")
     ran = elasticrun(*words, "--journal", str(tmp_path / "kept"), "true")
-    assert (ran.returncode, "--journal cannot be beside --rdzv-endpoint" in ran.stderr) == (2, True)
+    assert (ran.returncode, "nodes with an --rdzv-endpoint need a journal in etcd" in ran.stderr) == (2, True)
+    key = tmp_path / "key"
+    key.touch(0o600)
+    ran = elasticrun(*words, "--journal", "etcd://localhost:1/job", "--journal-key", str(key), "true")
+    assert (ran.returncode, "nodes that meet at etcd need a secret" in ran.stderr) == (2, True)
 
 
 def test_flags_that_need_a_journal_are_refused_without() -> None:

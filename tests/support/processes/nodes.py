@@ -114,6 +114,18 @@ class NodesJob:
         """Starts a node, on a machine or on this one."""
         words = [sys.executable, str(PROGRAMS / "node_program.py"), json.dumps(given or {})]
         words += [json.dumps(self._nodes | nodes), *(command or WORKER)]
+        return self.start_words(name, host, words, env=env, cwd=cwd)
+
+    def start_words(
+        self,
+        name: str,
+        host: NamespaceHost | None,
+        words: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Node:
+        """Starts a node by a command line of Python's."""
         environ = os.environ if host is None else host.environment()
         more = {"NODE": name, "LOG": str(self.log), "END": str(self._end), "PYTHONPATH": str(ROOT), **(env or {})}
         env, cwd = {**environ, **more}, cwd or self.folder

@@ -255,7 +255,9 @@ class Standing:
 
     def refuses_with(self) -> str:
         self._thread.join()
-        assert (self.found, type(self.error)) == (None, JournalError)
+        assert self.found is None
+        assert isinstance(self.error, JournalError)
+        assert not isinstance(self.error, JournalHeldError)
         return str(self.error)
 
 
