@@ -145,11 +145,11 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Up to five pods at a time."""
+    """Up to six pods at a time, beside the controller."""
     if reason := cannot_serve_ssh():
         pytest.skip(reason)
     with ExitStack() as stack:
-        machines = stack.enter_context(Namespaces(6, sshd=False))
+        machines = stack.enter_context(Namespaces(7, sshd=False))
         pods = stack.enter_context(Pods(machines, job=NAME, namespace=NAMESPACE, uid=UID))
         cluster = stack.enter_context(FakeKubernetes(namespaces=(NAMESPACE, "elastic-driver")))
         for name in ("crd.yaml", "rbac.yaml"):
