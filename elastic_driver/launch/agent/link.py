@@ -411,25 +411,10 @@ class DriverLink:
 
     def _shut_out(self, url: str, error: StrangerError | WrongTokenError) -> StrangersError:
         """Why this agent cannot come in, for whoever has started it, and what to do."""
-        is_node = bool(self._bootstrap.alike)
         if not self._bootstrap.slots:
             return StrangersError(f"cannot reach the driver at {url}: {error}")
-        match error:
-            case TurnedAwayError():
-                return StrangersError(f"cannot join the job at {url}: {error}")
-            case WrongTokenError() if is_node:
-                advice = "give all nodes the same join token"
-            case WrongTokenError():
-                advice = "elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right one"
-            case NoTlsError() if is_node:
-                advice = "is the port the job's?"
-            case NoTlsError() | OtherCertificateError():
-                advice = "use the URL that the driver prints now"
-            case _ if is_node:
-                advice = "have all nodes the same join token, and is the port the job's?"
-            case _:
-                advice = "use the URL and the token that this job's driver prints"
-        return StrangersError(f"cannot join the job at {url}: {error}; {advice}")
+        advice = _advice(error, is_node=bool(self._bootstrap.alike))
+        return StrangersError(f"cannot join the job at {url}: {error}{advice}")
 
     async def _try(self, url: str) -> _Line:
         line, self._next = self._next, None
@@ -625,3 +610,22 @@ class DriverLink:
             return
         self._next = line
         self._lost(silent, "it was silent, and another one works" if is_silent else "another driver has the job")
+
+
+def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:
+    """What whoever has started an agent can do where it cannot come in, behind the error; "" where that says it."""
+    match error:
+        case TurnedAwayError():
+            return ""
+        case WrongTokenError() if is_node:
+            return "; give all nodes the same join token"
+        case WrongTokenError():
+            return "; elasticrun jobs --write-join-token FILE, on the driver's machine, writes the right one"
+        case NoTlsError() if is_node:
+            return "; is the port the job's?"
+        case NoTlsError() | OtherCertificateError():
+            return "; use the URL that the driver prints now"
+        case _ if is_node:
+            return "; have all nodes the same join token, and is the port the job's?"
+        case _:
+            return "; use the URL and the token that this job's driver prints"
