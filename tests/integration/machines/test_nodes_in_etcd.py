@@ -110,7 +110,7 @@ def test_the_node_that_drives_is_lost_and_a_new_one_comes(tmp_path: Path) -> Non
         first.wait()
         third = one.node(2)
         one.wait_for_world("node1", "node2")
-        assert drives(second) == ["node1"]
+        assert len(drives(second, third)) == 1
         # Its machine comes back: the same command there finds them, whoever drives.
         for other in one.machines:
             other.end_sessions()
