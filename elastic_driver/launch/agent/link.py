@@ -287,11 +287,14 @@ class DriverLink:
 
         Beside the dialling: that asks others of the URLs, too, which may take longer than a lease.
         """
+        pause_s = _ASK_AGAIN_S
         while True:
             asked_at = self._lease.now()
-            if await refuses(*self._door):
+            is_refused = await refuses(*self._door)
+            if is_refused:
                 self._lease.refused(asked_at)
-            await asyncio.sleep(_ASK_AGAIN_S)
+            pause_s = ask_again_after_s(pause_s, self._lease.timeout_s, is_refused=is_refused)
+            await asyncio.sleep(pause_s)
 
     def _follow_at(self, whereabouts: Whereabouts | None) -> None:
         """From now on it is asked there who drives; nowhere with None."""
@@ -610,6 +613,21 @@ class DriverLink:
             return
         self._next = line
         self._lost(silent, "it was silent, and another one works" if is_silent else "another driver has the job")
+
+
+def ask_again_after_s(before_s: float, timeout_s: float, *, is_refused: bool) -> float:
+    """How long an agent waits before it asks again whether its driver is gone, seconds.
+
+    Each question is a connection that a driver has to accept, and one that takes a job over may have a thousand agents
+    at its door. Where somebody listens it is asked less and less often, though some times in a lease, which only a
+    refusal renews.
+
+    Args:
+        before_s: how long it has waited last.
+        timeout_s: of a lease.
+        is_refused: whether the driver's machine has refused now.
+    """
+    return _ASK_AGAIN_S if is_refused else max(_ASK_AGAIN_S, min(2 * before_s, timeout_s / 5))
 
 
 def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:

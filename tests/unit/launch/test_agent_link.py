@@ -12,7 +12,7 @@ import pytest
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.launch.agent import link as link_module
 from elastic_driver.launch.agent.agent import Agent, How
-from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError
+from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError, ask_again_after_s
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Refused, Said, Welcome
 from elastic_driver.rendezvous.frames import Frame
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
@@ -202,3 +202,13 @@ def test_an_earlier_drivers_refusal_is_not_obeyed() -> None:
         assert not answered.done()
 
     asyncio.run(main())
+
+
+def test_a_driver_that_somebody_listens_for_is_asked_for_less_and_less_often() -> None:
+    """But often enough for a lease, and at once as often as ever when its machine refuses."""
+    pauses = [0.5]
+    for _ in range(4):
+        pauses.append(ask_again_after_s(pauses[-1], 15.0, is_refused=False))
+    assert pauses == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert ask_again_after_s(pauses[-1], 15.0, is_refused=True) == 0.5
+    assert ask_again_after_s(0.5, 1.0, is_refused=False) == 0.5
