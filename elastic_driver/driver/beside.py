@@ -1,7 +1,7 @@
 """The process that a node has beside it, which drives its job, or stands by to: this one's own command once more.
 
 Owns that process: it is started again when it is lost while the job goes on, and let go of when the node's part in the
-job is over (:mod:`elastic_driver.system.leash`). What it does is its own business.
+job is over (:mod:`elastic_driver.system.leash`). What it does, and how a job has ended, is others' business.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -28,14 +28,16 @@ class DriverBeside:
     Args:
         command: its words.
         environ: its environment, but for what says that it is held.
+        has_ended: whether the job has, as far as can be told, so that none is started again. Called by another thread.
     """
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._command, self._environ = command, {**environ, ENV_HELD: "1"}
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], *, has_ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._command, self._environ, self._has_ended = command, {**environ, ENV_HELD: "1"}, has_ended
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
-        self._outcome: int | None = None
-        self._is_over = False
+        self._is_refused = self._is_idle = self._is_over = False
         self._thread = threading.Thread(target=self._keep, name="elasticrun-beside", daemon=True)
 
     def __enter__(self) -> Self:
@@ -54,23 +56,22 @@ class DriverBeside:
         self._thread.join()
 
     @property
-    def outcome(self) -> int | None:
-        """The exit code of one that has ended by itself, and not for another driver's sake; None while there is one."""
+    def is_refused(self) -> bool:
+        """Whether it cannot drive the job, and has said why: then none is started again."""
         with self._changed:
-            return self._outcome
+            return self._is_refused
 
-    def wait(self, limit_s: float) -> int | None:
-        """Blocks until it has ended by itself, or for so long. Returns :attr:`outcome`; none is started any more."""
+    def wait(self, limit_s: float) -> None:
+        """Blocks until it has ended by itself, or for so long. None is started any more."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._outcome is not None, limit_s)
-            return self._outcome
+        self._thread.join(limit_s)
 
     def again(self) -> None:
-        """There is to be one again, if it has ended."""
+        """There is to be one again, where it has ended with its job."""
         with self._changed:
-            self._outcome = None
+            self._is_idle = False
             self._changed.notify_all()
 
     def _keep(self) -> None:
@@ -79,11 +80,15 @@ class DriverBeside:
             began = time.monotonic()
             code = self._run()
             losses = 1 if time.monotonic() - began >= LONG_ROUND_S else losses + 1
+            has_ended = code is not None and self._has_ended()
             with self._changed:
-                if code is not None and code >= 0 and code != ExitCode.OTHER_DRIVER:
-                    self._outcome, losses = code, 0
-                    self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._is_over or self._outcome is None)
+                if code == ExitCode.BAD_USAGE and not has_ended:
+                    self._is_refused = True
+                    return
+                self._is_idle = has_ended
+                if has_ended:
+                    losses = 0
+                    self._changed.wait_for(lambda: self._is_over or not self._is_idle)
                 else:
                     self._changed.wait_for(lambda: self._is_over, pause_s(losses, PAUSE_RANGE_S))
                 if self._is_over:

@@ -29,6 +29,7 @@ from elastic_driver.driver.recording import Recording, Resumed, close, enter, ha
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
 from elastic_driver.health.heartbeats import interval_s
+from elastic_driver.journal.entries import JobFacts
 from elastic_driver.journal.file import has_job
 from elastic_driver.journal.held import HeldJournal
 from elastic_driver.launch.dial.early import EarlyAgent
@@ -152,6 +153,7 @@ def _run_job(
             return recorded.over
         try:
             if recorded.before is not None and gathering is None:  # nodes have folders of their own
+                _check_is_no_nodes(recorded.job)
                 enter(recorded.job)
             if suspicions is None:
                 suspicions = _checked(recorded.job.settings, routes, runs_already=recorded.before is not None)
@@ -300,9 +302,13 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
     """Runs it to its end, and has Kubeflow Trainer told how far it is, where that wants to know."""
     loop = asyncio.get_running_loop()
 
+    def leave() -> None:
+        if not driver.stepper.is_over:  # else it ends the job, which is a matter of a moment
+            driver.hand_over("its node leaves")
+
     def let_go() -> None:
         with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
-            loop.call_soon_threadsafe(driver.hand_over, "its node leaves")
+            loop.call_soon_threadsafe(leave)
 
     trainer: TrainerStatus | None = None
     code: int | None = None
@@ -318,6 +324,13 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
         if trainer is not None:
             await trainer.close(code)
     return code
+
+
+def _check_is_no_nodes(job: JobFacts) -> None:
+    """Raises SettingsError where one of the nodes has to drive: they would take no other driver for theirs."""
+    nodes = job.settings.nodes
+    if nodes is not None and nodes.endpoint:
+        raise SettingsError("it is one of nodes with one endpoint: start one of them, by its own command")
 
 
 def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) -> Sequence[str]:

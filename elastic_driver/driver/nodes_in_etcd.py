@@ -7,18 +7,22 @@ notice when only its driver is. Where the driver is says etcd; of the endpoint o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from elastic_driver.driver.beside import DriverBeside
 from elastic_driver.driver.job import run_job
 from elastic_driver.driver.node import ENDING_S, LOOK_S, Node, Wait, outlive_signals, say
 from elastic_driver.driver.recording import NothingLeftError
 from elastic_driver.errors import in_words
-from elastic_driver.etcd.client import EtcdClient, EtcdError
+from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere, driver_there
+from elastic_driver.journal.etcd_records import Ended, ended_in, ended_key
+from elastic_driver.journal.folder import JournalError
 from elastic_driver.launch.agent.agent import End, How
 from elastic_driver.settings.machines import NO_LAUNCHER
 from elastic_driver.system.leash import Leash, ignore_signals
@@ -27,7 +31,27 @@ from elastic_driver.words import ExitCode
 
 # A driver that is named there and has died is named for the rest of its lease.
 _FIRST_S = 10.0
+_LATER_S = 1.0
 _ASK_S = 5.0
+_AGAIN_S = 1.0
+
+
+class _Look(NamedTuple):
+    """What etcd has of the job.
+
+    Attributes:
+        there: the driver to join; None for none.
+        has_nobody: whether nobody has the job.
+        ended: how the job of this node has ended; None for one that has not.
+        ended_last: the job that has ended last; "" where that is not known.
+        why: there is no driver to join, in words.
+    """
+
+    there: DriverThere | None = None
+    has_nobody: bool = False
+    ended: Ended | None = None
+    ended_last: str = ""
+    why: str = ""
 
 
 def drive(node: Node) -> int:
@@ -50,13 +74,23 @@ def drive(node: Node) -> int:
         invitation="this node drives the job; nodes that are started with the same --journal join it",
         leash=Leash(),
     )
+    said = ""
     while True:
         try:
             return run_job(settings, gathering=gathering)
         except NothingLeftError as error:
             # The one that this node has stood by for had died before it had begun. Had it ended the job, this node
             # would have been told, and would have let go of this process.
-            say(str(error))
+            why = str(error)
+        except JournalError as error:
+            cause = error.__cause__
+            if not isinstance(cause, EtcdError) or isinstance(cause, EtcdRefusedError):
+                raise
+            why = f"this node cannot drive the job yet: {error}"
+        if why != said:
+            said = why
+            say(why)
+        time.sleep(_AGAIN_S)
 
 
 class NodeInEtcd:
@@ -70,8 +104,11 @@ class NodeInEtcd:
 
     def __init__(self, node: Node, place: EtcdPlace, environ: Mapping[str, str]) -> None:
         self._node, self._place = node, place
+        self._beside = DriverBeside(this_command(), environ, has_ended=self._has_another_ended)
+        self._job = ""  # of which it was a node
+        # The job that had ended last when this node looked for one; None before it could be asked.
+        self._ended_before: str | None = None
         self._client = EtcdClient(place, timeout_s=_ASK_S)
-        self._beside = DriverBeside(this_command(), environ)
 
     def run(self) -> int:
         """Runs it. Blocks until its part in the job is over. Returns its exit code."""
@@ -80,21 +117,33 @@ class NodeInEtcd:
 
     def _run(self) -> int:
         wait = self._node.new_wait()
+        strange_until = math.inf
         while True:
             outlive_signals()
-            there, why = self._driver()
-            if there is None:
-                refused = self._beside.outcome
-                if refused == ExitCode.BAD_USAGE:
-                    return refused  # it has said why
-                if wait.left_s <= 0:
-                    return self._node.gives_up(why, f"at {self._place}")
-                if refused is not None:
-                    self._beside.again()  # that job has ended
-                wait.tell(why)
+            look = self._look()
+            if look.ended is not None:
+                say(f"job {look.ended.job} has ended without this node, with exit code {look.ended.exit_code}")
+                return look.ended.exit_code
+            if look.has_nobody and self._beside.is_refused and not self._job:
+                return ExitCode.BAD_USAGE  # it has said why
+            if wait.left_s <= 0:
+                return self._node.gives_up(look.why, f"at {self._place}")
+            if look.there is None:
+                if look.has_nobody:
+                    self._ended_before = look.ended_last
+                    self._beside.again()
+                wait.tell(look.why)
                 time.sleep(LOOK_S)
                 continue
-            end = self._join(there, wait)
+            end = self._join(look.there, wait)
+            self._job = end.job or self._job
+            if end.how is How.STRANGE:
+                # For the rest of a lease what answers there may be another program than the driver that has died.
+                strange_until = min(strange_until, time.monotonic() + look.there.lease_s + _LATER_S)
+                if time.monotonic() < strange_until:
+                    time.sleep(_AGAIN_S)
+                    continue
+            strange_until = math.inf
             code = self._node.code_of(end)
             if code is not None:
                 return self._code_at(end, code)
@@ -103,27 +152,44 @@ class NodeInEtcd:
                 wait.tell(f"{end.why}; its workers here were ended", at_once=True)
             elif end.how is How.TOO_LATE:
                 wait.until = min(wait.until, time.monotonic() + ENDING_S)
-                time.sleep(LOOK_S)
+            time.sleep(LOOK_S)
 
-    def _driver(self) -> tuple[DriverThere | None, str]:
-        """Who drives the job; or None, and why nobody can be joined yet."""
+    def _look(self) -> _Look:
+        """At etcd, for the driver to join."""
         try:
             there = driver_there(self._client, self._place)
+            ended = ended_in(self._client.get(ended_key(self._place)))
         except EtcdError as error:
-            return None, f"cannot ask {self._place} who drives the job: {in_words(error)}"
+            return _Look(why=f"cannot ask {self._place} who drives the job: {in_words(error)}")
+        ended_last = "" if ended is None else ended.job
+        if self._ended_before is None:
+            self._ended_before = ended_last
+        if ended is not None and ended.job == self._job:
+            return _Look(ended=ended, ended_last=ended_last)
         if there is None:
-            return None, f"nobody drives the job at {self._place} yet"
+            why = f"nobody drives the job at {self._place} yet"
+            return _Look(has_nobody=True, why=why, ended_last=ended_last)
         if not there.urls:
-            return None, f"the driver on {there.machine} does not listen yet"
-        return there, ""
+            return _Look(why=f"the driver on {there.machine} does not listen yet", ended_last=ended_last)
+        return _Look(there, ended_last=ended_last)
+
+    def _has_another_ended(self) -> bool:
+        """Whether a job has ended since this node has looked for one: then the driver beside has ended with it."""
+        try:
+            with EtcdClient(self._place, timeout_s=_ASK_S) as client:  # another thread has the other
+                ended = ended_in(client.get(ended_key(self._place)))
+        except EtcdError:
+            return False
+        return ended is not None and self._ended_before is not None and ended.job != self._ended_before
 
     def _join(self, there: DriverThere, wait: Wait) -> End:
         first_s = min(_FIRST_S, max(wait.left_s, LOOK_S))
         return self._node.join(there.urls, wait, first_s=first_s, fingerprint=there.fingerprint)
 
     def _code_at(self, end: End, code: int) -> int:
-        """The node's exit code where it ends so. A driver knows more of a job's end than its agents."""
-        if end.how is not How.OVER:
+        """The node's exit code where it ends so: a job's own, where that is known."""
+        if end.how is not How.OVER or not code:
             return code
-        told = self._beside.wait(ENDING_S)
-        return told if code and told else code
+        self._beside.wait(ENDING_S)  # where it drives the job, it says how that has ended
+        ended = self._look().ended
+        return code if ended is None else ended.exit_code

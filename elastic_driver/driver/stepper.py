@@ -76,6 +76,7 @@ class Stepper:
         self._carry_out = carry_out
         self._on_error = on_error
         self._ahead = ahead  # None as soon as the job has ended, too
+        self._journal = ahead
         if ahead is not None:
             ahead.serve(self)
         self.state: State = state or new_state(policy, clock())
@@ -220,9 +221,10 @@ class Stepper:
 
     def abandon(self, end: EndJob) -> None:
         """Another driver has the job: of what comes from now on nothing follows, and nothing is written."""
-        if self._ahead is not None:
-            self._ahead.abandon()
-            self._ahead = None
+        if self._journal is not None:
+            # Also where the job ends already: what becomes of agents meanwhile is the next driver's to write.
+            self._journal.abandon()
+        self._ahead = None
         self.state = replace(self.state, end=end)
         self.close()
 

@@ -83,6 +83,16 @@ def ended_key(place: EtcdPlace) -> str:
     return f"{place.prefix}/ended"
 
 
+def ended_in(found: KeyValue | None) -> Ended | None:
+    """The job that has ended last, as far as that was read there; None where nobody of ours has said so."""
+    if found is None:
+        return None
+    try:
+        return codec.decode(Ended, found.value)
+    except codec.CodecError:
+        return None
+
+
 def records_key(place: EtcdPlace) -> str:
     """How the keys of all records begin."""
     return f"{place.prefix}/records/"

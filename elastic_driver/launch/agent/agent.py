@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -117,12 +117,14 @@ class End:
         code: its exit code.
         why: what it says on standard error; "" for nothing.
         again: whether it begins anew, as another agent.
+        job: of which driver it was; "" where none had taken it in.
     """
 
     how: How
     code: int
     why: str = ""
     again: bool = False
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ class Agent:
             await self._end_workers()
             self._link.close()
             self._nothing_left.set()
-        return end
+        return replace(end, job=self._job_id)
 
     # --- what comes of the driver (LinkOwner) ----------------------------------------------------------------------
 

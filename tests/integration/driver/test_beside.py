@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,8 +46,9 @@ os._exit(int((folder / "end").read_text()))
 """
 
 
-def program(folder: Path, how: str = "") -> DriverBeside:
-    return DriverBeside([sys.executable, "-c", PROGRAM, str(folder), how], {**os.environ, "PYTHONPATH": str(ROOT)})
+def program(folder: Path, how: str = "", has_ended: Callable[[], bool] = lambda: False) -> DriverBeside:
+    words = [sys.executable, "-c", PROGRAM, str(folder), how]
+    return DriverBeside(words, {**os.environ, "PYTHONPATH": str(ROOT)}, has_ended=has_ended)
 
 
 def pids(folder: Path) -> list[int]:
@@ -64,13 +66,12 @@ def ended(pid: int) -> Callable[[], bool]:
 
 def test_one_that_is_lost_is_started_again(tmp_path: Path) -> None:
     """Killed, or because another driver has the job. Signals that are sent to all processes mean nothing to it."""
-    with program(tmp_path) as one:
+    with program(tmp_path):
         first = the_next(tmp_path)
         os.kill(first, signal.SIGTERM)
         os.kill(first, signal.SIGINT)
         os.kill(first, signal.SIGKILL)
         second = the_next(tmp_path, first)
-        assert one.outcome is None
         (tmp_path / "end").write_text(f"{int(ExitCode.OTHER_DRIVER)}")
         wait_for("it has ended", ended(second))
         (tmp_path / "end").unlink()
@@ -78,18 +79,40 @@ def test_one_that_is_lost_is_started_again(tmp_path: Path) -> None:
     assert not psutil.pid_exists(third), "it is gone with its node"
 
 
-def test_one_that_has_ended_is_told_of_and_can_be_had_again(tmp_path: Path) -> None:
-    with program(tmp_path) as one:
+@pytest.mark.parametrize("code", [0, 2, 3])
+def test_none_is_started_again_when_its_job_has_ended_unless_it_is_asked_for(tmp_path: Path, code: int) -> None:
+    asked = threading.Event()
+
+    def has_ended() -> bool:
+        asked.set()
+        return True
+
+    with program(tmp_path, has_ended=has_ended) as one:
         first = the_next(tmp_path)
-        (tmp_path / "end").write_text("3")
-        wait_for("its end is known", lambda: one.outcome == 3)
+        (tmp_path / "end").write_text(f"{code}")
+        asked.wait()
         (tmp_path / "end").unlink()
+        assert pids(tmp_path) == [first]
+        assert not one.is_refused
         one.again()
-        assert one.outcome is None
         the_next(tmp_path, first)
         (tmp_path / "end").write_text("0")
-        assert one.wait(600.0) == 0
-        one.again()  # there is none any more
+        one.wait(600.0)
+    assert len(pids(tmp_path)) == 2
+
+
+def test_one_that_ends_while_its_job_goes_on_is_started_again_unless_it_is_refused(tmp_path: Path) -> None:
+    with program(tmp_path) as one:
+        first = the_next(tmp_path)
+        (tmp_path / "end").write_text("70")
+        wait_for("it has ended", ended(first))
+        (tmp_path / "end").unlink()
+        the_next(tmp_path, first)
+        assert not one.is_refused
+        (tmp_path / "end").write_text("2")
+        wait_for("it is refused", lambda: one.is_refused)
+        one.again()
+        one.wait(600.0)
     assert len(pids(tmp_path)) == 2
 
 
@@ -130,4 +153,4 @@ def test_there_may_be_no_process_for_it(tmp_path: Path, capfd: pytest.CaptureFix
 
     with DriverBeside([str(tmp_path / "nothing")], {}) as one:
         wait_for("it is said again", is_said_twice)
-        assert one.outcome is None
+        assert not one.is_refused

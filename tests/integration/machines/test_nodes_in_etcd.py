@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.network.machines import command_of, made_machines, marks
 from tests.support.network.namespaces import Namespaces
@@ -36,12 +39,11 @@ class Job(NodesJob):
             *("--rdzv-endpoint", f"{machines[0].ipv4}:29400", "--rdzv-id", "a job"),
         )
 
-    def node(self, number: int, *more: str, name: str = "") -> Node:
+    def node(self, number: int, *more: str, name: str = "", command: Sequence[str] = WORKER) -> Node:
         """Starts one on that machine."""
         host = self.machines[number]
-        return self.start_words(
-            name or host.name, host, [sys.executable, "-m", "elastic_driver", *self._flags, *more, *WORKER]
-        )
+        words = [sys.executable, "-m", "elastic_driver", *self._flags, *more, *command]
+        return self.start_words(name or host.name, host, words)
 
     def tidy(self, number: int) -> None:
         """What processes of a machine have left that were killed goes with the next look."""
@@ -176,3 +178,44 @@ def test_nodes_that_do_not_belong_together(tmp_path: Path) -> None:
         one.wait_for("it says so", lambda: "another key" in unsealed.err)
         one.end(0)
         assert (first.wait(), unsealed.wait()) == (0, 0)
+
+
+@pytest.mark.parametrize("what", ["node", "driver"])
+def test_the_driver_is_killed_while_the_job_ends(tmp_path: Path, what: str) -> None:
+    """With its node, or alone. What is left of the job ends, and all know its end."""
+    stubborn = ["bash", "-c", "trap '' TERM; exec \"$@\"", "bash", *WORKER]
+    with job(tmp_path) as one:
+        nodes = [one.node(number, "--shutdown-timeout", "20", command=stubborn) for number in range(2)]
+        one.wait_for_world("node0", "node1")
+        (first,) = drives(*nodes)
+        number = int(first.removeprefix("node"))
+        found = re.search(r"has joined job ([0-9a-f]+)", nodes[0].err)
+        assert found is not None
+        ended = one.machines[number].run([sys.executable, "-m", "elastic_driver", "end", found[1]], cwd=ROOT)
+        assert ended.returncode == 0, ended.stderr
+        if what == "node":
+            nodes[number].signal(signal.SIGKILL)
+            nodes[number].wait()
+        else:
+            for pid in one.beside(number):
+                os.kill(pid, signal.SIGKILL)
+            assert nodes[number].wait() == 128 + signal.SIGTERM
+        assert nodes[1 - number].wait() == 128 + signal.SIGTERM
+        one.tidy(number)
+
+
+def test_a_node_that_was_away_does_not_begin_the_job_again(tmp_path: Path) -> None:
+    """It is cut off from the others, and not from etcd, and the job ends without it."""
+    with job(tmp_path, least=1) as one:
+        first = one.node(0)
+        one.wait_for_world("node0")
+        second = one.node(1)
+        one.wait_for_world("node0", "node1")
+        one.machines[1].cut_from(one.machines[0])
+        one.wait_for("it is lost", lambda: "its workers here were ended" in second.err)
+        one.wait_for_world("node0")
+        one.end(0)
+        assert first.wait() == 0
+        assert second.wait() == 0
+        assert len(one.lines()) == 4, "nobody has begun anew"
+        assert not drives(second)

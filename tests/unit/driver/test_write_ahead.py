@@ -513,6 +513,22 @@ def test_a_driver_that_has_lost_its_journal_ends_and_decides_nothing_more() -> N
     play(test)
 
 
+def test_a_driver_that_leaves_a_job_that_is_ending_writes_no_more_of_it() -> None:
+    """What becomes of its agents while it goes is not what has become of the job."""
+
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.disc.answers()
+        world.stepper.post(STOP)
+        world.disc.answers()
+        assert world.stepper.is_over
+        assert not world.disc.given_up
+        world.stepper.abandon(EndJob(75, "its node leaves"))
+        assert world.disc.given_up
+
+    play(test)
+
+
 def test_an_error_of_the_journals_own_is_an_internal_one() -> None:
     async def test(world: World) -> None:
         world.stepper.post(HOSTS)
