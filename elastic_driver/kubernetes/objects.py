@@ -267,8 +267,10 @@ def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tup
 def _tolerate_for(spec: Object, seconds: int) -> None:
     """How long the pod stays bound to a node that is not seen. What the template has wins."""
     tolerations = spec.setdefault("tolerations", [])
+    # Without an effect it is for all effects, and without a key for all keys.
+    given = {each.get("key") or "" for each in tolerations if each.get("effect") in (None, "", "NoExecute")}
     for key in _LOST:
-        if all(each.get("key") not in (key, "", None) for each in tolerations):  # without a key it is for all
+        if given.isdisjoint((key, "")):
             more = {"effect": "NoExecute", "tolerationSeconds": seconds}
             tolerations.append({"key": key, "operator": "Exists", **more})
 

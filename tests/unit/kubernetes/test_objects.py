@@ -22,6 +22,7 @@ from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
 TRANSPORTS = list(Transport)
+JOURNAL = "etcd://etcd-0.etcd:2379,etcd-1.etcd:2379/jobs/digits"
 
 
 def check(body: Object) -> None:
@@ -96,31 +97,49 @@ def test_a_job_with_parameter_servers_starts_at_its_own_minimum() -> None:
 
 
 def test_a_job_with_a_journal_in_etcd_gets_another_launcher_whatever_became_of_the_first() -> None:
-    journal = "etcd://etcd-0.etcd:2379,etcd-1.etcd:2379/jobs/digits"
-    plain, body = objects.launcher_job(job_of()), objects.launcher_job(job_of(journal=journal))
+    plain, body = objects.launcher_job(job_of()), objects.launcher_job(job_of(journal=JOURNAL))
     check(body)
     assert plain["spec"]["podReplacementPolicy"] == "Failed"
     assert body["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
     spec = body["spec"]["template"]["spec"]
     settings = parse((*shlex.split(env_of(spec)["ELASTIC_DRIVER_OPTIONS"]), "-np", "2", "python", "train.py"))
-    assert (settings["journal"], settings["journal_key"]) == (journal, "/etc/elastic-driver/journal-key")
+    assert (settings["journal"], settings["journal_key"]) == (JOURNAL, "/etc/elastic-driver/journal-key")
     assert settings["standby_driver"]
     assert keys_of(spec) == ["join-token", "operator-token", "journal-key"]
-    assert keys_of(objects.worker_pod(job_of(journal=journal), 0)["spec"]) == ["join-token"]
+    assert keys_of(objects.worker_pod(job_of(journal=JOURNAL), 0)["spec"]) == ["join-token"]
     assert keys_of(plain["spec"]["template"]["spec"]) == ["join-token", "operator-token"]
 
-    assert {each["key"]: each["tolerationSeconds"] for each in spec["tolerations"]} == {
-        "node.kubernetes.io/unreachable": 30,
-        "node.kubernetes.io/not-ready": 30,
-    }
-    assert "tolerations" not in plain["spec"]["template"]["spec"]
-    own = resource(journal=journal)
-    template = own["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
-    for given, count in ({"key": "node.kubernetes.io/not-ready", "operator": "Exists"}, 2), ({"operator": "Exists"}, 1):
-        template["tolerations"] = [given]
-        made = objects.launcher_job(ElasticJob.of(own))
-        check(made)
-        assert len(made["spec"]["template"]["spec"]["tolerations"]) == count
+
+NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({"key": NOT_READY, "operator": "Exists"}, {UNREACHABLE}),
+        ({"key": NOT_READY, "operator": "Exists", "effect": "NoExecute"}, {UNREACHABLE}),
+        ({"operator": "Exists"}, set()),
+        ({"operator": "Exists", "effect": "NoExecute"}, set()),
+        # They say nothing of the taints that end a pod.
+        ({"operator": "Exists", "effect": "NoSchedule"}, {NOT_READY, UNREACHABLE}),
+        ({"key": NOT_READY, "operator": "Exists", "effect": "PreferNoSchedule"}, {NOT_READY, UNREACHABLE}),
+    ],
+)
+def test_a_launcher_with_a_journal_leaves_a_lost_node_soon(given: Object, added: set[str]) -> None:
+    body = resource(journal=JOURNAL)
+    template = body["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    template["tolerations"] = [given]
+    made = objects.launcher_job(ElasticJob.of(body))
+    check(made)
+    first, *more = made["spec"]["template"]["spec"]["tolerations"]
+    assert first == given
+    own = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    assert sorted(more, key=lambda each: each["key"]) == [{"key": key, **own} for key in sorted(added)]
+    assert template["tolerations"] == [given]
+
+
+def test_a_launcher_without_a_journal_tolerates_what_its_template_says() -> None:
+    assert "tolerations" not in objects.launcher_job(job_of())["spec"]["template"]["spec"]
 
 
 def keys_of(spec: Object) -> list[str]:
