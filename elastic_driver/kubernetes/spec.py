@@ -28,8 +28,9 @@ DEFAULT_DRAIN_S = 120
 _MOST_WORKERS = 4096
 # Kubernetes's names of services and pods' hostnames.
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-# What is wrong with one of this form its launcher says.
-_JOURNAL = re.compile(rf"{ETCD}[^/\s]*(/[^/\s]+)+")
+# As the CRD has it. What else is wrong with one of this form its launcher says.
+_JOURNAL = re.compile(rf"{ETCD}[^/\s@]*(/[^/\s]+)+")
+_USER = re.compile(rf"{ETCD}[^/]*@")
 _MOST_NAME = 63 - len("-worker-") - len(str(_MOST_WORKERS))
 
 _T = TypeVar("_T", bound=StrEnum)
@@ -153,9 +154,6 @@ class ElasticJob:
             raise SpecError(f"spec.elasticPolicy.minReplicas {least} is above maxReplicas {most}")
         asked = worker.number("replicas", 1, 0, _MOST_WORKERS)
         transport = spec.one_of("transport", Transport, Transport.JOIN)
-        journal = spec.text("journal", "") if spec.get("journal") is not None else ""
-        if journal and not _JOURNAL.fullmatch(journal):
-            raise SpecError(f"spec.journal {journal[:200]!r} is no {ETCD}HOST:PORT,.../PREFIX")
         return cls(
             name=name,
             namespace=str(metadata["namespace"]),
@@ -185,7 +183,7 @@ class ElasticJob:
             port=spec.number("rendezvousPort", DEFAULT_PORT, 1, 65535) or DEFAULT_PORT,
             ssh_path=spec.text("sshAuthMountPath", "/root/.ssh"),
             drain_s=spec.number("drainTimeoutSeconds", DEFAULT_DRAIN_S, 0, None) or 0,
-            journal=journal,
+            journal=spec.journal(),
         )
 
     # --- names ------------------------------------------------------------------------------------------------------
@@ -254,6 +252,21 @@ class _Reader:
         if not isinstance(value, str) or not value:
             raise SpecError(f"{self.at}.{name} is no text")
         return value
+
+    def journal(self) -> str:
+        """A place in etcd; "" for none."""
+        if self.get("journal") is None:
+            return ""
+        place = self.text("journal", "")
+        if _USER.match(place):
+            # Without what was given: it is a password, and the message becomes a status and an event.
+            raise SpecError(
+                f"{self.at}.journal has a user in it, which everybody who may look at the job could read: give the "
+                "user in ETCDCTL_USER in the launcher's template"
+            )
+        if not _JOURNAL.fullmatch(place):
+            raise SpecError(f"{self.at}.journal {place[:200]!r} is no {ETCD}HOST:PORT,.../PREFIX")
+        return place
 
     def one_of(self, name: str, kind: type[_T], default: _T) -> _T:
         value = self.get(name, default)

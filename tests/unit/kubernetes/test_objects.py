@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import yaml
 from elastic_driver.cli.flags import parse
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import Object
-from elastic_driver.kubernetes.spec import ElasticJob, Transport
+from elastic_driver.kubernetes.spec import ElasticJob, SpecError, Transport
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.settings import Settings
 from tests.support.clusters.elastic_job_objects import Cluster, resource
@@ -169,6 +170,29 @@ def test_the_schema_knows_the_fields_that_are_read() -> None:
     cluster.says()
     cluster.look()
     assert set(cluster.status) <= set(status)
+
+
+@pytest.mark.parametrize(
+    ("journal", "is_one"),
+    [
+        (JOURNAL, True),
+        ("etcd:///jobs/digits", True),  # its launcher has ETCDCTL_ENDPOINTS
+        ("etcd://etcd-0.etcd/jobs/me@work", True),
+        ("etcd://etcd-0.etcd:2379", False),
+        ("etcd://jobs:secret@etcd-0.etcd:2379/jobs/digits", False),
+        ("etcd://jobs@etcd-0.etcd:2379/jobs/digits", False),
+        ("/var/jobs/digits", False),
+    ],
+)
+def test_the_schema_takes_the_journals_that_are_taken(journal: str, is_one: bool) -> None:
+    [version] = yaml.safe_load((MANIFESTS / "crd.yaml").read_text())["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["journal"]
+    assert (re.search(schema["pattern"], journal) is not None) == is_one
+    if is_one:
+        assert job_of(journal=journal).journal == journal
+        return
+    with pytest.raises(SpecError, match=r"spec\.journal"):
+        job_of(journal=journal)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

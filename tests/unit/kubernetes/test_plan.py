@@ -233,6 +233,8 @@ def test_replicas_stay_within_their_bounds() -> None:
     [
         ({"journal": "/a/folder"}, "spec.journal '/a/folder' is no etcd://HOST:PORT,.../PREFIX"),
         ({"journal": "etcd://a:2379"}, "spec.journal 'etcd://a:2379' is no etcd://HOST:PORT,.../PREFIX"),
+        ({"journal": "etcd://jobs:secret@a:2379/jobs/a"}, "spec.journal has a user in it"),
+        ({"journal": "etcd://jobs:secret@a:2379"}, "spec.journal has a user in it"),
         ({"transport": "carrier pigeon"}, "spec.transport 'carrier pigeon' is none of join, ssh, exec"),
         ({"slotsPerWorker": 0}, "spec.slotsPerWorker '0' is no whole number within 1 to 4096"),
         ({"slotsPerWorker": True}, "spec.slotsPerWorker 'True' is no whole number"),
@@ -277,6 +279,7 @@ def test_a_spec_that_cannot_be_is_refused_once(changes: dict[str, Any], said: st
     [told] = cluster.told
     assert told.warning
     assert said in told.message
+    assert "secret" not in told.message
     # Mended, it begins.
     cluster.body = resource()
     cluster.settle()
