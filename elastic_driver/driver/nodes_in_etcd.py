@@ -21,7 +21,7 @@ from elastic_driver.errors import in_words
 from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere, driver_there
-from elastic_driver.journal.etcd_records import Ended, ended_in, ended_key
+from elastic_driver.journal.etcd_records import Ended, ended_key, parse_ended
 from elastic_driver.journal.folder import JournalError
 from elastic_driver.launch.agent.agent import End, How
 from elastic_driver.settings.machines import NO_LAUNCHER
@@ -158,7 +158,7 @@ class NodeInEtcd:
         """At etcd, for the driver to join."""
         try:
             there = driver_there(self._client, self._place)
-            ended = ended_in(self._client.get(ended_key(self._place)))
+            ended = parse_ended(self._client.range(ended_key(self._place)).found)
         except EtcdError as error:
             return _Look(why=f"cannot ask {self._place} who drives the job: {in_words(error)}")
         ended_last = "" if ended is None else ended.job
@@ -177,7 +177,7 @@ class NodeInEtcd:
         """Whether a job has ended since this node has looked for one: then the driver beside has ended with it."""
         try:
             with EtcdClient(self._place, timeout_s=_ASK_S) as client:  # another thread has the other
-                ended = ended_in(client.get(ended_key(self._place)))
+                ended = parse_ended(client.range(ended_key(self._place)).found)
         except EtcdError:
             return False
         return ended is not None and self._ended_before is not None and ended.job != self._ended_before

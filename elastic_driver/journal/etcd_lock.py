@@ -25,7 +25,7 @@ from elastic_driver.etcd.client import NOT_FOUND, EtcdClient, EtcdError, EtcdRef
 from elastic_driver.etcd.messages import Compare, Created, Delete, Get, KeyValue, Modified, Put
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere, driver_key, encode
-from elastic_driver.journal.etcd_records import Ended, Found, ended_in, ended_key, head_key, parse_head
+from elastic_driver.journal.etcd_records import Ended, Found, ended_key, head_key, parse_ended, parse_head
 from elastic_driver.journal.etcd_waiting import LEASE_S, Waiting, held, there_in
 from elastic_driver.journal.folder import JournalHeldError, Signature
 from elastic_driver.system.parent import Interruption
@@ -464,6 +464,6 @@ class EtcdLock:
 
 
 def _signature(found: tuple[KeyValue, ...]) -> Signature:
-    """What was said of the job's end. What is none was not said."""
-    ended = ended_in(found[0] if found else None)
+    """What was said of the job's end."""
+    ended = parse_ended(found)
     return Signature() if ended is None else Signature(job=ended.job, exit_code=ended.exit_code)

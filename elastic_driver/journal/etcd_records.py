@@ -12,6 +12,7 @@ written, and does not count; but the first one of a generation is whole before t
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -83,16 +84,6 @@ def ended_key(place: EtcdPlace) -> str:
     return f"{place.prefix}/ended"
 
 
-def ended_in(found: KeyValue | None) -> Ended | None:
-    """The job that has ended last, as far as that was read there; None where nobody of ours has said so."""
-    if found is None:
-        return None
-    try:
-        return codec.decode(Ended, found.value)
-    except codec.CodecError:
-        return None
-
-
 def records_key(place: EtcdPlace) -> str:
     """How the keys of all records begin."""
     return f"{place.prefix}/records/"
@@ -134,7 +125,15 @@ def parse_head(found: tuple[KeyValue, ...], place: EtcdPlace) -> Found:
         raise JournalError(f"cannot read {place}: its head is none of a journal ({error})") from None
 
 
-def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool) -> None:
+def parse_ended(found: tuple[KeyValue, ...]) -> Ended | None:
+    """What was read at the key of the end. What nobody of ours has written was not said."""
+    with contextlib.suppress(codec.CodecError):
+        for each in found:
+            return codec.decode(Ended, each.value)
+    return None
+
+
+def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool, ended: Ended | None = None) -> None:
     """Makes sure that whoever has a secret can read the records.
 
     Args:
@@ -142,18 +141,18 @@ def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool) -
         place: where.
         key_name: of the secret.
         is_driven: whether a driver has the job.
+        ended: the last end that was said there.
 
     Raises:
         JournalError: they are sealed with another one.
     """
     if head.key == key_name:
         return
-    what = ""
-    if not is_driven:
-        what = (
-            f" Without that key nobody can read it. To give up job {head.job}, whose workers may still run: "
-            f"etcdctl del --prefix {place.prefix}/"
-        )
+    what, remove = "", f"etcdctl del --prefix {place.prefix}/"
+    if not is_driven and ended is not None and ended.job == head.job:
+        what = f" Job {head.job} has ended with exit code {ended.exit_code}. To begin another one there: {remove}"
+    elif not is_driven:
+        what = f" Without that key nobody can read it. To give up job {head.job}, whose workers may still run: {remove}"
     raise JournalError(f"cannot read {place}: it is sealed with another key: is --journal-key the job's?{what}")
 
 
@@ -186,12 +185,12 @@ def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret, *, is_loc
     """
     error: EtcdError | None = None
     for _ in range(_TRIES):
-        read = client.txn([], [Get(head_key(place)), Get(driver_key(place))])
+        read = client.txn([], [Get(head_key(place)), Get(driver_key(place)), Get(ended_key(place))])
         head = parse_head(read.found[0], place).head
         if head is None:
             return None
         is_driven = bool(read.found[1]) and not is_locked
-        check_key(head, place, secret.name, is_driven=is_driven)
+        check_key(head, place, secret.name, is_driven=is_driven, ended=parse_ended(read.found[2]))
         try:
             pieces = _pieces(client, place, head.generation, read.revision)
             return Read(_bodies(pieces, place, secret, head.generation), is_driven)

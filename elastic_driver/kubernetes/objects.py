@@ -222,7 +222,7 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
     if job.journal:
         # One that finds another at work waits for its end: it would use up the Job's backoffLimit.
-        options += ["--journal", job.journal, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}", "--standby-driver"]
+        options += ["--journal", job.journal_url, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}", "--standby-driver"]
     if job.min_replicas is not None:
         options += ["--min-slots", str(max(1, job.min_replicas * job.slots))]
     if job.max_replicas is not None:

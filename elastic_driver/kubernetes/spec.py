@@ -97,7 +97,7 @@ class ElasticJob:
         port: where the driver listens.
         ssh_path: where the ssh keys are mounted.
         drain_s: how long a pod that is to go may take to reach a commit.
-        journal: where its journal is in etcd, for a launcher on another node; "" for a job without one.
+        journal: under what in etcd its journal is, for a launcher on another node; "" for a job without one.
     """
 
     name: str
@@ -207,6 +207,11 @@ class ElasticJob:
     def tokens_name(self) -> str:
         """Of the Secret with the tokens of joiners and operators."""
         return f"{self.name}-tokens"
+
+    @property
+    def journal_url(self) -> str:
+        """Where the journal is: apart from that of another ElasticJob of this name, which had another key."""
+        return f"{self.journal}/{self.uid}" if self.journal else ""
 
     def worker_name(self, index: int) -> str:
         """Of a worker's pod."""

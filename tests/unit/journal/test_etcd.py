@@ -20,7 +20,7 @@ from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere, driver_key, driver_there, encode
 from elastic_driver.journal import etcd_lock, etcd_records, etcd_waiting
 from elastic_driver.journal.etcd_lock import EtcdLock, LockInDoubtError, LockLostError
-from elastic_driver.journal.etcd_records import Head, head_key, piece_key
+from elastic_driver.journal.etcd_records import Ended, Head, ended_key, head_key, piece_key
 from elastic_driver.journal.folder import JournalError, JournalHeldError, Signature
 from elastic_driver.system.process_name import name_of, name_of_this_process, place_of_processes
 from tests.support.fakes.etcd_jobs import Writer, bodies, until, writer
@@ -841,6 +841,24 @@ def test_only_where_nobody_drives_is_it_said_how_the_job_is_given_up(place: Etcd
         bodies(place, secret="another secret")
     mine.lock.release()
     with pytest.raises(JournalError, match=r"To give up job 0123, whose workers may still run: etcdctl del --prefix "):
+        bodies(place, secret="another secret")
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ("0123", r"Job 0123 has ended with exit code 3\. To begin another one there: etcdctl del --prefix /jobs/a/$"),
+        ("0122", r"To give up job 0123, whose workers may still run: etcdctl del --prefix /jobs/a/$"),
+    ],
+)
+def test_of_a_job_that_has_ended_nobody_is_told_that_it_may_run(
+    etcd: FakeEtcd, place: EtcdPlace, mine: Writer, ended: str, said: str
+) -> None:
+    mine.begin(b"first")
+    mine.store.close()
+    etcd.put(ended_key(place), codec.encode(Ended, Ended(ended, 3)))
+    mine.lock.release()
+    with pytest.raises(JournalError, match=said):
         bodies(place, secret="another secret")
 
 

@@ -14,12 +14,13 @@ import pytest
 import yaml
 
 from elastic_driver.cli.flags import parse
+from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import Object
 from elastic_driver.kubernetes.spec import ElasticJob, SpecError, Transport
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.settings import Settings
-from tests.support.clusters.elastic_job_objects import Cluster, resource
+from tests.support.clusters.elastic_job_objects import UID, Cluster, resource
 
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
 TRANSPORTS = list(Transport)
@@ -103,12 +104,22 @@ def test_a_job_with_a_journal_in_etcd_gets_another_launcher_whatever_became_of_t
     assert plain["spec"]["podReplacementPolicy"] == "Failed"
     assert body["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
     spec = body["spec"]["template"]["spec"]
-    settings = parse((*shlex.split(env_of(spec)["ELASTIC_DRIVER_OPTIONS"]), "-np", "2", "python", "train.py"))
-    assert (settings["journal"], settings["journal_key"]) == (JOURNAL, "/etc/elastic-driver/journal-key")
-    assert settings["standby_driver"]
+    options = options_of(body)
+    assert (options["journal"], options["journal_key"]) == (f"{JOURNAL}/{UID}", "/etc/elastic-driver/journal-key")
+    assert options["standby_driver"]
     assert keys_of(spec) == ["join-token", "operator-token", "journal-key"]
     assert keys_of(objects.worker_pod(job_of(journal=JOURNAL), 0)["spec"]) == ["join-token"]
     assert keys_of(plain["spec"]["template"]["spec"]) == ["join-token", "operator-token"]
+
+
+def test_an_elastic_job_that_is_made_again_has_a_journal_of_its_own() -> None:
+    """It has a new key, too, and what the one before it has left in etcd nobody can read any more."""
+    first, second = resource(journal=JOURNAL), resource(journal=JOURNAL)
+    second["metadata"]["uid"] = "66666666-2222-3333-4444-555555555555"
+    urls = [options_of(objects.launcher_job(ElasticJob.of(body)))["journal"] for body in (first, second)]
+    uids = [body["metadata"]["uid"] for body in (first, second)]
+    assert urls == [f"{JOURNAL}/{uid}" for uid in uids]
+    assert [EtcdPlace.parse(url, {}).prefix for url in urls] == [f"/jobs/digits/{uid}" for uid in uids]
 
 
 NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
@@ -147,6 +158,12 @@ def keys_of(spec: Object) -> list[str]:
     """Of the Secret with the tokens, those that a pod has."""
     [volume] = [each for each in spec["volumes"] if each["name"] == "elastic-driver-tokens"]
     return [item["key"] for item in volume["secret"]["items"]]
+
+
+def options_of(launcher: Object) -> dict[str, Any]:
+    """What elasticrun is told in the launcher's pod."""
+    words = shlex.split(env_of(launcher["spec"]["template"]["spec"])["ELASTIC_DRIVER_OPTIONS"])
+    return parse((*words, "-np", "2", "python", "train.py"))
 
 
 def env_of(spec: Object) -> dict[str, str]:
