@@ -13,6 +13,7 @@ from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_PROTOCOL, OFF, place_variables
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
 from elastic_driver.dialects.torchrun import TorchrunJob, torchrun_environment
+from elastic_driver.etcd.credentials import CREDENTIALS
 from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import (
     ENV_JOB,
@@ -27,12 +28,13 @@ from elastic_driver.rendezvous.environment import (
 from elastic_driver.words import OnChange
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
-# ours or of torchrun said of itself - a worker of this job must not take it for its own.
+# ours or of torchrun said of itself - a worker of this job must not take it for its own. Nor what only
+# drivers may have.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|PLACE|LOCAL_RANK|RESTARTED|OWNER|HOROVOD_(PROTOCOL|ADDRESS|PORT)|NUMA_BINDING|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|PLACE|LOCAL_RANK|RESTARTED|OWNER|BESIDE|HOROVOD_(PROTOCOL|ADDRESS|PORT)|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
-    r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
+    rf"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*|{CREDENTIALS})$"
 )
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.etcd.credentials import CREDENTIALS
 
 STDIN = "stdin"
 BOOTSTRAPS = (STDIN, "command")
@@ -38,6 +39,8 @@ _STAYS = re.compile(
     # Of a launcher pod: that it is one, and that it has no GPUs.
     r"|K_MPI_JOB_ROLE|I_MPI_(HYDRA_.*|PERHOST)|HYDRA_(HOST_FILE|LAUNCH_EXTRA_ARGS)"
     r"|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES)"
+    # What only drivers may have.
+    rf"|ELASTIC_DRIVER_BESIDE|{CREDENTIALS}"
 )
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_driver.errors import RendezvousProtocolError, SettingsError, shortage
+from elastic_driver.etcd.credentials import without_credentials
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.coming_back import all_again
 from elastic_driver.launch.agent.control import (
@@ -333,8 +334,12 @@ class Agent:
             self._tasks.start(self._watch_spot(Cloud(cloud)))
 
     def _environ(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own."""
-        return given if self._bootstrap.owner else {**os.environ, **given}
+        """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own.
+
+        An agent that the driver has begun before it knew that, or that a launcher like srun has started, may have what
+        is the driver's alone.
+        """
+        return given if self._bootstrap.owner else {**without_credentials(os.environ), **given}
 
     def _mark(self, welcome: Welcome) -> str:
         """Of the processes here.

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from elastic_driver.errors import LaunchError, in_words
+from elastic_driver.etcd.credentials import without_credentials
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.dial.spawned import Spawned, spawn
 from elastic_driver.launch.words import CommandNotFoundError
@@ -113,7 +114,8 @@ async def start_child(
         command: what to run; its standard output is thrown away.
         given: stands on its standard input, which stays open afterwards.
         explain: what its end means.
-        env: its whole environment; None for this process's.
+        env: its whole environment; None for this process's, without what only drivers may have: a launcher like srun
+            hands its own on to other hosts.
         grace_s: from SIGTERM to SIGKILL, when it is closed, seconds; 0 for SIGKILL at once.
         with_group: whether what it has started in its process group is ended with it.
         more: descriptors that it inherits under their numbers.
@@ -144,7 +146,8 @@ def _start(
     outlives: bool,
 ) -> Spawned:
     try:
-        spawned = spawn(command, env, with_group=with_group, more=more)
+        own = without_credentials(os.environ) if env is None else env
+        spawned = spawn(command, own, with_group=with_group, more=more)
         try:
             spawned.give(given, outlives=outlives)
         except BaseException:

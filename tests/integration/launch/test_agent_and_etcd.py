@@ -6,6 +6,7 @@ What is the same with a journal in a folder is in test_agent_without_driver.py.
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from elastic_driver.etcd.place import EtcdPlace
 from elastic_driver.etcd.there import DriverThere
-from elastic_driver.rendezvous.agent_messages import Exited, InDoubt, Levels, Warning
+from elastic_driver.rendezvous.agent_messages import Exited, Finished, InDoubt, Levels, Warning
 from elastic_driver.system.process_name import place_of_sockets
 from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd, nobody
 from tests.support.processes.agents import B, FakeDriver, Scene, act, gone, scene
@@ -60,6 +61,22 @@ async def has_it(second: FakeDriver, etcd: FakeEtcd) -> None:
     """The other driver has the job, and says so."""
     await second.listen()
     etcd.says(there(second))
+
+
+def test_workers_have_nothing_that_only_drivers_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent may: that of the driver's machine is begun before it is known whose agent it is."""
+    monkeypatch.setenv("ETCDCTL_USER", "jobs:secret")
+    monkeypatch.setenv("ETCDCTL_API", "3")
+
+    async def main() -> None:
+        async with job(tmp_path) as (one, _, _):
+            await one.ready()
+            names = "import os; print(sorted(name for name in os.environ if name.startswith('ETCDCTL')))"
+            one.driver.start([sys.executable, "-c", names], env={})
+            await one.driver.hears(Finished)
+            assert one.driver.output() == b"[0]<stdout>:['ETCDCTL_API']\n"
+
+    act(main)
 
 
 def test_the_next_driver_is_found_on_another_machine(tmp_path: Path) -> None:

@@ -113,6 +113,25 @@ def test_an_rsh_agent_gets_words_for_a_shell(tmp_path: Path, program: str) -> No
     assert words == ["b", f"'{AGENT[0]}'", *AGENT[1:], "--bootstrap", BOOTSTRAP.to_word()]
 
 
+def test_a_launcher_has_nothing_that_only_drivers_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun hands its environment on to other hosts."""
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\nenv >"{tmp_path}/words"\n')
+    program.chmod(0o755)
+    secret = ("ETCDCTL_USER=jobs:secret", "ETCDCTL_KEY=/key", "ELASTIC_DRIVER_AGENTS_ETCDCTL_USER=agents:other")
+    for variable in (*secret, "ETCDCTL_API=3"):
+        monkeypatch.setenv(*variable.split("="))
+    for dialler in (
+        RshDialler(str(program), **THERE),
+        CommandDialler(f"{program} {{host}}", **THERE),
+        SshDialler(program=(str(program),), **THERE),
+    ):
+        there = words_of(dialler, tmp_path)
+        assert "ETCDCTL_API=3" in there
+        assert set(there).isdisjoint(secret)
+        (tmp_path / "words").unlink()
+
+
 @pytest.mark.parametrize("bootstrap_on", [None, "stdin"])
 @pytest.mark.parametrize("says", ["code", "words"])
 @pytest.mark.parametrize("input_of", ["</dev/null", "<&-", "< fifo"], ids=["empty", "closed", "silent"])

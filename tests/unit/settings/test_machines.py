@@ -51,6 +51,7 @@ def test_what_cannot_be_passed(word: str, complaint: str) -> None:
 
 def test_what_travels() -> None:
     travels = {"PATH": "p", "PYTHONPATH": "q", "LD_LIBRARY_PATH": "l", "NCCL_DEBUG": "i", "TERMS": "t", "MY_HOME": "h"}
+    travels["ETCDCTL_ENDPOINTS"] = "e"
     stays = dict.fromkeys(
         (
             "BASH_FUNC_which%%",
@@ -71,6 +72,10 @@ def test_what_travels() -> None:
             "NVIDIA_VISIBLE_DEVICES",
             "ELASTIC_DRIVER_JOIN_TOKEN",
             "_HOROVOD_SECRET_KEY",
+            "ELASTIC_DRIVER_BESIDE",
+            "ELASTIC_DRIVER_AGENTS_ETCDCTL_PASSWORD",
+            "ETCDCTL_USER",
+            "ETCDCTL_KEY",
             "not-a-name",
         ),
         "x",
