@@ -192,7 +192,7 @@ def agents_of(
         driver=secrets.token_hex(16) if journal is None else journal.driver,
         driver_timeout_s=0.0 if journal is None else settings.driver_timeout_s,
         place=place_of_sockets(),
-        etcd=None if recorded.lock is None else recorded.lock.place.of_agents(os.environ),
+        etcd=None if recorded.lock is None else recorded.lock.place.of_agents(),
         etcd_cluster="" if recorded.lock is None else recorded.lock.cluster_id,
     )
     return AgentSide(

@@ -9,7 +9,8 @@ Owns the text form ``etcd://HOST:PORT,HOST:PORT/PREFIX``, and what of ``etcdctl`
 | ETCDCTL_CERT, ETCDCTL_KEY        | files of a client's certificate and its key                                   |
 | ETCDCTL_USER, ETCDCTL_PASSWORD   | ``NAME:PASSWORD`` in the first, or each in its own                            |
 
-The last four with ``ELASTIC_DRIVER_AGENTS_`` before them are for agents, which need to read one key only.
+The last four with ``ELASTIC_DRIVER_AGENTS_`` before them are for agents, which need to read one key only. Where one of
+these is given, agents get none of what proves who the driver is.
 
 The servers are asked over TLS if one of the certificates is given, or where ETCDCTL_ENDPOINTS says ``https://``. A
 place has what its files hold, and can be sent to another machine, which has none of them. Where they are, they may be
@@ -36,8 +37,9 @@ _PORT = 2379
 # A bundle of all authorities that a Linux distribution trusts has a quarter of that.
 _MOST_PEM = 1 << 20
 _FORM = f"expected {ETCD}HOST:PORT,HOST:PORT/PREFIX"
-# What needs no quoting, in a shell or in a pattern of etcdctl's.
 _AGENTS = "ELASTIC_DRIVER_AGENTS_"
+_CA = "ETCDCTL_CACERT"
+# What needs no quoting, in a shell or in a pattern of etcdctl's.
 _PREFIX = re.compile(r"(/[A-Za-z0-9._+=@:-]+)+")
 _MOST_PREFIX = 512
 # A name's parts are not empty, and not too long for DNS: what looks it up would raise an error of its own.
@@ -59,6 +61,8 @@ class EtcdPlace:
         key: of that certificate, PEM.
         files: of these three on this machine, absolute, "" for none; empty where the place has come from another
             machine: they are not sent with it.
+        agents: the same place with what proves who the agents are; None where they are given what the driver has, or
+            the place has come from another machine.
     """
 
     endpoints: tuple[str, ...]
@@ -69,6 +73,7 @@ class EtcdPlace:
     certificate: str = field(default="", repr=False)
     key: str = field(default="", repr=False)
     files: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    agents: EtcdPlace | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -98,7 +103,7 @@ class EtcdPlace:
             )
         if why := _why_no_prefix(prefix):
             raise SettingsError(f"cannot use {url[:200]!r}: {why}; {_FORM}")
-        ca = _pem(environ, "ETCDCTL_CACERT")
+        ca = _pem(environ, _CA)
         certificate, key = _pair(environ)
         source = hosts or environ.get("ETCDCTL_ENDPOINTS", "")
         if not source.strip():
@@ -112,27 +117,19 @@ class EtcdPlace:
                 where = repr(url[:200]) if hosts else "ETCDCTL_ENDPOINTS"
                 raise SettingsError(f"cannot use {where}: {text[:200]!r} is no HOST:PORT; {_FORM}")
             endpoints.append(endpoint)
-        given = (environ.get(name, "") for name in ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"))
-        # The driver's process may have another working directory by the time that it reads them again.
-        files = tuple(os.path.abspath(file) if file else "" for file in given)
-        place = cls(tuple(dict.fromkeys(endpoints)), prefix, *_user(environ), ca, certificate, key, files)
+        servers = tuple(dict.fromkeys(endpoints))
+        place = cls(servers, prefix, *_user(environ), ca, certificate, key, _files(environ))
         place.tls()
-        return place
+        user, pair = _user(environ, _AGENTS), _pair(environ, _AGENTS)
+        if not any((*user, *pair)):
+            return place
+        agents = cls(servers, prefix, *user, ca, *pair, _files(environ, _AGENTS))
+        agents.tls(of=_AGENTS)
+        return replace(place, agents=agents)
 
-    def of_agents(self, environ: Mapping[str, str]) -> Self:
-        """The same place as agents are given it: with a user and a certificate of their own, where there are such.
-
-        Raises:
-            SettingsError: a variable or a file is not what it has to be.
-        """
-        (user, password), (certificate, key) = _user(environ, _AGENTS), _pair(environ, _AGENTS)
-        if not user:
-            user, password = self.user, self.password
-        if not certificate:
-            certificate, key = self.certificate, self.key
-        place = replace(self, user=user, password=password, certificate=certificate, key=key, files=())
-        place.tls(of=_AGENTS)
-        return place
+    def of_agents(self) -> EtcdPlace:
+        """The same place as agents are given it, as its files are by now: see the module."""
+        return replace((self.agents or self).read_again(), files=(), agents=None)
 
     def read_again(self) -> Self:
         """As its files are by now. One that cannot be read, or is no file any more, leaves all as they were."""
@@ -228,6 +225,12 @@ def _pem(environ: Mapping[str, str], name: str) -> str:
     if "-----BEGIN " not in text:
         raise SettingsError(f"cannot use {path} ({name}): it is no PEM file")
     return text
+
+
+def _files(environ: Mapping[str, str], of: str = "") -> tuple[str, ...]:
+    """As in EtcdPlace: the driver's process may have another working directory by the time that it reads them again."""
+    given = (environ.get(name, "") for name in (_CA, f"{of}ETCDCTL_CERT", f"{of}ETCDCTL_KEY"))
+    return tuple(os.path.abspath(file) if file else "" for file in given)
 
 
 def _pair(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:

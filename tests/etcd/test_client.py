@@ -114,7 +114,7 @@ def test_agents_may_see_who_drives_and_nothing_else(etcd: Cluster) -> None:
     with_users(etcd)
     url = str(etcd.place())
     environ = {"ETCDCTL_USER": "jobs:of jobs", "ELASTIC_DRIVER_AGENTS_ETCDCTL_USER": "agents:of agents"}
-    theirs = EtcdPlace.parse(url, environ).of_agents(environ)
+    theirs = EtcdPlace.parse(url, environ).of_agents()
     assert asyncio.run(Whereabouts(theirs).ask()) is None
     with writer(EtcdPlace.parse(url, environ)) as made:
         made.begin(b"first")

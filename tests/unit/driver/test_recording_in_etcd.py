@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.driver.recording import Recording, Resumed, close, has_journal, recording
+from elastic_driver.driver.agent_side import agents_of
+from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.errors import SettingsError
 from elastic_driver.etcd.client import EtcdClient
 from elastic_driver.etcd.sealed import Secret
@@ -24,11 +25,17 @@ from elastic_driver.journal.etcd_waiting import LEASE_S
 from elastic_driver.journal.folder import JournalError, JournalHeldError
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
+from elastic_driver.launch.dial.local import LocalDialler
+from elastic_driver.launch.fleet.stdin import StandardInput
+from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.words import OnChange
 from tests.support.fakes.etcd_jobs import until
 from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd
+from tests.support.fakes.fleet_fakes import Sink
 from tests.support.fakes.job_facts import an_agent, greeting, job_of_one
 from tests.support.fakes.left_jobs import STATE
 
@@ -506,3 +513,30 @@ def test_its_password_is_nowhere_in_what_is_kept(place: Place, monkeypatch: pyte
         assert recorded.lock.place == dataclasses.replace(place.place, user="jobs", password="pa55word")
         assert "pa55word" not in repr(recorded)
         recorded.journal.close(0)
+
+
+def test_agents_are_told_of_etcd_what_is_given_for_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a driver that takes the job over in another folder than it was begun in."""
+    place.leave(FAR)
+    mine = place.key.parent / "mine"
+    mine.mkdir()
+    for name in ("cert", "key"):
+        (mine / name).write_text(f"-----BEGIN {name} of agents")
+        monkeypatch.setenv(f"ELASTIC_DRIVER_AGENTS_ETCDCTL_{name.upper()}", name)
+    monkeypatch.setenv("ETCDCTL_USER", "jobs:pa55word")
+    place.etcd.users["jobs"] = "pa55word"
+    monkeypatch.chdir(mine)
+
+    async def welcome(recorded: Recording) -> object:
+        stdin, chronicle = StandardInput(None, None), Chronicle()
+        side = agents_of(recorded, JobClock(), Sink(), chronicle, 1.0, LocalDialler(), None, OnChange.IN_PLACE, stdin)
+        return side.admission._welcome_facts.etcd
+
+    with recording(place.settings(), "0456", Told()) as recorded:
+        enter(recorded.job)
+        assert not Path("cert").exists()
+        assert asyncio.run(welcome(recorded)) == dataclasses.replace(
+            place.place, certificate="-----BEGIN cert of agents", key="-----BEGIN key of agents"
+        )
+        assert recorded.journal is not None
+        recorded.journal.give_up()

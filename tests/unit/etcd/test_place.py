@@ -146,29 +146,60 @@ def pair(folder: Path, name: str) -> tuple[str, str]:
     return written(folder / f"{name}.pem", certificate), written(folder / f"{name}.key", begin + key)
 
 
-def test_agents_have_a_user_and_a_certificate_of_their_own(tmp_path: Path) -> None:
-    (cert, key), (agents_cert, agents_key) = pair(tmp_path, "driver"), pair(tmp_path, "agents")
+def test_agents_have_what_the_driver_has_where_nothing_is_given_for_them(tmp_path: Path) -> None:
+    cert, key = pair(tmp_path, "driver")
     environ = {"ETCDCTL_CACERT": cert, "ETCDCTL_CERT": cert, "ETCDCTL_KEY": key, "ETCDCTL_USER": "jobs:secret"}
     place = EtcdPlace.parse("etcd://a/jobs", environ)
-    assert place.of_agents(environ) == place
-    assert place.of_agents(environ).files == ()
+    assert place.of_agents() == place
+    assert place.of_agents().files == ()
 
-    environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_USER"] = "agents:other"
-    theirs = place.of_agents(environ)
-    assert (theirs.user, theirs.password, theirs.certificate) == ("agents", "other", place.certificate)
-    environ |= {"ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT": agents_cert, "ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY": agents_key}
-    theirs = place.of_agents(environ)
-    assert (theirs.ca, theirs.certificate) == (place.ca, Path(agents_cert).read_text())
-    assert theirs.key == Path(agents_key).read_text()
 
-    environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY"] = key
-    with pytest.raises(SettingsError, match=r"^cannot use ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT with ELASTIC_"):
-        place.of_agents(environ)
-    del environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY"]
-    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT without ELASTIC_DRIVER_AGENTS_ETCDCTL"):
-        place.of_agents(environ)
-    with pytest.raises(SettingsError, match=r"^cannot use ELASTIC_DRIVER_AGENTS_ETCDCTL_USER without a password"):
-        place.of_agents({"ELASTIC_DRIVER_AGENTS_ETCDCTL_USER": "agents"})
+@pytest.mark.parametrize("given", ["a user", "a certificate", "both"])
+def test_what_is_given_for_agents_replaces_all_that_the_driver_has(tmp_path: Path, given: str) -> None:
+    (cert, key), (agents_cert, agents_key) = pair(tmp_path, "driver"), pair(tmp_path, "agents")
+    environ = {"ETCDCTL_CACERT": cert, "ETCDCTL_CERT": cert, "ETCDCTL_KEY": key, "ETCDCTL_USER": "jobs:secret"}
+    if given != "a certificate":
+        environ["ELASTIC_DRIVER_AGENTS_ETCDCTL_USER"] = "agents:other"
+    if given != "a user":
+        environ |= {"ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT": agents_cert, "ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY": agents_key}
+    place = EtcdPlace.parse("etcd://a/jobs", environ)
+    user = ("", "") if given == "a certificate" else ("agents", "other")
+    files = ("", "") if given == "a user" else (Path(agents_cert).read_text(), Path(agents_key).read_text())
+    assert place.of_agents() == EtcdPlace(("https://a:2379",), "/jobs", *user, place.ca, *files)
+    assert (place.user, place.certificate) == ("jobs", Path(cert).read_text())
+    sent = codec.encode(EtcdPlace, place.of_agents()).decode()
+    assert "secret" not in sent
+    assert tmp_path.name not in sent, "the files are another machine's"
+
+
+@pytest.mark.parametrize("given", ["key", "no key", "no password"])
+def test_what_is_wrong_for_agents_is_refused_at_the_start(tmp_path: Path, given: str) -> None:
+    (cert, _), (_, key) = pair(tmp_path, "one"), pair(tmp_path, "other")
+    environ, why = {
+        "key": ({"CERT": cert, "KEY": key}, "^cannot use ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT with ELASTIC_"),
+        "no key": ({"CERT": cert}, "ELASTIC_DRIVER_AGENTS_ETCDCTL_CERT without ELASTIC_DRIVER_AGENTS_ETCDCTL_KEY"),
+        "no password": ({"USER": "agents"}, "^cannot use ELASTIC_DRIVER_AGENTS_ETCDCTL_USER without a password"),
+    }[given]
+    theirs = {f"ELASTIC_DRIVER_AGENTS_ETCDCTL_{name}": value for name, value in environ.items()}
+    with pytest.raises(SettingsError, match=why):
+        EtcdPlace.parse("etcd://a/jobs", {"ETCDCTL_CACERT": cert, **theirs})
+
+
+def test_files_of_agents_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a driver that has stood by, in the folder of the job by then."""
+    monkeypatch.chdir(tmp_path)
+    pair(tmp_path, "agents")
+    of = "ELASTIC_DRIVER_AGENTS_"
+    place = EtcdPlace.parse(
+        "etcd://a/jobs", {f"{of}ETCDCTL_CERT": "agents.pem", f"{of}ETCDCTL_KEY": "agents.key", "ETCDCTL_USER": "jobs:"}
+    )
+    monkeypatch.chdir("/")
+    before = place.of_agents()
+    pair(tmp_path, "agents")
+    renewed = place.of_agents()
+    assert renewed.certificate == (tmp_path / "agents.pem").read_text() != before.certificate
+    (tmp_path / "agents.key").unlink()
+    assert place.of_agents() == before, "as it was at the start"
 
 
 def test_its_files_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
