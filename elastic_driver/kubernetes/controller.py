@@ -38,7 +38,7 @@ from elastic_driver.discovery.kubernetes.access import Access
 from elastic_driver.errors import DiscoveryError, in_words
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.api import GONE, Api
-from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
+from elastic_driver.kubernetes.driver_link import ask_drain, ask_end, ask_status
 from elastic_driver.kubernetes.objects import LABEL_JOB, Object
 from elastic_driver.kubernetes.plan import (
     Action,
@@ -47,6 +47,7 @@ from elastic_driver.kubernetes.plan import (
     DeleteJob,
     Drain,
     DriverSays,
+    EndTraining,
     MakeSshKeys,
     MakeTokens,
     Observed,
@@ -99,7 +100,7 @@ class Controller:
 
     Args:
         api: the API server.
-        ask_status, ask_drain: see :mod:`~elastic_driver.kubernetes.driver_link`.
+        ask_status, ask_drain, ask_end: see :mod:`~elastic_driver.kubernetes.driver_link`.
         clock: seconds since the epoch.
     """
 
@@ -109,10 +110,11 @@ class Controller:
         *,
         ask_status: Callable[[str, bytes], DriverSays | None] = ask_status,
         ask_drain: Callable[[str, bytes, str, float], str | None] = ask_drain,
+        ask_end: Callable[[str, bytes], str | None] = ask_end,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
-        self._ask_status, self._ask_drain = ask_status, ask_drain
+        self._ask_status, self._ask_drain, self._ask_end = ask_status, ask_drain, ask_end
         self._clock = clock
         # Drivers that cannot be reached take their time: nobody else waits for them.
         self._asking = ThreadPoolExecutor(_ASKED_AT_ONCE, "driver-link")
@@ -271,6 +273,9 @@ class Controller:
             case Drain(host, within_s):
                 said = await self._ask(self._ask_drain, ElasticJob.of(body).driver_url, key, host, within_s)
                 _log.info("drain of %s: %s", host, said or "no driver answers")
+            case EndTraining():
+                said = await self._ask(self._ask_end, ElasticJob.of(body).driver_url, key)
+                _log.info("end of %s: %s", body["metadata"]["name"], said or "no driver answers")
             case Tell(reason, message, warning):
                 try:
                     await self._tell(body, reason, message, warning=warning)

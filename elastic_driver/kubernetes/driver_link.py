@@ -1,4 +1,4 @@
-"""A job's driver, asked over HTTP: what it does, and to drain a host. Blocks; for threads.
+"""A job's driver, asked over HTTP: what it does, to drain a host, and to end the job. Blocks; for threads.
 
 Owns what of the driver's answers the controller looks at. A driver that is not there (yet, or any more), or that is no
 elasticrun, says nothing: that is no error.
@@ -36,6 +36,12 @@ def ask_drain(url: str, key: bytes, host: str, within_s: float) -> str | None:
     """Has a host drained that goes away in so many seconds. Returns what comes of it; None where no driver answers."""
     request = DrainHostRequest(host, undo=False, within_s=within_s)
     reply = _ask(url, key, lambda client: client.drain(request))
+    return None if reply is None else reply.text
+
+
+def ask_end(url: str, key: bytes) -> str | None:
+    """Has the job ended, as SIGTERM to a driver does that leaves it to nobody. Returns likewise; it ends yet then."""
+    reply = _ask(url, key, lambda client: client.end())
     return None if reply is None else reply.text
 
 

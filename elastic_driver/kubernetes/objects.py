@@ -221,8 +221,10 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     # For elasticrun; other launchers have no use for it.
     options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
     if job.journal:
-        # One that finds another at work waits for its end: it would use up the Job's backoffLimit.
-        options += ["--journal", job.journal_url, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}", "--standby-driver"]
+        options += ["--journal", job.journal_url, "--journal-key", f"{_TOKENS_PATH}/{JOURNAL_KEY}"]
+        # One that finds another at work waits for its end: it would use up the Job's backoffLimit. The Job makes the
+        # next one while the pod of this one is being deleted: that waits for a driver, and not for the job's end.
+        options += ["--standby-driver", "--hand-over"]
     if job.min_replicas is not None:
         options += ["--min-slots", str(max(1, job.min_replicas * job.slots))]
     if job.max_replicas is not None:

@@ -129,6 +129,11 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class EndTraining:
+    """Ask the driver to end the job: the end of its pod would have it leave the job to another."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """An event at the resource."""
 
@@ -142,7 +147,7 @@ class DeleteJob:
     """Delete the resource: its time is over."""
 
 
-Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | Tell | DeleteJob
+Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | EndTraining | Tell | DeleteJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +282,9 @@ class _Planner:
         job, seen = self._job, self._seen
         if seen.launcher is not None:
             if bool((seen.launcher.get("spec") or {}).get("suspend")) != job.suspend:
+                if job.suspend and job.journal and seen.driver is not None:
+                    # Before its pod is: nobody is to take over a job that has no pods.
+                    self._actions.append(EndTraining())
                 self._actions.append(Update(seen.launcher, {"spec": {"suspend": job.suspend}}))
             return
         ready = sum(1 for pod in self._pods if _is_ready(pod) and not self._is_to_go(pod))

@@ -22,9 +22,13 @@ KINDS = ("Service", "ConfigMap", "tokens", "ServiceAccount", "Role", "RoleBindin
 class Life(RuleBasedStateMachine):
     """One job."""
 
-    @initialize(transport=st.sampled_from(("join", "ssh", "exec")), replicas=st.integers(0, 4))
-    def begin(self, transport: str, replicas: int) -> None:
-        self.cluster = Cluster(resource(transport=transport, replicas=replicas))
+    @initialize(
+        transport=st.sampled_from(("join", "ssh", "exec")),
+        replicas=st.integers(0, 4),
+        journal=st.sampled_from((None, "etcd://a:2379/jobs/digits")),
+    )
+    def begin(self, transport: str, replicas: int, journal: str | None) -> None:
+        self.cluster = Cluster(resource(transport=transport, replicas=replicas, journal=journal))
 
     @property
     def workers(self) -> dict[str, int]:

@@ -45,6 +45,7 @@ class Driver:
         self.says: DriverSays | None = None
         self.drained: list[str] = []
         self.keys: set[bytes] = set()
+        self.ended = threading.Event()
 
     def ask_status(self, url: str, key: bytes) -> DriverSays | None:
         assert url == f"https://{NAME}-launcher.{NAME}.{NAMESPACE}.svc:29400"
@@ -56,6 +57,11 @@ class Driver:
         if self.says is not None:  # they leave at once
             self.says = replace(self.says, drained=self.says.drained | {host}, busy=self.says.busy - {host})
         return "drained"
+
+    def ask_end(self, url: str, key: bytes) -> str | None:
+        self.keys.add(key)
+        self.ended.set()
+        return "it ends now"
 
 
 class World:
@@ -70,7 +76,8 @@ class World:
         """Runs one."""
 
         def make(api: Api) -> Controller:
-            return Controller(api, ask_status=self.driver.ask_status, ask_drain=self.driver.ask_drain)
+            driver = self.driver
+            return Controller(api, ask_status=driver.ask_status, ask_drain=driver.ask_drain, ask_end=driver.ask_end)
 
         with running_controller(make):
             yield
@@ -176,6 +183,18 @@ def test_a_job_lives(world: World) -> None:
 def pod_is_ending(world: World, name: str) -> bool:
     pod = world.cluster.get("pods", name, NAMESPACE)
     return pod is None or "deletionTimestamp" in pod["metadata"]
+
+
+def test_a_job_with_a_journal_is_ended_by_its_driver_before_it_is_suspended(world: World) -> None:
+    with world.controller():
+        world.cluster.create(job(journal="etcd://etcd:2379/jobs/digits"))
+        world.run_pods(2)
+        world.trains()
+        world.wait(lambda: world.status().get("workers") == 2, "status")
+        world.cluster.patch(PLURAL, NAME, {"spec": {"runPolicy": {"suspend": True}}}, NAMESPACE)
+        world.wait(lambda: world.cluster.get("jobs", f"{NAME}-launcher", NAMESPACE)["spec"]["suspend"], "suspension")
+        assert world.driver.ended.is_set()
+        assert len(world.driver.keys) == 1
 
 
 def test_a_controller_that_was_away_goes_on_where_it_was(world: World) -> None:

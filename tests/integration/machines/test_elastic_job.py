@@ -15,7 +15,7 @@ import pytest
 
 from elastic_driver.kubernetes.api import Api
 from elastic_driver.kubernetes.controller import Controller
-from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
+from elastic_driver.kubernetes.driver_link import ask_drain, ask_end, ask_status
 from elastic_driver.kubernetes.spec import PLURAL
 from tests.support.clusters.controllers import running_controller
 from tests.support.clusters.elastic_job_objects import NAME, NAMESPACE, resource
@@ -52,7 +52,7 @@ class Asker:
         self._there.shutdown()
 
     def make(self, api: Api) -> Controller:
-        return Controller(api, ask_status=self._status, ask_drain=self._drain)
+        return Controller(api, ask_status=self._status, ask_drain=self._drain, ask_end=self._end)
 
     def _status(self, url: str, key: bytes) -> Any:
         address = self._address(url)
@@ -61,6 +61,10 @@ class Asker:
     def _drain(self, url: str, key: bytes, host: str, within_s: float) -> Any:
         address = self._address(url)
         return None if address is None else self._there.submit(ask_drain, address, key, host, within_s).result()
+
+    def _end(self, url: str, key: bytes) -> Any:
+        address = self._address(url)
+        return None if address is None else self._there.submit(ask_end, address, key).result()
 
     def _address(self, url: str) -> str | None:
         parts = urlsplit(url)
@@ -97,6 +101,9 @@ class World:
     def scale(self, replicas: int) -> None:
         changes = {"spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}}}
         self.cluster.patch(PLURAL, NAME, changes, NAMESPACE)
+
+    def suspend(self, *, suspend: bool) -> None:
+        self.cluster.patch(PLURAL, NAME, {"spec": {"runPolicy": {"suspend": suspend}}}, NAMESPACE)
 
     def status(self) -> Line:
         found = self.cluster.get(PLURAL, NAME, NAMESPACE)
@@ -273,7 +280,7 @@ def test_the_launchers_node_is_lost_and_the_next_one_is_drained(world: World, tm
     machine = world.pods.pod("etcd").host
     with etcd_on(machine, tmp_path):
         journal = f"etcd://{machine.ipv4}:{PORT}/jobs/{NAME}"
-        world.create("join", 2, "--on-change", "in-place", "--agent-timeout", "10", "--hand-over", journal=journal)
+        world.create("join", 2, "--on-change", "in-place", "--agent-timeout", "10", journal=journal)
         world.wait_for_steps(2)
         world.wait("what the driver says", lambda: world.status().get("workers") == 2)
         [lost] = world.names("launcher")
@@ -304,4 +311,29 @@ def test_the_launchers_node_is_lost_and_the_next_one_is_drained(world: World, tm
         world.stop.touch()
         world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
         world.cluster.finish_pod(lost, NAMESPACE)  # its node is removed
+        world.delete()
+
+
+@needs_etcd
+def test_a_job_that_outlives_its_launchers_is_suspended_and_deleted(world: World, tmp_path: Path) -> None:
+    """Its driver ends the job before its pod ends: nobody has anything to take over when it is to go on."""
+    machine = world.pods.pod("etcd").host
+    with etcd_on(machine, tmp_path):
+        journal = f"etcd://{machine.ipv4}:{PORT}/jobs/{NAME}"
+        flags = ("--durable-dir", f"{WORK}/commits", "--agent-timeout", "10")
+        world.create("join", 2, *flags, journal=journal)
+        world.wait_for_steps(2)
+        world.wait("what the driver says", lambda: world.status().get("workers") == 2)
+        world.suspend(suspend=True)
+        world.wait("no pods", lambda: not world.names(""))
+        world.wait("suspension", lambda: world.held() == ["Created", "Suspended"])
+        assert world.kubelet.logs().count("elasticrun end: stopping all workers") == 1
+        assert "leaves the job to another" not in world.kubelet.logs()
+
+        done = len(world.steps())
+        world.suspend(suspend=False)
+        after = world.wait_for_steps(2, after=done)
+        assert after[0]["step"] > world.steps()[done - 1]["step"] - 60, "it begins from its last commit"
+        check_agreement(world.steps())
+        # Deleted while it runs: nothing may be left.
         world.delete()

@@ -16,6 +16,7 @@ from elastic_driver.kubernetes.plan import (
     DeleteJob,
     Drain,
     DriverSays,
+    EndTraining,
     MakeSshKeys,
     MakeTokens,
     Observed,
@@ -60,6 +61,7 @@ class Cluster:
         self.driver: DriverSays | None = None
         self.told: list[Tell] = []
         self.drains: list[Drain] = []
+        self.ends = 0
         self.deleted: list[str] = []
         self.is_gone = False
         self._uids = itertools.count(1)
@@ -113,6 +115,8 @@ class Cluster:
                     self.end(seen["metadata"]["name"])
                 case Drain():
                     self.drains.append(action)
+                case EndTraining():
+                    self.ends += 1
                 case Tell():
                     self.told.append(action)
                 case DeleteJob():

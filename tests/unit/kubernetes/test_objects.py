@@ -106,7 +106,9 @@ def test_a_job_with_a_journal_in_etcd_gets_another_launcher_whatever_became_of_t
     spec = body["spec"]["template"]["spec"]
     options = options_of(body)
     assert (options["journal"], options["journal_key"]) == (f"{JOURNAL}/{UID}", "/etc/elastic-driver/journal-key")
+    # Its pod is made while that of the one before it ends: the job has to be there yet.
     assert options["standby_driver"]
+    assert options["hands_over"]
     assert keys_of(spec) == ["join-token", "operator-token", "journal-key"]
     assert keys_of(objects.worker_pod(job_of(journal=JOURNAL), 0)["spec"]) == ["join-token"]
     assert keys_of(plain["spec"]["template"]["spec"]) == ["join-token", "operator-token"]

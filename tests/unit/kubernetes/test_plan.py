@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.kubernetes.objects import exec_pods_of
-from elastic_driver.kubernetes.plan import Create, Update, plan
+from elastic_driver.kubernetes.plan import Create, EndTraining, Update, plan
 from tests.support.clusters.elastic_job_objects import Cluster, resource
 
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "image"}]}}
@@ -212,6 +212,36 @@ def test_a_suspended_job_has_no_pods_and_comes_back() -> None:
     cluster.settle()
     assert cluster.others["Job"]["spec"]["suspend"] is False
     assert len(cluster.pods) == 2
+
+
+def test_a_driver_that_hands_over_is_to_end_the_job_before_it_is_suspended() -> None:
+    """Else it would leave the job to another, and the pods of its workers would be deleted under them."""
+    cluster = started(journal="etcd://a:2379/jobs/digits")
+    cluster.says()
+    cluster.look()
+    cluster.body["spec"]["runPolicy"] = {"suspend": True}
+    actions = cluster.look().actions
+    suspends = actions[actions.index(EndTraining()) + 1]
+    assert isinstance(suspends, Update)
+    assert suspends.seen["kind"] == "Job"
+    assert cluster.others["Job"]["spec"]["suspend"] is True
+    # Once; and one that does not answer is not waited for.
+    cluster.look()
+    assert cluster.ends == 1
+    cluster.body["spec"]["runPolicy"] = {}
+    cluster.driver = None
+    cluster.settle()
+    cluster.body["spec"]["runPolicy"] = {"suspend": True}
+    cluster.look()
+    assert (cluster.ends, cluster.others["Job"]["spec"]["suspend"]) == (1, True)
+
+
+def test_a_driver_without_a_journal_ends_the_job_with_its_pod() -> None:
+    cluster = started()
+    cluster.says()
+    cluster.body["spec"]["runPolicy"] = {"suspend": True}
+    cluster.look()
+    assert (cluster.ends, cluster.others["Job"]["spec"]["suspend"]) == (0, True)
 
 
 def test_the_launcher_may_wait_for_the_workers() -> None:
