@@ -3,8 +3,8 @@
 Owns when. It is no news that anything would come of, so it costs few writes of its own: it goes with others, at most
 each BESIDE_S, and after ALONE_S by itself; but a drain of a slow worker, whose pause it has, is never written without
 it. Nor is anything written without it once the job stands elsewhere: of the steps that it lacks the journal tells,
-until that is compacted. So a later driver's clock is at most that far behind, too, and drivers that die again and again
-do not begin a limit anew each time.
+and each of its snapshots again. So a later driver's clock is at most that far behind, too, and drivers that die again
+and again do not begin a limit anew each time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from elastic_driver.journal.entries import BooksKept
 from elastic_driver.journal.journal import Journal
 from elastic_driver.journal.past import Recorded
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.goodput import GoodputKept
 from elastic_driver.report.tally import Tally
 
 BESIDE_S, ALONE_S = 5.0, 30.0
@@ -92,13 +93,15 @@ class Books:
 def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTable, drains: Drains | None) -> None:
     """Goes on with the books of the driver before, as they were kept last. To be called before anything is counted."""
     kept = before.facts.books
-    if kept is None:
-        return
-    tally.go_on(kept.tally)
-    chronicle.go_on(kept.chronicle)
-    vitals.go_on(kept.vitals)
-    if drains is not None and kept.drains is not None:
-        drains.go_on(kept.drains)
-    if kept.goodput is not None:
-        ago_s = before.away_s + before.clock - kept.clock
-        chronicle.goodput.go_on(kept.goodput, ago_s, [(turned.at - kept.clock, turned) for turned in before.turns])
+    # Where no book of the job was kept yet, its first one begins when the job did.
+    goodput, clock = GoodputKept.of_new(), before.took.clock - before.took.at_s
+    if kept is not None:
+        tally.go_on(kept.tally)
+        chronicle.go_on(kept.chronicle)
+        vitals.go_on(kept.vitals)
+        if drains is not None and kept.drains is not None:
+            drains.go_on(kept.drains)
+        if kept.goodput is not None:
+            goodput, clock = kept.goodput, kept.clock
+    since = [(turned.at - clock, turned) for turned in before.turns]
+    chronicle.goodput.go_on(goodput, before.away_s + before.clock - clock, since)

@@ -53,7 +53,7 @@ from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello
 from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.report.chronicle import ChronicleKept
-from elastic_driver.report.goodput import GoodputKept
+from elastic_driver.report.goodput import GoodputKept, Turned
 from elastic_driver.report.tally import TallyKept
 from elastic_driver.settings.settings import Settings
 
@@ -186,6 +186,10 @@ class BooksKept:
     drains: DrainsKept | None
     heard: float | None = None
 
+    def has(self, at: float) -> bool:
+        """Whether the step at that time is in the job's book."""
+        return self.goodput is not None and self.heard is not None and at <= self.heard
+
     @property
     def name(self) -> str:
         """There is only one."""
@@ -271,12 +275,21 @@ class FactTable:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that there is of the job. The second entry of a file."""
+    """All that there is of the job. The second entry of a file.
+
+    Attributes:
+        clock: the job's time.
+        job: what does not change.
+        state: as of the last step.
+        turns: the steps by which the job came to stand there, or to another round, and that the books do not have.
+        facts: what is known beside the state.
+    """
 
     clock: float
     job: JobFacts
     state: State
-    facts: tuple[Fact, ...]
+    turns: tuple[Turned, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from elastic_driver.core.events import Command, Event, ReportResumed
 from elastic_driver.core.state import State
 from elastic_driver.errors import in_words
 from elastic_driver.journal.entries import (
+    BooksKept,
     Closed,
     Dropped,
     Fact,
@@ -43,6 +44,7 @@ from elastic_driver.journal.entries import (
 from elastic_driver.journal.folder import JournalError, JournalHeldError
 from elastic_driver.journal.store import Store
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
+from elastic_driver.report.goodput import Turned
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.version import __version__
@@ -108,6 +110,8 @@ class Journal:
         self._snapshot_bytes = 0
         self._table = FactTable(facts)
         self._last: tuple[float, State] | None = None  # what a snapshot says
+        self._turned: Turned | None = None
+        self._turns: list[Turned] = []  # that the books do not have
         self._given_up = threading.Event()
         self.at_s: Callable[[], float] = lambda: 0.0
         self.trouble = ""
@@ -246,6 +250,14 @@ class Journal:
         outcome: Exception | None = None
         for each in news:
             self._table.note(each)
+            if isinstance(each, Kept) and isinstance(each.fact, BooksKept):
+                books = each.fact
+                self._turns = [turned for turned in self._turns if not books.has(turned.at)]
+        for step in steps:
+            turned = Turned.by(step.clock, step.state, step.commands)
+            if turned.follows(self._turned):
+                self._turned = turned
+                self._turns.append(turned)
         self._last = last or self._last
         while not self._given_up.is_set():
             try:
@@ -275,7 +287,9 @@ class Journal:
             self._took = self._take(clock)
         self._replay_s += sum(step.took_s for step in steps)
         if not self._store.size or self._is_due(steps):
-            self._store.begin(encode_first(self._took, Snapshot(clock, self.job, state, ()), self._table))
+            self._store.begin(
+                encode_first(self._took, Snapshot(clock, self.job, state, tuple(self._turns)), self._table)
+            )
             self._snapshot_bytes = self._store.size
             self._replay_s = 0.0
         else:

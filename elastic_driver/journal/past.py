@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_driver.codec import CodecError
-from elastic_driver.core.events import Command, Event, PublishRound
+from elastic_driver.core.events import Event
 from elastic_driver.core.membership import check_invariants, step
 from elastic_driver.core.standing import standing_of
 from elastic_driver.core.state import State
@@ -113,7 +113,7 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
         case _:
             raise JournalError(f"cannot read {name}: it does not begin as a journal does")
     state, clock, events = snapshot.state, snapshot.clock, list[tuple[float, Event]]()
-    turns = [Turned(clock, standing_of(state))]
+    turns = [*snapshot.turns] or [Turned(clock, standing_of(state))]
     facts = FactTable(snapshot.facts)
     try:
         check_invariants(state)
@@ -132,21 +132,16 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
                     )
                 clock = entry.clock
                 events.append((entry.clock, entry.event))
-                turned = Turned(clock, standing_of(state), _rounds_of(commands))
-                if turned.rounds or turned.standing != turns[-1].standing:
+                turned = Turned.by(clock, state, commands)
+                if turned.follows(turns[-1]):
                     turns.append(turned)
             case _:
                 raise JournalError(f"cannot read {name}: {type(entry).__name__} is no entry behind the first record")
-    kept, since = facts.facts(), tuple[Turned, ...]()
+    kept = facts.facts()
+    since = tuple(turned for turned in turns if kept.books is None or not kept.books.has(turned.at))
     if kept.books is not None:
-        heard = kept.books.heard
-        since = tuple(turned for turned in turns if heard is None or turned.at > heard)
         clock = max(clock, kept.books.clock)
     return Recorded(took, snapshot.job, state, clock, tuple(events), kept, away_s(took, clock), turns=since)
-
-
-def _rounds_of(commands: Sequence[Command]) -> tuple[float | None, ...]:
-    return tuple(command.lost_s for command in commands if isinstance(command, PublishRound))
 
 
 def away_s(took: Took, clock: float) -> float:

@@ -12,11 +12,14 @@ can be checked against the other. What the categories mean for whom is in docs/o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
-from elastic_driver.core.standing import Doing, Standing
+from elastic_driver.core.events import Command, PublishRound
+from elastic_driver.core.standing import Doing, Standing, standing_of
+from elastic_driver.core.state import State
 from elastic_driver.health.findings import Stalled, StallEnded
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.happenings import (
@@ -228,6 +231,11 @@ class GoodputKept:
     doing: Doing | None = None
     on_change: OnChange | None = None
 
+    @classmethod
+    def of_new(cls) -> Self:
+        """Of a job at its beginning."""
+        return cls(0.0, Book(Category.START, 0.0).kept(0.0), False, None, False, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Turned:
@@ -242,6 +250,16 @@ class Turned:
     at: float
     standing: Standing
     rounds: tuple[float | None, ...] = ()
+
+    @classmethod
+    def by(cls, at: float, state: State, commands: Iterable[Command]) -> Self:
+        """By the step that comes to this state, with these commands."""
+        rounds = tuple(command.lost_s for command in commands if isinstance(command, PublishRound))
+        return cls(at, standing_of(state), rounds)
+
+    def follows(self, before: Turned | None) -> bool:
+        """Whether the job has turned by it at all, after that one: to where it stands now, or to another round."""
+        return before is None or bool(self.rounds) or self.standing != before.standing
 
 
 class _Place(StrEnum):

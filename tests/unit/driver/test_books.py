@@ -77,7 +77,7 @@ def test_the_drain_of_a_slow_worker_is_never_written_without_its_pause() -> None
 
 
 def test_nothing_is_written_behind_a_turn_of_the_job_without_it() -> None:
-    """The journal may be compacted then: from a snapshot nobody can tell when that was."""
+    """Else each snapshot of the journal would have to tell of it."""
 
     async def main(loop: VirtualLoop) -> None:
         journal, chronicle = Journal(), Chronicle(instant=Instant(loop.time))
@@ -120,7 +120,19 @@ def test_a_later_driver_goes_on_with_them() -> None:
     assert told.kept() == books.chronicle
 
 
-def test_a_job_whose_driver_has_died_at_once_has_none() -> None:
-    tally = Tally()
-    go_on(past(None), tally, Chronicle(), VitalsTable(), None)
+@pytest.mark.parametrize("kept", ["nothing", "no book of the job"])
+def test_a_job_without_a_book_has_one_from_its_beginning_on(kept: str) -> None:
+    """Its driver has died at once, or before it was said that the job has begun."""
+    now = [5.0]
+    tally, chronicle = Tally(), Chronicle(instant=Instant(lambda: now[0]))
+    none = BooksKept(60.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept(), VitalsTable().kept(), None)
+    assert none.goodput is None
+    turns = Turned(70.0, TRAINING), Turned(80.0, TRAINING, (4.0,))
+    go_on(past(None if kept == "nothing" else none, *turns), tally, chronicle, VitalsTable(), None)
     assert tally.warnings == 0
+    job = chronicle.goodput.job()
+    assert job is not None
+    # 2.5 s when its driver took it at the time 0, 100 s until the last step, 7 s without a driver.
+    assert job.wall_s == pytest.approx(109.5)
+    assert job.seconds["start"] == pytest.approx(72.5)
+    assert (job.seconds["training"], job.seconds["recomputed"]) == pytest.approx((33.0, 4.0))

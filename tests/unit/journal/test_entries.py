@@ -44,6 +44,7 @@ from elastic_driver.journal.folder import JOURNAL, JournalError
 from elastic_driver.journal.past import Recorded, away_s, read_job
 from elastic_driver.launch.fleet.kept import LeaverKept
 from elastic_driver.rendezvous.agent_messages import PROTOCOL
+from elastic_driver.report.goodput import GoodputKept
 from elastic_driver.system.process_name import boot_id
 from elastic_driver.words import Backend, Ending, ReadyCause
 from tests.support.fakes.job_facts import SECRET, a_took, all_kinds, job_of_one
@@ -62,7 +63,7 @@ def history() -> tuple[Job, list[Entry]]:
     """A job, and what its journal says: a snapshot in the middle, and the steps since."""
     job = Job(num_proc=2, min_num_proc=1)
     job.train("a:1", "b:1")
-    entries: list[Entry] = [TOOK, Snapshot(job.now, FACTS, job.state, ())]
+    entries: list[Entry] = [TOOK, Snapshot(job.now, FACTS, job.state)]
     for event in (DrainRequested("b", None, "as asked"), DrainRequested("b", None, "no", undo=True)):
         commands = job.feed(event)
         entries.append(Stepped(job.now, event, told(commands)))
@@ -148,7 +149,7 @@ def test_a_replay_finds_the_turns_that_the_books_do_not_have(tmp_path: Path, hea
     job = Job(num_proc=2, min_num_proc=1)
     job.train("a:1", "b:1")
     began, times = job.now, []
-    entries: list[Entry] = [TOOK, Snapshot(began, FACTS, job.state, ())]
+    entries: list[Entry] = [TOOK, Snapshot(began, FACTS, job.state)]
     worker = worker_id("a[0]")
     for event in (
         WorkerDying(worker_id("b[0]"), -9, "killed by SIGKILL", 0.5),
@@ -161,7 +162,8 @@ def test_a_replay_finds_the_turns_that_the_books_do_not_have(tmp_path: Path, hea
         times.append(job.now)
     (books,) = (fact for fact in all_kinds() if isinstance(fact, BooksKept))
     at = None if heard is None else times[heard]
-    put(tmp_path, [*entries, Kept(dataclasses.replace(books, clock=job.now, heard=at))])
+    books = dataclasses.replace(books, clock=job.now, goodput=GoodputKept.of_new(), heard=at)
+    put(tmp_path, [*entries, Kept(books)])
     found = read_job(tmp_path)
     assert isinstance(found, Recorded)
     told_of = [(turned.at, turned.standing.doing, turned.rounds) for turned in found.turns]
@@ -172,6 +174,11 @@ def test_a_replay_finds_the_turns_that_the_books_do_not_have(tmp_path: Path, hea
         (times[2], Doing.TRAINING, ()),
     ]
     assert told_of == (all_turns if heard is None else all_turns[heard + 2 :])
+
+    put(tmp_path, [*entries, Kept(dataclasses.replace(books, goodput=None))])
+    found = read_job(tmp_path)
+    assert isinstance(found, Recorded)
+    assert len(found.turns) == len(all_turns), "they are in no book"
 
 
 def test_a_version_that_decides_otherwise_is_refused(tmp_path: Path) -> None:

@@ -6,23 +6,28 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_driver.core.events import DrainRequested, ReportResumed
+from elastic_driver.core.events import DrainRequested, ReportResumed, WorkerDying, WorkerReady, WorkerRunning
 from elastic_driver.core.membership import Policy, new_state, step
+from elastic_driver.core.standing import Doing
 from elastic_driver.core.state import State
 from elastic_driver.journal import journal as module
-from elastic_driver.journal.entries import Closed, Stepped, decode
+from elastic_driver.journal.entries import BooksKept, Closed, Stepped, decode
 from elastic_driver.journal.file import RecordFile, read
 from elastic_driver.journal.folder import JOURNAL, LOCK, JournalFolder, JournalHeldError
 from elastic_driver.journal.journal import Journal, Step
 from elastic_driver.journal.past import Recorded, read_job
 from elastic_driver.journal.store import FolderStore
 from elastic_driver.launch.fleet.kept import AdmittedKept, LeaverKept
-from tests.support.fakes.job_facts import job_of_one
+from elastic_driver.report.goodput import GoodputKept
+from elastic_driver.words import Backend, ReadyCause
+from tests.support.fakes.job_facts import all_kinds, job_of_one
+from tests.support.fakes.membership_job import Job, worker_id
 
 pytestmark = pytest.mark.unit
 
@@ -262,6 +267,48 @@ def test_it_is_compacted_when_its_replay_would_take_long(tmp_path: Path, most: i
         assert sizes[: most + 1] == [*range(1, most + 1), 0]
 
     play(tmp_path, test)
+
+
+@pytest.mark.parametrize("heard", [None, 0, 1], ids=lambda heard: f"{heard}")
+def test_a_compaction_keeps_the_turns_that_the_books_do_not_have(tmp_path: Path, heard: int | None) -> None:
+    """A member dies, and the other goes on in a round of its own: each of these steps makes a new snapshot."""
+    a, b = worker_id("a[0]"), worker_id("b[0]")
+    events = (
+        WorkerDying(b, -9, "killed by SIGKILL", 0.5),
+        WorkerReady(a, 1, 0, ReadyCause.INTERNAL_ERROR, "", (Backend.NATIVE,), uncommitted_s=1.5),
+        WorkerRunning(a, 2, 0),
+    )
+
+    async def test(world: World) -> None:
+        job = Job(num_proc=2, min_num_proc=1)
+        job.train("a:1", "b:1")
+        world.state = job.state
+        await world.write()
+        times: list[float] = []
+        for event in events:
+            job.now += 1.0
+            commands = job.feed(event)
+            world.state, world.now = job.state, job.now
+            if heard is not None and len(times) == heard + 1:
+                world.journal.keep(replace(books(), clock=job.now, goodput=GoodputKept.of_new(), heard=times[heard]))
+            await world.write(Step(job.now, event, job.state, commands, took_s=2 * module._REPLAY_S))
+            times.append(job.now)
+        found = world.read()
+        assert found.events == ()
+        turns = [
+            (times[0], Doing.FORMING, ()),
+            (times[1], Doing.FORMING, (0.5,)),
+            (times[2], Doing.TRAINING, ()),
+        ]
+        told_of = [(turned.at, turned.standing.doing, turned.rounds) for turned in found.turns]
+        assert told_of == (turns if heard is None else turns[heard + 1 :])
+
+    play(tmp_path, test)
+
+
+def books() -> BooksKept:
+    (found,) = (fact for fact in all_kinds() if isinstance(fact, BooksKept))
+    return found
 
 
 def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
