@@ -364,18 +364,28 @@ def decode(body: bytes) -> tuple[Entry, ...]:
     data = codec.from_text(_text(body))
     if not isinstance(data, list):
         raise EntriesError("it is no list of entries")
+    begun_by = ""
     for entry in data:
         # Whose form may be another, so this comes before the rest is read.
         if not isinstance(entry, dict) or entry.get("is") != Took.__name__:
             continue
-        other = f"elastic_driver {entry.get('version')} has written it, whose"
+        begun_by = f"elastic_driver {entry.get('version')}"
+        other = f"{begun_by} has written it, whose"
         if entry.get("core") != document.VERSION:
             raise EntriesError(
                 f"{other} jobs have the form {entry.get('core')}; this one reads form {document.VERSION}"
             )
         if entry.get("protocol") != PROTOCOL:
             raise EntriesError(f"{other} agents speak protocol {entry.get('protocol')}; this one speaks {PROTOCOL}")
-    entries: tuple[Entry, ...] = codec.from_data(tuple[Entry, ...], data, name="record")
+    try:
+        entries: tuple[Entry, ...] = codec.from_data(tuple[Entry, ...], data, name="record")
+    except codec.CodecError as error:
+        if not begun_by:
+            raise
+        raise EntriesError(
+            f"{begun_by} has written it in another form than this one reads: {error}; only the elastic_driver that has "
+            "begun this job can go on with it"
+        ) from error
     return entries
 
 

@@ -17,11 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elastic_driver import codec
 from elastic_driver.core.state import JobPhase
 from elastic_driver.driver.recording import may_come_back
-from elastic_driver.journal.entries import Closed
+from elastic_driver.journal.entries import Closed, Entry, Snapshot
+from elastic_driver.journal.file import RecordFile
 from elastic_driver.journal.folder import JOURNAL, LOCK
 from elastic_driver.journal.past import Recorded, read_job
+from tests.support.fakes.job_facts import a_took, job_of_one
+from tests.support.fakes.left_jobs import STATE
 from tests.support.paths import ROOT
 from tests.support.processes.hang_jobs import FrozenDisc
 from tests.support.processes.jobs import PROGRAM, ForkingJob, Job, capture_elasticrun
@@ -262,6 +266,31 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
     assert path.read_bytes() == b"elastic_driver journal 1\n rubbish"
 
 
+def test_a_journal_in_another_form_is_refused_in_one_sentence_and_kept(tmp_path: Path) -> None:
+    """That of an elastic_driver before 0.1.0, whose version is the same."""
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o700)
+    body = codec.to_data(tuple[Entry, ...], (a_took(), Snapshot(0.0, job_of_one(), STATE)))
+    body[1]["job"]["settings"]["journal"] = "/kept"
+    file = RecordFile.new(folder, 1, b"\0" + codec.to_text(body).encode())
+    file.close()
+    before = (folder / JOURNAL).read_bytes()
+    for words in (
+        (*RUN, "--journal", str(folder), "true"),
+        ("resume", str(folder)),
+        ("status", "--journal", str(folder)),
+    ):
+        ran = elasticrun(*words)
+        assert ran.returncode == 2
+        assert ran.stderr.splitlines()[-1] == (
+            f"elasticrun: error: cannot read {folder / JOURNAL}: elastic_driver 1.2.3 has written it in another form "
+            "than this one reads: record[1].job.settings.journal is not an object: '/kept'; only the elastic_driver "
+            "that has begun this job can go on with it"
+        )
+        assert "Traceback" not in ran.stderr
+    assert (folder / JOURNAL).read_bytes() == before
+
+
 def test_a_status_takes_either_a_journal_or_a_job(tmp_path: Path) -> None:
     ran = elasticrun("status", "--journal", str(tmp_path), "0123")
     assert "--journal names the job" in ran.stderr
@@ -327,7 +356,7 @@ def test_the_unit_of_the_documentation_is_one(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=150, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert {line.strip() for line in lines} >= {"Restart=on-failure", "KillMode=process", "SuccessExitStatus=143"}
+    assert {line.strip() for line in lines} >= {"Restart=on-failure", "KillMode=process", "SuccessExitStatus=143 75"}
 
 
 @pytest.mark.parametrize("how", ["damaged", "removed", "folder removed", "moved"])
