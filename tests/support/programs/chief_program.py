@@ -1,7 +1,8 @@
 """A chief without TensorFlow: follows its servers, says what it sees, and does what a file tells it.
 
 Usage: chief_program.py ORDERS. Each line that is appended to ORDERS is one order: "take-out" (from now on, who is to
-leave is taken out at once), "exit N". What it prints: "cluster JSON" once, then "servers JSON" at each change.
+leave is taken out at once), "exit N". What it prints: "cluster JSON" once, with its
+process, then "servers JSON" at each change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: (say("sigterm", 0), os._exit(7)))
     link = DriverLink.from_environment()
     assert link is not None
-    say("cluster", json.loads(os.environ["TF_CONFIG"]))
+    say("cluster", json.loads(os.environ["TF_CONFIG"]) | {"pid": os.getpid()})
     takes_out = threading.Event()
     leaving: set[str] = set()
 
