@@ -334,11 +334,8 @@ class Agent:
             self._tasks.start(self._watch_spot(Cloud(cloud)))
 
     def _environ(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own.
-
-        An agent that the driver has begun before it knew that, or that a launcher like srun has started, may have what
-        is the driver's alone.
-        """
+        """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own."""
+        # One that was begun early for a job in etcd, or by a launcher like srun, may have what is the driver's alone.
         return given if self._bootstrap.owner else {**without_credentials(os.environ), **given}
 
     def _mark(self, welcome: Welcome) -> str:
