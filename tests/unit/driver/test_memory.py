@@ -36,7 +36,14 @@ PLACES = (
 )
 # Of other processes: subcommands, other launchers.
 OTHERS = (
-    *("driver/mpirun.py", "driver/node.py", "driver/nodes.py", "driver/beside.py", "driver/endpoint.py"),
+    *(
+        "driver/mpirun.py",
+        "driver/node.py",
+        "driver/nodes.py",
+        "driver/beside.py",
+        "driver/nodes_in_etcd.py",
+        "driver/endpoint.py",
+    ),
     *("report/picture.py", "report/story.py"),
 )
 CONTAINERS = {"dict", "list", "set", "deque", "defaultdict", "Counter", "OrderedDict", "SimpleQueue", "fromkeys"}
