@@ -149,6 +149,8 @@ def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -
     with ForkingJob(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", env=env) as job:
         job.wait_for("steps beyond a commit", lambda: is_stopped_beyond_a_commit(job))
         job.wait_for("the stall", lambda: job.events("stalled"))
+        # A stall is told before it is clear for whom the others wait.
+        job.wait_for("whom they wait for", lambda: status_of(job)["stalled"]["waits_for"])
         status = status_of(job)
         job_id = job.events("job_started")[0]["job_id"]
         told, shown = status["explain"], elasticrun("status", job_id).stdout
