@@ -42,6 +42,7 @@ from elastic_driver.errors import (
 from elastic_driver.launch.agent import machine
 from elastic_driver.launch.agent.dial_in import Met, dial_in
 from elastic_driver.launch.agent.lease import STUCK_S, Lease
+from elastic_driver.launch.agent.pauses import ASK_AGAIN_S, PausesBeside, ask_again_after_s
 from elastic_driver.launch.agent.refusals import refuses
 from elastic_driver.launch.agent.whereabouts import Whereabouts
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, InDoubt, Refused, Said, Welcome, said
@@ -56,11 +57,11 @@ if TYPE_CHECKING:
     from elastic_driver.etcd.there import DriverThere
 
 _LOOK_S = 0.5
+# A look that comes so much later than it was due: this process has stood still.
+_LATE_S = 0.5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 # Where another driver is to take the job over, in less than two seconds.
 _MAX_PAUSE_ALONE_S = 0.25
-# Between two times that the machine of a driver that is gone is asked whether there is one: a lease has several.
-_ASK_AGAIN_S = 0.5
 # Of one try, from the connect to the welcome. Longer than a busy driver takes, and no longer than a lease.
 _TRY_S = 10.0
 # A driver that is only just starting may not listen yet.
@@ -216,6 +217,7 @@ class DriverLink:
         self._successor = Driver(0, "")  # who drives now, as it is said there
         self._trying: asyncio.Timeout | None = None  # the try that is under way
         self._lease = Lease(bootstrap.agent_timeout_s, clock=self._loop.time)
+        self._pauses_beside = PausesBeside(STUCK_S)
 
     @property
     def connected(self) -> bool:
@@ -287,7 +289,7 @@ class DriverLink:
 
         Beside the dialling: that asks others of the URLs, too, which may take longer than a lease.
         """
-        pause_s = _ASK_AGAIN_S
+        pause_s = ASK_AGAIN_S
         while True:
             asked_at = self._lease.now()
             is_refused = await refuses(*self._door)
@@ -318,7 +320,7 @@ class DriverLink:
                     if is_first:
                         self._owner.cannot_ask(in_words(error))
                 is_first = False
-            await asyncio.sleep(_ASK_AGAIN_S)
+            await asyncio.sleep(ASK_AGAIN_S)
 
     def _told_of(self, there: DriverThere | None, asked_at: float) -> None:
         """Who drives, as it was when that was asked; None for nobody."""
@@ -574,6 +576,7 @@ class DriverLink:
     async def _look(self, line: _Line) -> None:
         """Gives a connection up on which nothing is acknowledged; dials others beside it before."""
         tries: deque[asyncio.Task[None]] = deque()
+        stood_still = False
 
         def end_tries() -> None:
             while tries:
@@ -586,16 +589,23 @@ class DriverLink:
                     line.met.connection.abort(f"nothing was acknowledged for {silence.unheard_s:.0f} s")
                 elif self._lease.left_s <= 0:
                     line.met.connection.abort("the driver may have lost the job to another")
-                elif silence.is_long or self._has_successor:
+                elif (silence.is_long and not stood_still) or self._has_successor:
                     while tries and tries[0].done():
                         tries.popleft()
-                    if silence.unheard_s > _BESIDE_S or not tries:
+                    if silence.unheard_s > _BESIDE_S or (not tries and self._may_dial_beside()):
                         tries.append(self._loop.create_task(self._try_beside(line)))
                 else:
                     end_tries()
+                due = self._loop.time() + _LOOK_S
                 await asyncio.sleep(_LOOK_S)
+                # Then it has not read yet what came meanwhile.
+                stood_still = self._loop.time() - due > _LATE_S
         finally:
             end_tries()
+
+    def _may_dial_beside(self) -> bool:
+        """Whether another is dialled now although the driver's kernel acknowledges what is sent on this one."""
+        return self._has_successor or self._pauses_beside.is_over(self._loop.time())
 
     async def _try_beside(self, silent: _Line) -> None:
         """Dials another connection, which is used if this one is still silent then, or is an earlier driver's."""
@@ -613,21 +623,6 @@ class DriverLink:
             return
         self._next = line
         self._lost(silent, "it was silent, and another one works" if is_silent else "another driver has the job")
-
-
-def ask_again_after_s(before_s: float, timeout_s: float, *, is_refused: bool) -> float:
-    """How long an agent waits before it asks again whether its driver is gone, seconds.
-
-    Each question is a connection that a driver has to accept, and one that takes a job over may have a thousand agents
-    at its door. Where somebody listens it is asked less and less often, though some times in a lease, which only a
-    refusal renews.
-
-    Args:
-        before_s: how long it has waited last.
-        timeout_s: of a lease.
-        is_refused: whether the driver's machine has refused now.
-    """
-    return _ASK_AGAIN_S if is_refused else max(_ASK_AGAIN_S, min(2 * before_s, timeout_s / 5))
 
 
 def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:

@@ -12,7 +12,8 @@ import pytest
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.launch.agent import link as link_module
 from elastic_driver.launch.agent.agent import Agent, How
-from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError, ask_again_after_s
+from elastic_driver.launch.agent.link import Driver, DriverLink, DriverLostError, RefusedError
+from elastic_driver.launch.agent.pauses import PausesBeside, ask_again_after_s
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Refused, Said, Welcome
 from elastic_driver.rendezvous.frames import Frame
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
@@ -108,14 +109,31 @@ def test_one_on_which_nothing_comes_is_replaced_though_the_drivers_kernel_acknow
     run_virtually(main)
 
 
-def test_a_driver_that_is_stopped_is_dialled_one_at_a_time() -> None:
+def test_a_driver_that_is_stopped_is_dialled_one_at_a_time_and_less_and_less_often() -> None:
+    """It may only be busy, with a thousand other agents that find it silent, too."""
+
     async def main(loop: VirtualLoop) -> None:
         looked = Looked(unheard_s=0.1, silent_s=4.0, works=False)
-        ends = loop.time() + 1.5 * link_module._TRY_BESIDE_S
+        looked.link._pauses_beside = PausesBeside(3.0, lambda: 1.0)
+        ends = loop.time() + 50.0
         await looked.look(lambda: loop.time() > ends)
-        assert (len(looked.dialled), looked.most_trying) == (2, 1)
+        assert (len(looked.dialled), looked.most_trying) == (5, 1)  # after 0, 3, 9, 21 and 45 seconds
         assert looked.link._line is looked.line
         assert not looked.line.broken.done()
+
+    run_virtually(main)
+
+
+def test_an_agent_that_stood_still_itself_dials_nobody_before_it_has_read_what_came() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        looked = Looked(unheard_s=0.1, silent_s=0.0)
+        looking = asyncio.create_task(looked.link._look(looked.line))
+        await asyncio.sleep(0.1)
+        loop.stand_still(10.0)
+        loop.call_later(0.1, lambda: setattr(looked.line.met.connection, "heard_at", loop.time()))
+        await asyncio.sleep(2.0)
+        looking.cancel()
+        assert looked.dialled == []
 
     run_virtually(main)
 
@@ -212,3 +230,15 @@ def test_a_driver_that_somebody_listens_for_is_asked_for_less_and_less_often() -
     assert pauses == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert ask_again_after_s(pauses[-1], 15.0, is_refused=True) == 0.5
     assert ask_again_after_s(0.5, 1.0, is_refused=False) == 0.5
+
+
+def test_pauses_beside_are_short_again_when_nothing_was_dialled_for_long() -> None:
+    pauses = PausesBeside(3.0, lambda: 1.5)
+    now, dialled = 100.0, list[float]()
+    while now < 200.0:
+        if pauses.is_over(now):
+            dialled.append(now)
+        now += 0.5
+    assert dialled == [100.0, 104.5, 113.5, 131.5, 167.5]
+    assert pauses.is_over(300.0)
+    assert pauses.is_over(304.5)
