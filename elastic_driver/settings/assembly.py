@@ -140,7 +140,24 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
     values["of_horovod_alone"] = of_horovod_alone(chosen)
     values["orders_hosts"] = is_launcher_pod(environ)
-    return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
+    settings = Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
+    _check_can_be_read_again(settings)
+    return settings
+
+
+def _check_can_be_read_again(settings: Settings) -> None:
+    """Raises SettingsError where a pipe stands for a secret that each further driver of this command reads, too."""
+    files = {}
+    if settings.journal is not None:
+        files[KEY_FLAG] = settings.journal.key
+        if settings.nodes_at_endpoint is not None:
+            files["--join-token-file"] = settings.join_token_file
+    for flag, path in files.items():
+        if path is not None and path.is_fifo():
+            raise SettingsError(
+                f"{flag} {path} is a pipe, which can be read once: a driver that is started again reads it again, so "
+                "name a plain file"
+            )
 
 
 def _journal_in(chosen: dict[str, Any]) -> JournalPlace | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,17 @@ def test_a_journal_is_a_folder_or_in_etcd(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_its_key_goes_with_a_place_in_etcd(given: dict[str, str], why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         make(**given)
+
+
+def test_what_each_driver_of_a_command_reads_is_no_pipe(tmp_path: Path) -> None:
+    """As bash's ``<(...)`` is: it has been read when a driver is started again."""
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    file.touch()
+    in_etcd = {"journal": "etcd://a/jobs/b", "accept_agents": True}
+    nodes = {"torchrun": {"nnodes": "2", "rdzv_endpoint": "node0:29400"}}
+    with pytest.raises(SettingsError, match=f"--journal-key {pipe} is a pipe, which can be read once"):
+        make(**in_etcd, journal_key=pipe)
+    with pytest.raises(SettingsError, match=f"--join-token-file {pipe} is a pipe, which can be read once"):
+        settings_from({"command": ["a"], **in_etcd, **nodes, "journal_key": file, "join_token_file": pipe}, {})
+    assert make(**in_etcd, journal_key=file, join_token_file=pipe).join_token_file == pipe  # the journal has what it says
