@@ -61,18 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
-        is_node = settings.nodes is not None and settings.nodes.endpoint != ""
+        nodes = settings.nodes_at_endpoint
         if place is not None:
             # A node with a journal is an agent, and has its driver beside it.
-            place.leave(None if is_node and not is_held(os.environ) else settings.journal)
+            place.leave(None if nodes is not None and not is_held(os.environ) else settings.journal)
         if settings.mpi is not None:
             from elastic_driver.driver.mpirun import run_by_mpirun
 
             run_by_mpirun(settings, os.environ)
-        if settings.nodes is not None and is_node:
+        if nodes is not None:
             from elastic_driver.driver.nodes import run_node
 
-            return parent.exit_code(run_node(settings, settings.nodes))
+            return parent.exit_code(run_node(settings, nodes))
         # Whom a driver anywhere may have started is not known here.
         has_agents = settings.standby_driver or settings.has_etcd
         early = None if has_agents else _early_agent(settings.journal_folder)

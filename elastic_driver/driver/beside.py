@@ -47,9 +47,8 @@ class DriverBeside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._begin_no_more()
         with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
             process = self._process
         if process is not None:
             _let_go(process)
@@ -63,10 +62,13 @@ class DriverBeside:
 
     def wait(self, limit_s: float) -> None:
         """Blocks until it has ended by itself, or for so long. None is started any more."""
+        self._begin_no_more()
+        self._thread.join(limit_s)
+
+    def _begin_no_more(self) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-        self._thread.join(limit_s)
 
     def again(self) -> None:
         """There is to be one again, where it has ended with its job."""

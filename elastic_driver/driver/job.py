@@ -328,19 +328,18 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
 
 def _check_is_no_nodes(job: JobFacts) -> None:
     """Raises SettingsError where one of the nodes has to drive: they would take no other driver for theirs."""
-    nodes = job.settings.nodes
-    if nodes is not None and nodes.endpoint:
+    if job.settings.nodes_at_endpoint is not None:
         raise SettingsError("it is one of nodes with one endpoint: start one of them, by its own command")
 
 
 def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) -> Sequence[str]:
     """Looks whether there can be such a job on this machine. See preflight."""
     suspicions = preflight(settings, runs_already=runs_already)
-    _check_recorded(settings, routes)
+    check_recorded(settings, routes)
     return suspicions
 
 
-def _check_recorded(settings: Settings, routes: Routes) -> None:
+def check_recorded(settings: Settings, routes: Routes) -> None:
     """Raises SettingsError where a job cannot have a journal."""
     if not settings.has_journal:
         return

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic_driver.driver.endpoint import LOOPBACK
-from elastic_driver.driver.job import run_job
+from elastic_driver.driver.job import check_recorded, run_job
 from elastic_driver.driver.node import ENDING_S, LOOK_S, Node, Wait, outlive_signals
 from elastic_driver.errors import SettingsError
 from elastic_driver.etcd.place import EtcdPlace
@@ -77,8 +77,7 @@ def run_node(
     node = Node(settings, nodes, token, source)
     if settings.journal is None:
         return _AtEndpoint(node, routes).run()
-    if routes:
-        raise SettingsError("--journal is not for elastic_driver.run: the program that calls it is part of the job")
+    check_recorded(settings, routes)
     from elastic_driver.driver.nodes_in_etcd import NodeInEtcd, drive  # late: what speaks HTTP takes a while to load
 
     if is_beside:

@@ -19,8 +19,9 @@ from elastic_driver.driver.node import ENDING_S, LOOK_S, Node, Wait, outlive_sig
 from elastic_driver.driver.recording import NothingLeftError
 from elastic_driver.errors import in_words
 from elastic_driver.etcd.client import EtcdClient, EtcdError, EtcdRefusedError
+from elastic_driver.etcd.messages import Get
 from elastic_driver.etcd.place import EtcdPlace
-from elastic_driver.etcd.there import DriverThere, driver_there
+from elastic_driver.etcd.there import DriverThere, driver_key, parse_driver
 from elastic_driver.journal.etcd_records import Ended, ended_key, parse_ended
 from elastic_driver.journal.folder import JournalError
 from elastic_driver.launch.agent.agent import End, How
@@ -157,8 +158,8 @@ class NodeInEtcd:
     def _look(self) -> _Look:
         """At etcd, for the driver to join."""
         try:
-            there = driver_there(self._client, self._place)
-            ended = parse_ended(self._client.range(ended_key(self._place)).found)
+            read = self._client.txn([], [Get(driver_key(self._place)), Get(ended_key(self._place))])
+            there, ended = parse_driver(read.found[0]), parse_ended(read.found[1])
         except EtcdError as error:
             return _Look(why=f"cannot ask {self._place} who drives the job: {in_words(error)}")
         ended_last = "" if ended is None else ended.job

@@ -6,11 +6,13 @@ may know all that it says; nothing in it is secret.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic_driver import codec
 from elastic_driver.codec import Count
 from elastic_driver.etcd.client import EtcdClient, EtcdError
+from elastic_driver.etcd.messages import KeyValue
 from elastic_driver.etcd.place import EtcdPlace
 
 
@@ -64,10 +66,18 @@ def driver_there(client: EtcdClient, place: EtcdPlace) -> DriverThere | None:
     Raises:
         EtcdError: etcd does not answer, refuses, or somebody else has written there.
     """
-    found = client.get(driver_key(place))
-    if found is None:
+    return parse_driver(client.range(driver_key(place)).found)
+
+
+def parse_driver(found: Sequence[KeyValue]) -> DriverThere | None:
+    """What etcd has at that key; None for nothing.
+
+    Raises:
+        EtcdError: somebody else has written there.
+    """
+    if not found:
         return None
     try:
-        return decode(found.value)
+        return decode(found[0].value)
     except codec.CodecError as error:
-        raise EtcdError(f"what is at {found.key} is not of a driver of this version: {error}") from error
+        raise EtcdError(f"what is at {found[0].key} is not of a driver of this version: {error}") from error

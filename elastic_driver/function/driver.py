@@ -62,11 +62,11 @@ def main(argv: list[str]) -> int:
         settings = pickle.loads((folder / SETTINGS).read_bytes())
         delivery = Delivery((folder / CALL).read_bytes(), folder)
         try:
-            if settings.nodes is not None and settings.nodes.endpoint:
+            if (nodes := settings.nodes_at_endpoint) is not None:
                 from elastic_driver.driver.nodes import run_node
 
                 early.dismiss()
-                code = run_node(settings, settings.nodes, routes=delivery.routes)
+                code = run_node(settings, nodes, routes=delivery.routes)
             else:
                 code = run_job(settings, routes=delivery.routes, early=early)
         finally:

@@ -282,7 +282,7 @@ def ended_job(
             environ,
         )
         environ = {name: value for name, value in environ.items() if name != ENV_OUTCOMES}  # an outer job's
-        if settings.nodes is not None and settings.nodes.endpoint:
+        if settings.nodes_at_endpoint is not None:
             (folder / LOCAL).mkdir()
             environ[ENV_OUTCOMES] = str(folder / LOCAL)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))

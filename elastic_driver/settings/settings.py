@@ -296,6 +296,11 @@ class Settings:
         return None if self.journal is None else self.journal.folder
 
     @property
+    def nodes_at_endpoint(self) -> Nodes | None:
+        """What is known of this machine and the other nodes, where all run this command and meet at an endpoint."""
+        return self.nodes if self.nodes is not None and self.nodes.endpoint else None
+
+    @property
     def has_etcd(self) -> bool:
         """Whether a driver of another machine may take the job over: its journal is in etcd."""
         return self.journal is not None and self.journal.folder is None
@@ -604,7 +609,7 @@ class Settings:
         for other, is_given in others.items():
             if is_given:
                 raise SettingsError(f"--journal cannot be beside {other}")
-        if self.nodes is not None and self.nodes.endpoint and not self.has_etcd:
+        if self.nodes_at_endpoint is not None and not self.has_etcd:
             raise SettingsError(
                 "nodes with an --rdzv-endpoint need a journal in etcd: a folder is lost with the node that drives"
             )

@@ -1,7 +1,7 @@
 """How long an agent waits before it asks a driver again that may only be busy.
 
-Owns these pauses, and nothing else. Each question is a connection that the driver has to accept, and perhaps a handshake
-of TLS. A driver that is slow may have a thousand agents, all of which find it silent at the same moment.
+Owns these pauses, and nothing else. Each question is a connection that the driver has to accept, and perhaps a
+handshake of TLS. A driver that is slow may have a thousand agents, all of which find it silent at the same moment.
 """
 
 from __future__ import annotations
