@@ -104,4 +104,4 @@ def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTa
         if kept.goodput is not None:
             goodput, clock = kept.goodput, kept.clock
     since = [(turned.at - clock, turned) for turned in before.turns]
-    chronicle.goodput.go_on(goodput, before.away_s + before.clock - clock, since)
+    chronicle.goodput.go_on(goodput, before.ago_s + before.clock - clock, since)

@@ -150,6 +150,7 @@ class Journal:
             done: see Done.
         """
         self._loop = asyncio.get_running_loop()
+        self._took = self._took or self._take(clock)  # here, where it is that time
         self._have_written((clock, state), steps, done)
 
     def look(self, looked: Callable[[], object]) -> None:
@@ -281,10 +282,9 @@ class Journal:
         self._store.look()
         if self._store.size and not news and not steps:
             return
-        assert self._last is not None, "facts are not written before the first steps"
+        assert self._took is not None, "facts are not written before the first steps"
+        assert self._last is not None
         clock, state = self._last
-        if self._took is None:
-            self._took = self._take(clock)
         self._replay_s += sum(step.took_s for step in steps)
         if not self._store.size or self._is_due(steps):
             self._store.begin(

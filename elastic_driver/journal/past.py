@@ -35,6 +35,8 @@ from elastic_driver.journal.folder import JOURNAL, JournalError
 from elastic_driver.report.goodput import Turned
 from elastic_driver.system.process_name import is_of_this_boot
 
+_now = time.monotonic
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -47,9 +49,10 @@ class Recorded:
         clock: the job's time then, or when something was kept after it.
         events: the steps since the last snapshot, with their times.
         facts: what is known beside the state.
-        away_s: for how long the job has had no driver, as far as can be told.
+        away_s: for how long the job had had no driver then, as far as can be told.
         is_driven: whether a driver had its lock then; None where only its process could tell.
         turns: the steps by which the job came to stand elsewhere, or to another round, and that the books do not have.
+        read_at: when that was, by the monotonic clock.
     """
 
     took: Took
@@ -61,6 +64,7 @@ class Recorded:
     away_s: float = 0.0
     is_driven: bool | None = None
     turns: tuple[Turned, ...] = ()
+    read_at: float = field(default_factory=lambda: _now(), compare=False)
 
     @property
     def epoch(self) -> int:
@@ -69,8 +73,13 @@ class Recorded:
 
     @property
     def at_s(self) -> float:
-        """For how long the job has been there, as its event log has it, seconds."""
-        return self.took.at_s + (self.clock - self.took.clock) + self.away_s
+        """For how long the job has been there by now, as its event log has it, seconds."""
+        return self.took.at_s + (self.clock - self.took.clock) + self.ago_s
+
+    @property
+    def ago_s(self) -> float:
+        """How long ago its last step was, seconds."""
+        return self.away_s + _now() - self.read_at
 
 
 def read_job(folder: Path) -> Recorded | Closed | None:

@@ -91,6 +91,14 @@ def test_nothing_is_written_behind_a_turn_of_the_job_without_it() -> None:
     run_virtually(main)
 
 
+@pytest.fixture(autouse=True)
+def read(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long ago a journal was read."""
+    ago = [0.0]
+    monkeypatch.setattr("elastic_driver.journal.past._now", lambda: ago[0])
+    return ago
+
+
 def past(kept: BooksKept | None, *turns: Turned) -> Recorded:
     state = new_state(Policy(num_proc=1, min_num_proc=1), 0.0)
     return Recorded(a_took(), job_of_one(), state, 100.0, facts=Facts(books=kept), away_s=7.0, turns=turns)
@@ -121,18 +129,21 @@ def test_a_later_driver_goes_on_with_them() -> None:
 
 
 @pytest.mark.parametrize("kept", ["nothing", "no book of the job"])
-def test_a_job_without_a_book_has_one_from_its_beginning_on(kept: str) -> None:
-    """Its driver has died at once, or before it was said that the job has begun."""
+def test_a_job_without_a_book_has_one_from_its_beginning_on(kept: str, read: list[float]) -> None:
+    """Its driver has died at once, or before it was said that the job has begun. The next one took a while to start."""
     now = [5.0]
     tally, chronicle = Tally(), Chronicle(instant=Instant(lambda: now[0]))
     none = BooksKept(60.0, tally.kept(), chronicle.goodput.kept(), chronicle.kept(), VitalsTable().kept(), None)
     assert none.goodput is None
     turns = Turned(70.0, TRAINING), Turned(80.0, TRAINING, (4.0,))
-    go_on(past(None if kept == "nothing" else none, *turns), tally, chronicle, VitalsTable(), None)
+    before = past(None if kept == "nothing" else none, *turns)
+    read[0] += 3.0
+    assert before.at_s == pytest.approx(112.5)
+    go_on(before, tally, chronicle, VitalsTable(), None)
     assert tally.warnings == 0
     job = chronicle.goodput.job()
     assert job is not None
-    # 2.5 s when its driver took it at the time 0, 100 s until the last step, 7 s without a driver.
-    assert job.wall_s == pytest.approx(109.5)
+    # 2.5 s when its driver took it at the time 0, 100 s until the last step, 10 s without a driver.
+    assert job.wall_s == pytest.approx(112.5)
     assert job.seconds["start"] == pytest.approx(72.5)
-    assert (job.seconds["training"], job.seconds["recomputed"]) == pytest.approx((33.0, 4.0))
+    assert (job.seconds["training"], job.seconds["recomputed"]) == pytest.approx((36.0, 4.0))

@@ -188,4 +188,6 @@ def test_what_each_driver_of_a_command_reads_is_no_pipe(tmp_path: Path) -> None:
         make(**in_etcd, journal_key=pipe)
     with pytest.raises(SettingsError, match=f"--join-token-file {pipe} is a pipe, which can be read once"):
         settings_from({"command": ["a"], **in_etcd, **nodes, "journal_key": file, "join_token_file": pipe}, {})
-    assert make(**in_etcd, journal_key=file, join_token_file=pipe).join_token_file == pipe  # the journal has what it says
+    assert (
+        make(**in_etcd, journal_key=file, join_token_file=pipe).join_token_file == pipe
+    )  # the journal has what it says
