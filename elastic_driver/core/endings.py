@@ -12,8 +12,8 @@ from elastic_driver.core.blacklist import Blacklist
 from elastic_driver.core.cuts import Cuts
 from elastic_driver.core.explain import explain
 from elastic_driver.core.placement import keeps_its_places, usable_slots
-from elastic_driver.core.setbacks import START_S, described
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, causes, in_phase, is_on_one_host
+from elastic_driver.core.setbacks import START_S, Failure, described
+from elastic_driver.core.state import Policy, State, WorkerPhase, WorkerRecord, causes, in_phase, is_on_one_host
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
@@ -43,21 +43,25 @@ def end_if_given_up(t: Transition) -> bool:
     if state.setbacks.count >= state.policy.setbacks_limit:
         t.end(ExitCode.USER_CODE_FAILED, what_failed(state))
     elif _fails_at_start(t):
-        when = f"within the first {START_S:g} s of the training"
-        t.end(ExitCode.USER_CODE_FAILED, f"{what_failed(state)}, {when}; {state.policy.limit_flag} N would try again")
+        t.end(ExitCode.USER_CODE_FAILED, f"{what_failed(state)}, {at_start(state.setbacks.last, state.policy)}")
     elif t.in_reset().unplanned and limit_is_used_up(t):
         limit = state.policy.reset_limit
         first, told = state.first_failure, "; ".join(causes(state))
-        if first is not None and first.where:
-            told += f"; first: {described(first)}"
+        error = f"{described(first)}; " if first is not None and first.where else ""
         t.end(
             ExitCode.RESET_LIMIT,
-            f"the limit of {limit} unplanned reset{'' if limit == 1 else 's'} ({state.policy.limit_flag}) is used up; "
-            f"the last cause: {told}",
+            f"{error}the limit of {limit} unplanned reset{'' if limit == 1 else 's'} ({state.policy.limit_flag}) is "
+            f"used up; the last cause: {told}",
         )
     else:
         return False
     return True
+
+
+def at_start(failure: Failure | None, policy: Policy) -> str:
+    """When a job has failed that has trained nothing yet, and what would have it try again, if anything would."""
+    when = f"within the first {START_S:g} s of the training"
+    return when if failure is not None and failure.is_lasting else f"{when}; {policy.limit_flag} N would try again"
 
 
 def _fails_at_start(t: Transition) -> bool:
@@ -103,8 +107,8 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
     hosts, what = ", ".join(listed), "go on" if begun else "start"
     t.end(
         ExitCode.USER_CODE_FAILED,
-        f"cannot {what}: {described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
-        f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed ({state.policy.least_flag})",
+        f"{described(state.first_failure)}; cannot {what}: that leaves no host to start workers on (blacklisted: "
+        f"{hosts}), {len(ready)} ready of {state.policy.min_num_proc} needed ({state.policy.least_flag})",
     )
     return True
 
@@ -126,7 +130,7 @@ def _end_if_hosts_never_suffice(t: Transition) -> bool:
     hosts = f"host {names} is" if len(out) == 1 else f"hosts {names} are"
     t.end(
         ExitCode.USER_CODE_FAILED,
-        f"cannot go on: {described(state.first_failure)}; {hosts} out for good, and the list of hosts is fixed: that "
+        f"{described(state.first_failure)}; cannot go on: {hosts} out for good, and the list of hosts is fixed, which "
         f"leaves {slots} of {policy.min_num_proc} slots ({policy.least_flag}). {policy.least_flag} {slots} would let "
         "it go on with those, --blacklist-cooldown-range LOW HIGH would let failed hosts be used again",
     )

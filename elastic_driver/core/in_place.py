@@ -272,13 +272,14 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     members = state.registry.workers_in(WorkerState.READY)
     stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded and not state.policy.durable:
-        hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
+        lost = tuple(dict.fromkeys(worker.hostname for worker in failed or state.members))
+        hosts = f"host{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
         # A failure of the training's own would come again.
         hint = "" if state.setbacks.present.failure else "; with --durable-dir a job goes on from commits on disc"
         t.end(
             ExitCode.USER_CODE_FAILED,
-            f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
-            f"first: {described(failure)}{hint}",
+            f"{described(failure)}; all workers of round {state.round_id} that had the training's state are lost "
+            f"({hosts}){hint}",
         )
     elif not members and not failed:
         t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
@@ -309,7 +310,7 @@ def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool
         return False
     t.end(
         ExitCode.USER_CODE_FAILED,
-        f"all workers failed before their first round; first: {described(t.state.first_failure)}",
+        f"{described(t.state.first_failure)}; all workers failed before their first round",
     )
     return True
 

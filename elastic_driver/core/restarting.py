@@ -21,6 +21,7 @@ from functools import partial
 from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.deadlines import first_to_go, gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
+    at_start,
     check_deadlines,
     end_if_given_up,
     end_if_no_host_can_start,
@@ -35,7 +36,7 @@ from elastic_driver.core.formation import cause_of, tell_of_strangers
 from elastic_driver.core.past import forget_round
 from elastic_driver.core.placement import Places, first_root, launch_places, usable_slots
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
-from elastic_driver.core.setbacks import START_S, described
+from elastic_driver.core.setbacks import described
 from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import kill_late_workers, name_workers, stop_late_starts, tell_of_unused
 from elastic_driver.core.state import (
@@ -103,9 +104,7 @@ def _end_at_start(t: Transition, record: WorkerRecord, crash: Crash) -> None:
     if not is_on_one_host(state):
         return
     if not policy.blames_hosts or is_needed(state, record.worker.hostname):
-        when = f"within the first {START_S:g} s of the training"
-        failure = described(crash.failure)
-        t.end(ExitCode.USER_CODE_FAILED, f"{failure}, {when}; {policy.limit_flag} N would try again")
+        t.end(ExitCode.USER_CODE_FAILED, f"{described(crash.failure)}, {at_start(crash.failure, policy)}")
 
 
 def _begin_or_end_round(t: Transition) -> None:

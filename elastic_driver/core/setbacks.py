@@ -39,6 +39,10 @@ _OUTSIDE_CODES = frozenset(
 )
 # How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
 START_S = 60.0
+# How a process of Python ends that an exception ends.
+_BY_ITS_ERROR = "exited with code 1"
+# What trying again does not mend.
+_LASTING = frozenset(("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"))
 # Of an error in a sentence, characters.
 _LONGEST_ERROR = 300
 # Addresses, process ids, steps and times differ in errors that are the same.
@@ -109,8 +113,18 @@ class Failure:
 
     @property
     def full(self) -> str:
-        """With the error and its place."""
-        return f"{self}{self.error and f': {self.error}'}{self.where and f' (at {self.where})'}"
+        """With the error, which comes first where it is one of a line of code; then whose it was."""
+        if not self.error or not self.where:
+            return f"{self}{self.error and f': {self.error}'}{self.where and f' (at {self.where})'}"
+        rank = f"rank {self.rank} on {self.worker.hostname}"
+        who = self.role or (f"worker {self.worker}" if self.rank is None else rank)
+        how = "" if self.how == _BY_ITS_ERROR else f", {self.how}"
+        return f"{self.error} ({self.where}), {who}{how}"
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the same code on the same machine would surely fail so again."""
+        return self.error.partition(":")[0] in _LASTING
 
     def is_like(self, other: Failure) -> bool:
         """Whether it is the same error at the same place, on whatever worker."""
@@ -247,20 +261,16 @@ class Setbacks:
             has_commits: whether the workers tell of commits; else they may tell of steps.
         """
         if self.one_error:
-            alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank; the last")
+            alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank")
         else:
-            same = (
-                ", all on the same rank"
-                if self.one_rank and self.last is not None and self.last.rank is not None
-                else ""
-            )
-            alike = f"different errors{same}; the last"
+            is_one = self.one_rank and self.last is not None and self.last.rank is not None
+            alike = "different errors" + (", all on the same rank" if is_one else "")
         beyond = f" and {self.steps} operation{'' if self.steps == 1 else 's'}" if self.steps else ""
         cause = self.last.full if self.last is not None else "no failure was recorded"
         far = f" and came no further than {'commit' if has_commits else 'step'} {self.commits}{beyond}"
         if not has_commits and not self.commits:
             far = ""
-        return f"the training failed {self.count} times in a row{far}; {alike}: {cause}"
+        return f"{cause}; the training failed {self.count} times in a row{far}, {alike}"
 
 
 # What the programs of this package begin a line on stderr with that says why they end.

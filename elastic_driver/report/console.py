@@ -99,7 +99,6 @@ class Console:
         self._shown_at = 0.0
         self._began = time.monotonic()
         self._event_log = event_log
-        # While the job has no round; None then.
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there
         self.keeping = keeping
@@ -203,7 +202,7 @@ class Console:
             self._write("stderr", late)
             self._count()
 
-    def training_began(self) -> None:
+    def hold_nothing(self) -> None:
         """From here on all output is passed on as it comes."""
         if self._tracebacks is not None:
             rest, self._tracebacks = self._tracebacks.rest(), None
@@ -213,7 +212,7 @@ class Console:
 
     def worker_ended(self, label: str) -> str:
         """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again."""
-        shown, same = self._tracebacks.ended(label) if self._tracebacks is not None else (b"", "")
+        shown, same = self._tracebacks.ended(label, time.monotonic()) if self._tracebacks is not None else (b"", "")
         if shown:
             self._write("stderr", shown)
         self._count()
@@ -249,7 +248,7 @@ class Console:
         """The closing table: what each change cost, if there was any; then the exit code and why."""
         self._take_status_away()
         self._status = ""
-        self.training_began()
+        self.hold_nothing()
         changes = len(summary.first) + summary.left_out + len(summary.last) - 1
         if self._level <= 1 and changes > 0:
             self._say_table(summary)

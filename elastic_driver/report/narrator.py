@@ -168,7 +168,6 @@ class Narrator:
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s, stalled_s):
-                console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     where = "" if commits is None else f" from commit {commits}"
                     stalled = f", of which it had stalled for {stalled_s:.2f} s" if stalled_s else ""
@@ -202,8 +201,6 @@ class Narrator:
 
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)
-        if formed.backend is not None:
-            self._console.training_began()  # the processes of others have just been started
         size = len(formed.members)
         workers = f"{size} worker{'' if size == 1 else 's'}"
         counts: dict[str, int] = {}

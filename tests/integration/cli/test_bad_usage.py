@@ -319,10 +319,8 @@ def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     assert "[0]<stderr>:no data set\n" in ran.err
     assert "exited with code 3" in ran.err
     last = ran.err.splitlines()[-1]
-    assert last.startswith(
-        "elasticrun: job failed: all workers failed before their first round; first: worker localhost["
-    )
-    assert last.endswith("exited with code 3 (exit code 1)")
+    assert last.startswith("elasticrun: job failed: worker localhost[")
+    assert last.endswith("exited with code 3; all workers failed before their first round (exit code 1)")
 
 
 def test_a_script_that_does_not_exist(run: Run) -> None:

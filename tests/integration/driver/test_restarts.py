@@ -144,7 +144,8 @@ def test_a_mistake_at_the_top_of_a_script_that_is_restarted_is_shown_once(tmp_pa
         assert job.wait() == 1
         # Of three that fail alike; one that is stopped while it prints that has printed something else.
         assert 1 <= job.said().count("Traceback (most recent call last):") < 3
-        assert "exited with code 1: ImportError: no data set (at train.py:1), within the first 60 s" in job.said()
+        assert "job failed: ImportError: no data set (train.py:1), rank " in job.said()
+        assert ", within the first 60 s of the training; --reset-limit N would try again" in job.said()
 
 
 def test_all_are_restarted_when_one_is_killed(tmp_path: Path) -> None:

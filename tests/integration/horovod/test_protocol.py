@@ -155,7 +155,7 @@ def test_all_states_lost_while_they_meet_ends_the_job(tmp_path: Path) -> None:
     with job(tmp_path, FIVE, *faults, flags=flags) as one:
         assert one.wait() == 1
         assert "that had the training's state are lost" in one.said()
-        assert "first: worker 127.0.0.1[1] (rank 4) killed by SIGKILL" in one.said()
+        assert "job failed: worker 127.0.0.1[1] (rank 4) killed by SIGKILL; " in one.said()
 
 
 # --- planned changes -----------------------------------------------------------------------------------------------

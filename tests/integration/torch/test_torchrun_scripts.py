@@ -137,7 +137,7 @@ def test_a_job_that_fails_leaves_an_error_file_of_its_own(tmp_path: Path) -> Non
     with Script(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "2", OMP_NUM_THREADS="") as job:
         job.fail.touch()
         assert job.wait() == 1
-        assert "ValueError: on purpose (at ddp_program.py:" in job.said()
+        assert "job failed: ValueError: on purpose (ddp_program.py:" in job.said()
         message = json.loads(job.error.read_text())["message"]
         assert (message["message"], message["errorCode"]) == ("ValueError: on purpose", 1)
         assert "ddp_program.py" in message["extraInfo"]["py_callstack"]
@@ -174,8 +174,9 @@ def test_the_cause_is_what_was_raised_first_and_not_whose_process_ended_first(tm
     flags = ("-np", "2", "--min-np", "2", "--on-change", "restart")
     with ForkingJob(tmp_path, "localhost:2\n", *flags, command=[sys.executable, str(script)]) as job:
         assert job.wait() == 1
-        assert "worker localhost[1] (rank 1)" in job.said().splitlines()[-1]
-        assert "ValueError: on purpose (at train.py:" in job.said().splitlines()[-1]
+        last = job.said().splitlines()[-1]
+        assert "job failed: ValueError: on purpose (train.py:" in last
+        assert ", rank 1 on localhost" in last
 
 
 @pytest.mark.parametrize("libuv", [True, False])

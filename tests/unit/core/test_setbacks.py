@@ -84,29 +84,26 @@ def test_the_sentence_says_whether_it_was_the_same_each_time() -> None:
     elsewhere = Failure(WorkerId("c", 0, 1), 2, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
     other = Failure(WorkerId("a", 0, 1), 1, "killed by SIGSEGV")
     assert after(A, same, setbacks=Setbacks(3, 1)).told(has_commits=True) == (
-        "the training failed 2 times in a row and came no further than commit 3 and 1 operation; "
-        "the same error each time: worker a[0]#1 (rank 1) exited with code 1: ValueError: 9 rows at 0x55aa "
-        "(at train.py:12)"
+        "ValueError: 9 rows at 0x55aa (train.py:12), rank 1 on a; the training failed 2 times in a row and came no "
+        "further than commit 3 and 1 operation, the same error each time"
     )
-    assert "; the same error each time, but not on the same rank; the last: worker c[0]#1" in after(A, elsewhere).told(
-        has_commits=True
-    )
-    assert (
-        after(A, other)
-        .told(has_commits=True)
-        .endswith("; different errors, all on the same rank; the last: worker a[0]#1 (rank 1) killed by SIGSEGV")
-    )
-    assert "; different errors; the last: worker c[0]#1" in after(A, other, elsewhere).told(has_commits=True)
+    told = after(A, elsewhere).told(has_commits=True)
+    assert told.startswith("ValueError: 9 rows at 0x55aa (train.py:12), rank 2 on c; ")
+    assert told.endswith(", the same error each time, but not on the same rank")
+    told = after(A, other).told(has_commits=True)
+    assert told.startswith("worker a[0]#1 (rank 1) killed by SIGSEGV; ")
+    assert told.endswith(", different errors, all on the same rank")
+    assert after(A, other, elsewhere).told(has_commits=True).endswith(", different errors")
 
 
 def test_restarted_workers_have_no_commits_and_may_tell_of_steps() -> None:
     failure = Failure(WorkerId("a", 0, 0), 0, "exited with code 1")
-    cause = "the same error each time: worker a[0] (rank 0) exited with code 1"
+    cause, alike = "worker a[0] (rank 0) exited with code 1; ", ", the same error each time"
     assert replace(Setbacks(), count=2, last=failure).told(has_commits=False) == (
-        f"the training failed 2 times in a row; {cause}"
+        f"{cause}the training failed 2 times in a row{alike}"
     )
     assert replace(Setbacks(commits=40), count=2, last=failure).told(has_commits=False) == (
-        f"the training failed 2 times in a row and came no further than step 40; {cause}"
+        f"{cause}the training failed 2 times in a row and came no further than step 40{alike}"
     )
 
 
@@ -150,7 +147,7 @@ def test_the_job_ends_and_does_not_wait_before_it_does() -> None:
     lose(job)
     assert isinstance(end := job.commands[-1], EndJob)
     assert (end.exit_code, job.now) == (1, 2.0)
-    assert end.message.startswith("the training failed 3 times in a row and came no further than commit 3; the same")
+    assert "; the training failed 3 times in a row and came no further than commit 3, the same" in end.message
 
 
 def test_another_training_is_no_setback_of_the_one_before() -> None:
@@ -252,7 +249,7 @@ def test_a_crash_loop_from_disc_ends_whatever_the_cooldown() -> None:
             if not job.of(WorkerPhase.MEMBER):
                 job.timer()
     assert job.ended.exit_code == 1
-    assert "failed 4 times in a row and came no further than commit 3; the same error each time" in job.ended.message
+    assert "failed 4 times in a row and came no further than commit 3, the same error each time" in job.ended.message
     assert job.now == 0.5 + 0.5 + 2.0 + 4.0, "where there is a pause, it is longer than the cooldown"
 
 
@@ -271,4 +268,22 @@ def test_workers_that_run_out_of_memory_again_and_again_end_the_job(kind: OnChan
         ends[starved] = job.ended
     assert ends[False] is None
     assert ends[True] is not None
-    assert ends[True].message.startswith("the training failed 3 times in a row")
+    assert "; the training failed 3 times in a row" in ends[True].message
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("SyntaxError: invalid syntax", ""),
+        ("ModuleNotFoundError: No module named 'tochr'", ""),
+        ("ValueError: a SyntaxError", "; --reset-limit N would try again"),
+        ("my.errors.SyntaxError: of a language of its own", "; --reset-limit N would try again"),
+        ("", "; --reset-limit N would try again"),
+    ],
+)
+def test_only_what_another_try_may_mend_is_said_to_be_tried_again(error: str, hint: str) -> None:
+    job = Job(num_proc=2, min_num_proc=1, on_change=OnChange.RESTART, ends_at_start=True)
+    job.train("a:2")
+    job.exit("a[1]", 1, at=10.0, error=error, where="train.py:1" if error else "")
+    assert job.ended is not None
+    assert job.ended.message.endswith(f", within the first 60 s of the training{hint}")
