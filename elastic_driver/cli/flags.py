@@ -230,7 +230,8 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "driver_timeout_s",
         metavar="S",
-        help="end the job when that disc has not answered for S seconds (default {default})",
+        help="how long workers go on without a driver, and wait for another; and how long the driver waits for a disc "
+        "that does not answer (default {default})",
     )
     add(
         "hands_over",

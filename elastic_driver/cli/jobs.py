@@ -103,7 +103,8 @@ def jobs(words: Sequence[str]) -> int:
         ]
         for found in left:
             named = {"job": found.job.job_id, "pid": None, "driver": None, "command": found.job.command}
-            shown.append({**named, "no_driver_s": round(found.away_s, 3)})
+            journal = str(found.job.settings.journal)
+            shown.append({**named, "no_driver_s": round(found.away_s, 3), "journal": journal})
         print(json.dumps([*shown, *(job.document() for job in alone)]))
     elif not running and not left and not alone:
         print("no job of yours runs on this machine")

@@ -131,4 +131,5 @@ def words(recorded: Recorded) -> str:
     head = f"{whose}; this is the job as of {last.isoformat(' ', 'seconds')}, when something happened to it last"
     began = recorded.state.began
     lines = [f"{at - began:10.3f} {event_words.in_words(event)}" for at, event in recorded.events[-_SHOWN:]]
-    return "\n".join([head, *([f"the last events of {len(recorded.events)} that are kept:"] if lines else []), *lines])
+    heading = [f"the last {len(lines)} of {len(recorded.events)} events that are kept:"] if lines else []
+    return "\n".join([head, *heading, *lines])

@@ -18,7 +18,8 @@ def parser_of_resume() -> Parser:
     parser = Parser(
         prog="elasticrun resume",
         description="Takes over a job whose driver has died. The same as its command again, with the flags, the "
-        "folder and the journal that it had. Of a job that has ended its exit code is told.",
+        "folder and the journal that it had: where none of its agents is left, a new job begins. Of a job that has "
+        "ended its exit code is told.",
     )
     parser.add_argument("journal", metavar="DIR", help="its journal: elasticrun --journal DIR, or etcd://...")
     add_key_flag(parser)

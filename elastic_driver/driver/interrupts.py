@@ -94,7 +94,9 @@ class Interrupts:
         if self._settings.hands_over and number == signal.SIGTERM and not parent.is_last():  # that one is to end it
             if not self._stepper.is_over:
                 limit = in_seconds(self._settings.driver_timeout_s)
-                self._hand_over(f"{name} (--hand-over); its workers wait for {limit} (--driver-timeout)")
+                self._hand_over(
+                    f"{name} (--hand-over); its workers go on without one for {limit} at most (--driver-timeout)"
+                )
             return
         if self._stepper.is_over:
             if self._workers.living or self._chief is not None:  # else the job's end is told already

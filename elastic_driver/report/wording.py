@@ -33,7 +33,7 @@ _NAMED = 6
 def of_takeover(taken: TookOver) -> str:
     """For how long there was no driver, and what became of the workers."""
     if not taken.workers:
-        left = "no worker is left"
+        left = "no worker is running"  # all have ended, or none has been started yet
     else:
         workers = f"{taken.workers} worker{'' if taken.workers == 1 else 's'}"
         hosts = f"{taken.hosts} host{'' if taken.hosts == 1 else 's'}"

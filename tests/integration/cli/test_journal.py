@@ -77,7 +77,9 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     ]
     listed = elasticrun("jobs").stdout
     assert re.search(rf"{started['job_id']} +- +none for at most \d+ s: elasticrun resume {kept} ", listed), listed
-    assert json.loads(elasticrun("jobs", "--json", started["job_id"]).stdout)[0]["no_driver_s"] > 0
+    (as_json,) = json.loads(elasticrun("jobs", "--json", started["job_id"]).stdout)
+    assert as_json["no_driver_s"] > 0
+    assert as_json["journal"] == str(kept)
     assert elasticrun("jobs", "--ids").stdout == ""
     assert elasticrun("status").stdout.startswith("no driver for at most "), "it is the only one"
     assert json.loads(elasticrun("status", "--json", started["job_id"]).stdout)["recorded"]["no_driver_s"] > 0
@@ -92,7 +94,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
 
     # None of its agents is left: the next one there is a new job.
     again = capture_elasticrun(*RUN, "--journal", str(kept), "true")
-    assert f"job {started['job_id']} has ended " in again.stderr
+    assert f"job {started['job_id']} is over: its driver died " in again.stderr
     assert "none of its agents is left; this is a new job" in again.stderr
     closed = read_job(kept)
     assert isinstance(closed, Closed)

@@ -89,8 +89,8 @@ def test_where_nobody_is_left_it_is_a_new_job(tmp_path: Path, agents: Sequence[F
         assert recorded.journal.epoch == 5
         recorded.journal.close(0)
     (line,) = told.lines
-    assert line.startswith("job 0123 has ended ")
-    assert line.endswith(" ago with its driver: none of its agents is left; this is a new job")
+    assert line.startswith("job 0123 is over: its driver died ")
+    assert line.endswith(" ago, and none of its agents is left; this is a new job")
 
 
 def test_a_job_that_had_ended_is_closed_with_its_exit_code(tmp_path: Path) -> None:

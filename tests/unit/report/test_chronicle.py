@@ -340,7 +340,7 @@ def test_another_driver_goes_on_with_the_table(tmp_path: Path, story: Story) -> 
         (1, 1, True, "1 worker on 1 host kept training, no step is lost"),
         (3, 1, False, "3 workers on 1 host are there"),
         (1, 1, False, "1 worker on 1 host is there"),
-        (0, 0, False, "no worker is left"),
+        (0, 0, False, "no worker is running"),
     ],
 )
 def test_a_takeover_is_one_line(story: Story, workers: int, hosts: int, trained: bool, left: str) -> None:
