@@ -69,9 +69,12 @@ def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> Non
 
 def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
     """It has failed, and its round with it; where its script fails at the start of the training, the job may end."""
-    stays = crash.ran and _stays(t, record, crash.fault)
+    # Who fails when its round is over already mostly does so for that, as those would who are stopped for it: both may
+    # be reported in one step, as after a takeover.
+    follows = t.state.phase is JobPhase.RESETTING and t.state.first_failure is not None
+    stays = crash.ran and _stays(t, record, Fault.OUTSIDE if follows else crash.fault)
     fail_in_round(t, record, crash, stays=stays)
-    if crash.wanted and not stays:
+    if crash.wanted and not stays and not follows:
         _end_at_start(t, record, crash)
 
 

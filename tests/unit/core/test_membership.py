@@ -669,6 +669,16 @@ def test_when_places_run_short_members_keep_theirs_before_those_who_boot() -> No
 # --- reports that come together --------------------------------------------------------------------------------------
 
 
+def test_who_fails_for_one_that_was_killed_does_not_end_a_start() -> None:
+    """Both have died while there was no driver: the next one is told of both at once."""
+    job = Job(num_proc=2, min_num_proc=2, on_change=OnChange.RESTART, ends_at_start=True)
+    job.train("a:2")
+    killed = WorkerExited(worker_id("a[0]"), -9, "killed by SIGKILL", 0.0)
+    follows = WorkerExited(worker_id("a[1]"), 1, "exited with code 1", 0.0, error="RuntimeError: connection closed")
+    commands = job.feed(WorkersReported((killed, follows)))
+    assert [str(command.worker) for command in commands if isinstance(command, StartWorker)] == ["a[0]#1", "a[1]#1"]
+
+
 def test_reports_that_come_together_are_those_that_come_one_by_one() -> None:
     one_by_one, together = Job(num_proc=3, min_num_proc=1), Job(num_proc=3, min_num_proc=1)
     for job in (one_by_one, together):
