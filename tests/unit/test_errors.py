@@ -8,12 +8,11 @@ import errno
 import os
 import socket
 import ssl
-from pathlib import Path
 
 import pytest
 
-import elastic_driver
 from elastic_driver.errors import in_words, shortage, with_path
+from tests.support.sources import nodes
 
 pytestmark = pytest.mark.unit
 
@@ -109,10 +108,10 @@ def test_what_a_machine_lacks_is_told_as_the_system_does() -> None:
 
 
 def test_nobody_words_errors_of_the_system_by_himself() -> None:
-    folder = Path(elastic_driver.__file__).parent
-    found = set()
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr == "strerror":
-                found.add(str(path.relative_to(folder)))
+    found = {
+        path
+        for path, inside in nodes().items()
+        for node in inside
+        if isinstance(node, ast.Attribute) and node.attr == "strerror"
+    }
     assert found <= MAKE_THEM, "in_words() is for that"

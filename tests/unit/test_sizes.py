@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "elastic_driver"
+from tests.support.sources import nodes
+
 CLASS_LINES, CONSTRUCTOR_LINES = 450, 60
 
 pytestmark = pytest.mark.unit
@@ -31,25 +30,19 @@ def behaviour(node: ast.ClassDef) -> int:
     return sum(map(lines, functions(node))) if is_dataclass(node) else lines(node)
 
 
-@functools.cache
 def classes() -> list[ast.ClassDef]:
-    return [
-        node
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
+    return [node for inside in nodes().values() for node in inside if isinstance(node, ast.ClassDef)]
+
+
+def test_no_class_is_too_large() -> None:
+    assert {node.name for node in classes() if behaviour(node) > CLASS_LINES} == set()
+
+
+def test_no_constructor_is_too_large() -> None:
+    large = [
+        f"{node.name}.__init__: {lines(each)} lines"
+        for node in classes()
+        for each in functions(node)
+        if each.name == "__init__" and lines(each) > CONSTRUCTOR_LINES
     ]
-
-
-class TestSizes:  # in one process, where the package is read once
-    def test_no_class_is_too_large(self) -> None:
-        assert {node.name for node in classes() if behaviour(node) > CLASS_LINES} == set()
-
-    def test_no_constructor_is_too_large(self) -> None:
-        large = [
-            f"{node.name}.__init__: {lines(each)} lines"
-            for node in classes()
-            for each in functions(node)
-            if each.name == "__init__" and lines(each) > CONSTRUCTOR_LINES
-        ]
-        assert large == []
+    assert large == []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+from tests.support.sources import trees, trees_below
+
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = ROOT / "elastic_driver"
 DOCUMENT = ROOT / "docs/driver-memory.md"
 # Where the driver remembers something. Connections, frames and requests are remembered for as long as they last only.
 PLACES = (
@@ -94,12 +94,10 @@ def remembered() -> set[str]:
     """ "folder/module.py Class.attribute" of all that the driver remembers."""
     found = set()
     for place in PLACES:
-        path = PACKAGE / place
-        for file in [path] if path.suffix else sorted(path.rglob("*.py")):
-            name = str(file.relative_to(PACKAGE))
+        for name in [place] if place.endswith(".py") else trees_below(place):
             if name in OTHERS:
                 continue
-            kinds = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
+            kinds = [node for node in ast.walk(trees()[name]) if isinstance(node, ast.ClassDef)]
             found |= {f"{name} {kind.name}.{attribute}" for kind in kinds for attribute in memory_of(kind)}
     return found
 

@@ -7,7 +7,6 @@ import importlib
 import logging
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,11 +31,11 @@ from elastic_driver.torch.snapshot import HostCopies, set_optimizer
 from elastic_driver.torch.sync_batch_norm import SyncBatchNorm
 from elastic_driver.torch_private import agents, groups, lost, tensors
 from elastic_driver.torch_private.features import TRIED_WITH, Feature
+from tests.support.sources import trees, trees_below
 
 pytestmark = pytest.mark.unit
 
-PACKAGE = Path(__file__).resolve().parents[3] / "elastic_driver"
-DOOR = PACKAGE / "torch_private"
+DOOR = "torch_private"
 # Where torch is used; tensorflow/ has a door, and a test, of its own.
 ROOMS = ("torch", "torchelastic", "worker", "function", "compat", "launch/warm")
 # Private parts of others, and of torch in the files that cannot import the door (see its docstring).
@@ -100,13 +99,6 @@ def own_names(tree: ast.AST) -> Iterator[str]:
                 pass
 
 
-def trees(folder: Path) -> dict[str, ast.Module]:
-    return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.rglob("*.py"))
-    }
-
-
 def names_in_checks(tree: ast.Module) -> set[str]:
     """What the functions that look for changes name, themselves or by a constant of their module."""
     constants = {
@@ -134,11 +126,11 @@ def names_in_checks(tree: ast.Module) -> set[str]:
 
 
 def test_private_parts_of_torch_are_used_behind_the_door_only() -> None:
-    behind = {name for tree in trees(DOOR).values() for name in private_names(tree)}
+    behind = {name for tree in trees_below(DOOR).values() for name in private_names(tree)}
     assert "_set_pg_timeout" in behind
     found = {}
     for room in ROOMS:
-        for path, tree in trees(PACKAGE / room).items():
+        for path, tree in trees_below(room).items():
             used = set(private_names(tree)) - ELSEWHERE.get(path, set())
             # What a file defines is its own, unless torch has it too: then the door knows it.
             strangers = {name for name in used if name in behind} | used - set(own_names(tree))
@@ -149,17 +141,17 @@ def test_private_parts_of_torch_are_used_behind_the_door_only() -> None:
 
 def test_all_that_is_private_is_checked() -> None:
     """Where it is not, it would be missed at work: when a worker is lost, say."""
-    for path, tree in trees(DOOR).items():
+    for path, tree in trees_below(DOOR).items():
         own = set(own_names(tree)) | {"_C", "_distributed_c10d", "_internal"}  # modules: their names are checked
         used = set(private_names(tree)) - own
         assert used <= names_in_checks(tree), path
 
 
 def test_what_is_used_of_the_c_extension_is_public_elsewhere_or_checked() -> None:
-    checked = names_in_checks(trees(DOOR)["torch_private/groups.py"])
+    checked = names_in_checks(trees_below(DOOR)["torch_private/groups.py"])
     used = {
         node.attr
-        for tree in trees(PACKAGE).values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "c10d"
     }
