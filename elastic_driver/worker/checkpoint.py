@@ -85,7 +85,7 @@ class _Point:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._note)
         # Where hvd.init() was called, the driver hears of commits.
-        if ENV_RENDEZVOUS in os.environ and "elastic_driver.worker.rounds.runtime" not in sys.modules:
+        if ENV_RENDEZVOUS in os.environ and not _is_in_a_round():
             with contextlib.suppress(ElasticError, ValueError, KeyError):
                 self._reporter = _Reporter.of_this_worker()
 
@@ -110,6 +110,12 @@ class _Point:
         noticed = torch.tensor([self._noticed], dtype=torch.int32, device="cpu")
         dist.all_reduce(noticed, op=dist.ReduceOp.MAX, group=self._group)
         return bool(noticed.item())
+
+
+def _is_in_a_round() -> bool:
+    """Whether this process has called hvd.init(); it may have imported the library for something else."""
+    runtime = sys.modules.get("elastic_driver.worker.rounds.runtime")
+    return runtime is not None and bool(runtime.current_round().initialized)
 
 
 class _Reporter:

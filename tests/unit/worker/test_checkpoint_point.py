@@ -14,6 +14,8 @@ import pytest
 import elastic_driver
 from elastic_driver.errors import RendezvousClosedError, RendezvousError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY, JobKey
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 from elastic_driver.rendezvous.messages import RunningReport
 from elastic_driver.worker import checkpoint
 from elastic_driver.worker.checkpoint import _Point, _Reporter
@@ -58,6 +60,16 @@ print(elastic_driver.checkpoint_point())
 def test_several_workers_have_to_be_able_to_agree() -> None:
     done = python("import elastic_driver; elastic_driver.checkpoint_point()", WORLD_SIZE="2")
     assert "call torch.distributed.init_process_group() before" in done.stderr
+
+
+@pytest.mark.parametrize("imports", ["", "import elastic_driver.elastic; "])
+def test_a_script_that_has_only_imported_the_library_tells_how_far_it_is(imports: str) -> None:
+    worker = {ENV_RENDEZVOUS: "unix:/nobody/listens", ENV_RANKS_KEY: JobKey.new().of_ranks().hex()}
+    worker |= {ENV_WORKER: WorkerId("a", 0, 0).key, ENV_ROUND: "1"}
+    ask = "import elastic_driver as library; library.checkpoint_point()"
+    said = "import threading; print([thread.name for thread in threading.enumerate()][1:])"
+    done = python(f"{imports}{ask}; {said}", **worker)
+    assert (done.stdout, done.stderr) == ("['elastic-driver-progress']\n", "")
 
 
 def test_bad_values_are_refused() -> None:
