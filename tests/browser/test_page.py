@@ -20,7 +20,7 @@ from elastic_driver.report.happenings import JobEnded, Summary
 from tests.support.fakes.rendezvous_service import Service, serving
 from tests.support.fakes.shown_job import ShownJob
 from tests.support.network.relay import relaying
-from tests.support.processes.jobs import FORKING, Job
+from tests.support.processes.jobs import Job
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: scripts/install-browser")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -235,7 +235,7 @@ def test_it_fits_and_is_dark_where_that_is_wanted(browser: Any, service: tuple[S
 
 def test_a_job_that_is_stopped_goes_on_and_ends(browser: Any, tmp_path: Path) -> None:
     env = {"ELASTIC_DRIVER_RUNTIME_DIR": str(tmp_path)}
-    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", elasticrun=FORKING, env=env) as job:
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", env=env) as job:
         job.wait_for_steps(2)
         started = job.events("job_started")[0]
         command = [sys.executable, "-m", "elastic_driver", "page", started["job_id"]]
@@ -270,7 +270,7 @@ def operators_link(job: Job, env: dict[str, str]) -> str:
 def test_an_operator_asks_for_stacks_drains_undoes_and_ends_a_real_job(browser: Any, tmp_path: Path) -> None:
     env = {"ELASTIC_DRIVER_RUNTIME_DIR": str(tmp_path)}
     hosts = "localhost:1\n127.0.0.1:1\n"
-    with Job(tmp_path, hosts, "-np", "2", "--min-np", "1", elasticrun=FORKING, env=env) as job:
+    with Job(tmp_path, hosts, "-np", "2", "--min-np", "1", env=env) as job:
         job.wait_for_steps(2)
         browser.get(operators_link(job, env))
 
@@ -315,7 +315,7 @@ def test_the_file_that_page_open_writes_logs_the_browser_in_once(browser: Any, t
     opener.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
     opener.chmod(0o755)
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING, env=env) as job:
+    with Job(tmp_path, "localhost:1\n", "-np", "1", env=env) as job:
         job.wait_for_steps(1)
         command = [sys.executable, "-m", "elastic_driver", "page", "--open", job.events("job_started")[0]["job_id"]]
         env |= {"BROWSER": f"{opener} %s"}
@@ -370,7 +370,7 @@ def test_a_job_that_has_failed_keeps_what_there_is_to_say_of_it(browser: Any, tm
 
     when = tmp_path / "when"
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "FAULT": "exception 0 0", "WHEN": str(when)}
-    with Job(tmp_path, "localhost:2\n", "-np", "2", elasticrun=FORKING, env=env) as job:
+    with Job(tmp_path, "localhost:2\n", "-np", "2", env=env) as job:
         job.wait_for_steps(2)
         browser.get(operators_link(job, env))
         until(browser, "commits and steps", has_trained)

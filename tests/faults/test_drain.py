@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import ForkingJob, Job, check_agreement
+from tests.support.processes.jobs import Job, check_agreement
 from tests.support.processes.subcommands import Ran, elasticrun
 
 pytestmark = pytest.mark.faults
@@ -28,7 +28,7 @@ def no_step_is_repeated(job: Job) -> None:
 
 def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path) -> None:
     hosts, flags = "localhost:1\n127.0.0.1:2\n", ("-np", "3", *FLAGS[2:])
-    with ForkingJob(tmp_path, hosts, *flags, env={"COMMIT_EVERY": "3"}) as job:
+    with Job(tmp_path, hosts, *flags, env={"COMMIT_EVERY": "3"}) as job:
         pids = {line["rank"]: line["pid"] for line in job.wait_for_steps(3)}
         left = []
         for rank, number in ((1, signal.SIGTERM), (2, signal.SIGUSR1)):
@@ -57,7 +57,7 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         return elasticrun("drain", *words, **env)
 
     assert drain("localhost").returncode == 2
-    with ForkingJob(tmp_path, TWO, *FLAGS, env=env) as job:
+    with Job(tmp_path, TWO, *FLAGS, env=env) as job:
         job.wait_for_steps(2)
         wrong = drain("elsewhere")
         assert (wrong.returncode, wrong.stdout) == (
@@ -86,7 +86,7 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
 
 def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) -> None:
     env = {"COMMIT_EVERY": "1000000"}
-    with ForkingJob(tmp_path, TWO, "-np", "2", "--min-np", "1", "--drain-timeout", "0.5", env=env) as job:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--drain-timeout", "0.5", env=env) as job:
         before = job.wait_for_steps(2)
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGUSR1)

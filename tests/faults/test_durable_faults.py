@@ -18,7 +18,7 @@ import pytest
 
 from elastic_driver.worker.durable import format as durable_format
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import PATIENCE_S, ForkingJob, Job, check_agreement
+from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 
 pytestmark = [pytest.mark.faults]
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 def start(folder: Path, hosts: str, *flags: str, **env: object) -> Job:
     folder.mkdir(exist_ok=True)
-    return ForkingJob(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()})
+    return Job(folder, hosts, *flags, command=COMMAND, env={name: str(value) for name, value in env.items()})
 
 
 class Stoppable:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes.jobs import ForkingJob, check_agreement
+from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults
 
@@ -20,7 +20,7 @@ THREE = "localhost:2\n127.0.0.1:1\n"
 
 
 def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, TWO, "-np", "2", "--min-np", "1", "--heartbeat-timeout", "4") as job:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", "--heartbeat-timeout", "4") as job:
         before = job.wait_for_steps(2)
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == 0), signal.SIGSTOP)
@@ -34,7 +34,7 @@ def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path) -> None:
 def test_a_deadlock_in_the_users_code(tmp_path: Path) -> None:
     env = {"FAULT": "deadlock 1 10", "ONCE": str(tmp_path / "once"), "STEPS": "60", "STEP_S": "0.01"}
     flags = ("-np", "2", "--min-np", "1", "--hang-timeout", "4")
-    with ForkingJob(tmp_path, TWO, *flags, env=env) as job:
+    with Job(tmp_path, TWO, *flags, env=env) as job:
         assert job.wait() == 0
         check_agreement(job.steps())
         assert {line["size"] for line in job.steps()} == {2, 1}
@@ -47,7 +47,7 @@ def test_a_deadlock_in_the_users_code(tmp_path: Path) -> None:
 def test_survivors_wait_for_a_driver_that_is_stopped_while_one_dies(tmp_path: Path) -> None:
     """With the patience of real jobs it takes more than a minute of silence."""
     env = {"ELASTIC_DRIVER_PATIENCE_S": "0.5", "COMMIT_EVERY": "3"}
-    with ForkingJob(tmp_path, THREE, "-np", "3", "--min-np", "2", "--heartbeat-timeout", "4", env=env) as job:
+    with Job(tmp_path, THREE, "-np", "3", "--min-np", "2", "--heartbeat-timeout", "4", env=env) as job:
         before = job.wait_for_steps(3)
         survivors = [line["pid"] for line in before if line["rank"] in (0, 1)]
         os.kill(job.process.pid, signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_who_computes_on_after_an_abort_is_not_frozen(tmp_path: Path) -> None:
         "train(hvd.elastic.ObjectState())\n"
     )
     flags = ("-np", "2", "--min-np", "1", "--heartbeat-timeout", "4")
-    with ForkingJob(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags, command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags, command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []
         assert [event["size"] for event in job.events("round_formed")] == [2, 1]

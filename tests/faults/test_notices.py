@@ -27,7 +27,7 @@ from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.messages import DrainHostRequest
 from elastic_driver.rendezvous.operator_adapter import OperatorAdapter
 from tests.support.clusters.fake_clouds import Asked, FakeCloud, Says, fake_cloud
-from tests.support.processes.jobs import PATIENCE_S, ForkingJob, Job, check_agreement
+from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.faults
@@ -60,7 +60,7 @@ def no_step_is_repeated(job: Job) -> None:
 
 def test_who_commits_in_time_loses_nothing(tmp_path: Path, runtime: Path) -> None:
     """A program of the user's says it, as docs/notices.md has it."""
-    with ForkingJob(tmp_path, THREE, *FLAGS, env={"STEP_S": "0.05", "COMMIT_EVERY": "4"}) as job:
+    with Job(tmp_path, THREE, *FLAGS, env={"STEP_S": "0.05", "COMMIT_EVERY": "4"}) as job:
         job.wait_for_steps(3)
         token = tmp_path / "token"
         written = elasticrun("jobs", "--write-token", str(token))
@@ -88,7 +88,7 @@ def test_who_commits_in_time_loses_nothing(tmp_path: Path, runtime: Path) -> Non
 
 
 def test_who_has_no_commit_before_the_end_is_killed_a_second_before(tmp_path: Path, runtime: Path) -> None:
-    with ForkingJob(tmp_path, THREE, *FLAGS[:4], env={"COMMIT_EVERY": NEVER}) as job:
+    with Job(tmp_path, THREE, *FLAGS[:4], env={"COMMIT_EVERY": NEVER}) as job:
         job.wait_for_steps(3)
         at = time.time()
         drain("127.0.0.1", 3.0)
@@ -105,7 +105,7 @@ def test_who_has_no_commit_before_the_end_is_killed_a_second_before(tmp_path: Pa
 
 def test_a_notice_while_a_reset_is_under_way(tmp_path: Path, runtime: Path) -> None:
     hosts = "localhost:1\n127.0.0.1:1\n127.0.0.2:1\n"
-    with ForkingJob(tmp_path, hosts, "-np", "3", "--min-np", "1", env={"STEP_S": "0.05", "COMMIT_EVERY": "4"}) as job:
+    with Job(tmp_path, hosts, "-np", "3", "--min-np", "1", env={"STEP_S": "0.05", "COMMIT_EVERY": "4"}) as job:
         before = job.wait_for_steps(3)
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == 2), signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_restarted_workers_checkpoint_before_it(tmp_path: Path, runtime: Path, s
     hosts = "localhost:1\n127.0.0.1:1\n"
     env = {"SAVES": "[0.1, 1000]" if slow else "[0.1, 0.5]"}
     flags = ("-np", "2", "--min-np", "1", "--on-change", "restart")
-    with ForkingJob(tmp_path, hosts, *flags, command=[sys.executable, str(program)], env=env) as job:
+    with Job(tmp_path, hosts, *flags, command=[sys.executable, str(program)], env=env) as job:
         job.wait_for("the start", lambda: [line["what"] for line in job.steps()] == ["began", "began"])
         at = time.time()
         # All but the slow one have a second less than that; without it nobody waits for its end.
@@ -218,7 +218,7 @@ class Spots:
         token.write_text(TOKEN)
         token.chmod(0o600)
         flags = (*flags, "--accept-agents", "--join-token-file", str(token))
-        self.job = stack.enter_context(ForkingJob(folder, None, *flags, env=env))
+        self.job = stack.enter_context(Job(folder, None, *flags, env=env))
         said: str = self.job.wait_for("where to join", lambda: self.job.said().partition("--driver ")[2])
         self.driver = said.split()[0]
 
@@ -338,7 +338,7 @@ def test_the_drivers_own_machine_goes_away(tmp_path: Path, runtime: Path) -> Non
 
     with fake_cloud(google) as fake:
         flags = ("-np", "1", "--min-np", "1", "--spot-notices", "gcp")
-        with ForkingJob(tmp_path, "localhost:1\n", *flags, env={ENV_GCP: fake.place}) as job:
+        with Job(tmp_path, "localhost:1\n", *flags, env={ENV_GCP: fake.place}) as job:
             job.wait_for_steps(1)
             (tmp_path / "go").touch()
             text = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.jobs import PROGRAM as STEPS
-from tests.support.processes.jobs import ForkingJob
+from tests.support.processes.jobs import Job
 
 pytestmark = pytest.mark.faults
 
@@ -32,7 +32,7 @@ def test_a_collective_outside_of_run_costs_the_newcomer_not_the_job(tmp_path: Pa
     (tmp_path / "outside.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "outside.py"), str(STEPS)]
     flags = ("-np", "2", "--min-np", "1", "--max-np", "3")
-    with ForkingJob(tmp_path, "localhost:2\n", *flags, command=command) as job:
+    with Job(tmp_path, "localhost:2\n", *flags, command=command) as job:
         job.wait_for_steps(2)
         job.set_hosts(hosts)
         job.wait_for("the newcomer's end", lambda: "gets no new workers: worker " in job.said())

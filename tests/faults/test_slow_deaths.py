@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import PROGRAM, ForkingJob, Job, check_agreement
+from tests.support.processes.jobs import PROGRAM, Job, check_agreement
 
 pytestmark = pytest.mark.faults
 
@@ -50,7 +50,7 @@ def test_survivors_go_on_while_a_large_process_is_taken_down(tmp_path: Path) -> 
         "    np.frombuffer(ballast, np.uint8)[::4096] = 1\n"
         f"runpy.run_path({str(steps)!r}, run_name='__main__')\n"
     )
-    with ForkingJob(tmp_path, TWO, "-np", "2", "--min-np", "1", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", command=[sys.executable, str(program)]) as job:
         job.wait_for_steps(2)
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
         job.wait_for("its end", lambda: "worker_exited" in order(job))
@@ -70,7 +70,7 @@ def test_survivors_go_on_while_a_large_process_is_taken_down(tmp_path: Path) -> 
 
 def test_an_exit_code_is_known_before_the_end(tmp_path: Path) -> None:
     env = {"FAULT": "exception 1 10", "ONCE": str(tmp_path / "once")}
-    with ForkingJob(tmp_path, TWO, "-np", "2", "--min-np", "1", env=env) as job:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", env=env) as job:
         job.wait_for_steps(1)
         job.wait_to_say("worker 127.0.0.1[0] exited with code 1")
         assert [line["how"] for line in job.events("worker_dying")] in ([], ["exited with code 1"])
@@ -78,7 +78,7 @@ def test_an_exit_code_is_known_before_the_end(tmp_path: Path) -> None:
 
 
 def test_a_good_end_is_no_early_news(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, TWO, "-np", "2", env={"STEPS": "20"}) as job:
+    with Job(tmp_path, TWO, "-np", "2", env={"STEPS": "20"}) as job:
         assert job.wait() == 0
         assert job.events("worker_dying") == []
 
@@ -90,7 +90,7 @@ def test_a_process_that_replaces_itself_does_not_die(tmp_path: Path) -> None:
         "import os, sys, time\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\nhvd.shutdown()\n"
         "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(0.5)'])\n"
     )
-    with ForkingJob(tmp_path, TWO, "-np", "2", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, TWO, "-np", "2", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_dying") == []
 
@@ -104,7 +104,7 @@ def test_nobody_waits_for_a_core_dump(tmp_path: Path) -> None:
         "hard = resource.getrlimit(resource.RLIMIT_CORE)[1]\nresource.setrlimit(resource.RLIMIT_CORE, (hard, hard))\n"
         f"runpy.run_path({str(steps)!r}, run_name='__main__')\n"
     )
-    with ForkingJob(tmp_path, TWO, "-np", "2", "--min-np", "1", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "1", command=[sys.executable, str(program)]) as job:
         job.wait_for_steps(2)
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGSEGV)
         job.wait_for_steps(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes.jobs import ForkingJob, Job, check_agreement
+from tests.support.processes.jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults
 
@@ -52,7 +52,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     """A host that is added is where the next one waits."""
     rounds_at: dict[str, list[int]] = {}
     cooldown = ("--blacklist-cooldown-range", "1000", "1000")
-    with ForkingJob(tmp_path_factory.mktemp("history"), THREE, *FLAGS, *cooldown, "--heartbeat-timeout", "4") as job:
+    with Job(tmp_path_factory.mktemp("history"), THREE, *FLAGS, *cooldown, "--heartbeat-timeout", "4") as job:
         stands_by(job, "127.0.0.2[0]")
         before = job.wait_for_steps(2)
         os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
@@ -111,7 +111,7 @@ class TestHistory:
 
 
 def test_a_planned_change_takes_the_standby(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, THREE, *FLAGS) as job:
+    with Job(tmp_path, THREE, *FLAGS) as job:
         stands_by(job, "127.0.0.2[0]")
         job.set_hosts("localhost:1\n127.0.0.2:1\n")
         job.wait_for("the second round", lambda: len(job.events("round_resumed")) == 2)
@@ -122,7 +122,7 @@ def test_a_planned_change_takes_the_standby(tmp_path: Path) -> None:
 
 
 def test_a_standby_that_froze_just_now_costs_one_heartbeat_timeout(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, THREE, *FLAGS, "--heartbeat-timeout", "4") as job:
+    with Job(tmp_path, THREE, *FLAGS, "--heartbeat-timeout", "4") as job:
         stands_by(job, "127.0.0.2[0]")
         os.kill(pid_of(job, "127.0.0.2[0]#0"), signal.SIGSTOP)
         at = time.time()
@@ -139,7 +139,7 @@ def test_a_standby_that_boots_is_told_to_leave(tmp_path: Path) -> None:
         "import time\nimport elastic_driver as hvd\nhvd.init()\nif hvd.rank() == 2:\n    print('boots', flush=True)\n"
         "    time.sleep(3600)\nhvd.elastic.run(lambda state: time.sleep(3600))(hvd.elastic.ObjectState())\n"
     )
-    with ForkingJob(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
         job.wait_for("its start", lambda: "boots" in job.stdout.read_text())
         os.kill(pid_of(job, "127.0.0.2[0]#0"), signal.SIGTERM)
         ended = job.wait_for("its end", lambda: job.events("worker_exited"))
@@ -149,7 +149,7 @@ def test_a_standby_that_boots_is_told_to_leave(tmp_path: Path) -> None:
 
 def test_a_standby_that_froze_is_found_when_another_was_taken(tmp_path: Path) -> None:
     flags = ("-np", "2", "--min-np", "1", "--standby", "2", "--heartbeat-timeout", "4")
-    with ForkingJob(tmp_path, THREE + "127.0.0.3:1\n", *flags) as job:
+    with Job(tmp_path, THREE + "127.0.0.3:1\n", *flags) as job:
         stands_by(job, "127.0.0.2[0]")
         stands_by(job, "127.0.0.3[0]")
         os.kill(pid_of(job, "127.0.0.3[0]#0"), signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
         "    print('trained', flush=True)\n"
         "hvd.elastic.run(train)(hvd.elastic.ObjectState())\n"
     )
-    with ForkingJob(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
         stands_by(job, "127.0.0.2[0]")
         done.touch()
         assert job.wait() == 0
@@ -182,7 +182,7 @@ def test_a_process_that_has_shut_down_is_not_frozen(tmp_path: Path) -> None:
         "hvd.init()\nhvd.barrier()\nprint('rank', hvd.rank(), 'again')\n"
     )
     command = [sys.executable, str(program)]
-    with ForkingJob(tmp_path, None, "-np", "2", "--heartbeat-timeout", "4", command=command) as job:
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "4", command=command) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []
         assert job.stdout.read_text().count("again") == 2
@@ -195,7 +195,7 @@ def test_a_process_that_takes_long_to_exit_is_not_frozen(tmp_path: Path) -> None
         "import atexit, time\natexit.register(time.sleep, 7)\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
     )
     command = [sys.executable, str(program)]
-    with ForkingJob(tmp_path, None, "-np", "2", "--heartbeat-timeout", "4", command=command) as job:
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "4", command=command) as job:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []
 
@@ -208,7 +208,7 @@ def test_a_process_that_hangs_in_its_exit_is_ended(tmp_path: Path) -> None:
         "import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
     )
     flags = ("-np", "1", "--start-timeout", "12")
-    with ForkingJob(tmp_path, None, *flags, command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, None, *flags, command=[sys.executable, str(program)]) as job:
         assert job.wait() == 1, job.said()
         assert "did not end within 12 s of its exit (--start-timeout)" in job.said()
 
@@ -218,6 +218,6 @@ def test_a_shell_may_go_on_after_the_process_that_trained(tmp_path: Path) -> Non
     program = tmp_path / "program.py"
     program.write_text("import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n")
     command = ["/bin/sh", "-c", f"{sys.executable} {program}; sleep 10; echo exported"]
-    with ForkingJob(tmp_path, None, "-np", "1", "--start-timeout", "8", command=command) as job:
+    with Job(tmp_path, None, "-np", "1", "--start-timeout", "8", command=command) as job:
         assert job.wait() == 0, job.said()
         assert "exported" in job.stdout.read_text()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import FORKED, Job
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 40
@@ -30,7 +30,8 @@ def test_a_worker_is_killed_and_a_host_comes(framework: str, tmp_path: Path) -> 
     name = "trainer" if framework == "transformers" else framework
     env = {"CHECKPOINTS": str(tmp_path / "checkpoints"), "STEPS": str(STEPS), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(SCRIPTS / f"with_{name}.py")]
-    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", command=command, env=env) as job:
+    hosts, flags = "localhost:1\n127.0.0.1:1\n", ("-np", "2", "--min-np", "1")
+    with Job(tmp_path, hosts, *flags, command=command, env=env, elasticrun=FORKED) as job:
         lines = job.wait_for_steps(2, 6)
         os.kill(next(line["pid"] for line in lines if line["rank"] == 1), signal.SIGKILL)
         at = lines[-1]["time"]

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from tests.support.processes.jobs import FORKING, Job
+from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.monitoring]
 
@@ -101,7 +101,7 @@ def test_prometheus_sees_a_job_lose_a_worker(
 ) -> None:
     hosts = "localhost:2\n127.0.0.1:1\n"
     durable = ("--durable-dir", str(tmp_path / "commits"), "--heartbeat-timeout", "6")
-    with Job(tmp_path, hosts, "-np", "3", "--min-np", "1", *durable, elasticrun=FORKING) as job:
+    with Job(tmp_path, hosts, "-np", "3", "--min-np", "1", *durable) as job:
         job.wait_for_steps(3)
         url = write_reader_token(folder / "reader.token")
         (folder / "jobs/job.new").write_text(json.dumps([{"targets": [urlsplit(url).netloc]}]))

@@ -39,7 +39,7 @@ from elastic_driver.journal.past import Recorded, read_job  # noqa: E402
 from elastic_driver.worker.durable import format as durable_format  # noqa: E402
 from elastic_driver.worker.durable.folder import commit_files  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
-from tests.support.processes.jobs import FORKING, Job  # noqa: E402
+from tests.support.processes.jobs import FORKED, FORKING, Job  # noqa: E402
 
 SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 3  # as in program.py
 GOES_ON_WITHIN_S = 60.0
@@ -144,8 +144,9 @@ class Soak:
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "OMP_NUM_THREADS": "1"}
         env |= {"STEP_LOG": str(self.step_log), "XDG_RUNTIME_DIR": str(self.runtime)}
         command = [sys.executable, str(HERE / "program.py")]
-        more = {"elasticrun": FORKING} if self.forking else {}
-        self._again = functools.partial(Job, folder, self.listing(), *flags, command=command, env=env, **more)
+        elasticrun = FORKING if self.forking else FORKED
+        given = {"command": command, "env": env, "elasticrun": elasticrun}
+        self._again = functools.partial(Job, folder, self.listing(), *flags, **given)
         return self._again()
 
     def take_over(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import PROGRAMS, ROOT
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import FORKED, Job
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -23,7 +23,8 @@ def run(folder: Path, steps: int, *flags: str, hosts: str = "localhost:3") -> Jo
     """A job of the plain script on this machine's loopback."""
     script = [sys.executable, str(PROGRAMS / "tf_chief_program.py"), str(folder), str(steps)]
     env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return Job(folder, None, "-H", hosts, "--parameter-servers", "1", *flags, command=script, env=env)
+    words = ("-H", hosts, "--parameter-servers", "1", *flags)
+    return Job(folder, None, *words, command=script, env=env, elasticrun=FORKED)
 
 
 def said(job: Job) -> str:

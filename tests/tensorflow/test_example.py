@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import FORKED, Job
 from tests.support.processes.tensorflow_servers import Servers, a_closed_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,9 +83,9 @@ def accuracies(job: Job) -> list[float]:
 
 def test_with_elasticrun(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path / "checkpoints"), "--epochs"]
-    flags = ("--parameter-servers", "1", "-np", "1", "--min-np", "1")
-    env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    with Job(tmp_path, "localhost:2\n", *flags, "--max-np", "2", command=[*command, "100000"], env=env) as job:
+    flags = ("--parameter-servers", "1", "-np", "1", "--min-np", "1", "--max-np", "2")
+    given = {"env": {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, "elasticrun": FORKED}
+    with Job(tmp_path, "localhost:2\n", *flags, command=[*command, "100000"], **given) as job:
         job.wait_for("an epoch of one", lambda: ", workers [0]\n" in job.stdout.read_text())
         job.set_hosts("localhost:3\n")
         job.wait_for("an epoch of two", lambda: ", workers [0, 1]\n" in job.stdout.read_text())

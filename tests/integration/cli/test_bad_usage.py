@@ -19,7 +19,7 @@ import pytest
 
 from elastic_driver.cli.main import main
 from tests.support.paths import ROOT
-from tests.support.processes.jobs import AFRESH, FORKED, FORKING, ForkingJob, capture_elasticrun
+from tests.support.processes.jobs import AFRESH, FORKED, FORKING, Job, capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
 
@@ -529,7 +529,7 @@ def test_a_status_line_counts_on_a_terminal_and_is_gone_at_the_end(tmp_path: Pat
 
 def test_a_host_that_cannot_be_reached_stops_nobody(tmp_path: Path) -> None:
     """It is told once, and the job goes on where it is."""
-    with ForkingJob(tmp_path, "localhost:2\n", "-np", "2") as job:
+    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
         job.wait_for_steps(2)
         job.set_hosts("localhost:2\nno-such-host.invalid:2\n")
         job.wait_for("the warning", lambda: "host no-such-host.invalid is not ready" in job.said())

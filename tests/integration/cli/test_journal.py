@@ -28,7 +28,7 @@ from tests.support.fakes.job_facts import a_took, job_of_one
 from tests.support.fakes.left_jobs import STATE
 from tests.support.paths import ROOT
 from tests.support.processes.hang_jobs import FrozenDisc
-from tests.support.processes.jobs import PROGRAM, ForkingJob, Job, capture_elasticrun
+from tests.support.processes.jobs import PROGRAM, Job, capture_elasticrun
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -38,9 +38,7 @@ RUN = ("-np", "1", "--on-change", "in-place")
 
 @contextmanager
 def job_of_two(folder: Path, *flags: str) -> Iterator[Job]:
-    with ForkingJob(
-        folder, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(folder / "kept"), *flags
-    ) as job:
+    with Job(folder, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(folder / "kept"), *flags) as job:
         job.wait_for_steps(2)
         yield job
 
@@ -138,7 +136,7 @@ def test_of_a_job_that_has_ended_only_that_is_kept(tmp_path: Path, runtime: Path
 
 
 def test_a_job_loses_a_worker_and_goes_on(tmp_path: Path, runtime: Path) -> None:
-    with ForkingJob(
+    with Job(
         tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", "--journal", str(tmp_path / "kept"),
         "--on-change", "in-place",
     ) as job:  # fmt: skip
@@ -170,7 +168,7 @@ def test_a_disc_that_is_full_holds_up_what_happens_and_no_end(tmp_path: Path, ru
     """The folder's parent is gone: nothing can be written, until it is back."""
     kept = tmp_path / "above" / "kept"
     kept.parent.mkdir(mode=0o700)
-    with ForkingJob(
+    with Job(
         tmp_path, "localhost:2\n", "-np", "2", "--min-np", "1", "--journal", str(kept), "--on-change", "in-place",
     ) as job:  # fmt: skip
         job.wait_for_steps(2)
@@ -307,7 +305,7 @@ def test_a_disc_that_hangs_holds_up_neither_training_nor_the_end(tmp_path: Path,
     limit = ("--driver-timeout", "3") if ends == "limit" else ()
     flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", *limit)
     try:
-        with ForkingJob(tmp_path, "localhost:2\n", *flags, "--journal", str(disc.folder / "kept")) as job:
+        with Job(tmp_path, "localhost:2\n", *flags, "--journal", str(disc.folder / "kept")) as job:
             job.wait_for("the round", lambda: job.events("round_resumed"))
             disc.freeze()
             job.set_hosts("localhost:2\n127.0.0.1:1\n")

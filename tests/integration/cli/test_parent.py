@@ -25,7 +25,7 @@ from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.rendezvous.job_files import running_jobs
 from tests.support.fakes.left_jobs import leave
-from tests.support.processes.jobs import AFRESH, FAULTY, FORKING, ForkingJob, Job, run_elasticrun
+from tests.support.processes.jobs import AFRESH, FAULTY, FORKING, Job, run_elasticrun
 from tests.support.processes.subcommands import elasticrun as subcommand
 
 pytestmark = pytest.mark.integration
@@ -565,7 +565,7 @@ sys.exit(main())
 def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, words: str) -> None:
     """No memory is left, before it has read the journal: no service manager would start it again after a 2."""
     kept, mark = tmp_path / "kept", tmp_path / "mark"
-    with ForkingJob(tmp_path, "localhost:2\n", *RUN, "--journal", str(kept)) as job:
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(kept)) as job:
         job.wait_for_steps(2)
         job.process.kill()
         job.wait()
@@ -772,7 +772,7 @@ sys.exit(main())
 def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_back(
     tmp_path: Path, runtime: Path
 ) -> None:
-    with ForkingJob(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept")) as job:
+    with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept")) as job:
         job.wait_for_steps(2)
         [number] = agents_here()
         agent = psutil.Process(agents_here()[number].pid)

@@ -23,7 +23,7 @@ from elastic_driver.rendezvous.certificate import Certificate
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.job_files import Posting
 from tests.support.fakes.rendezvous_service import serving
-from tests.support.processes.jobs import ForkingJob, Job
+from tests.support.processes.jobs import Job
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.integration]
 
 @pytest.fixture
 def job(tmp_path: Path, runtime: Path) -> Iterator[Job]:
-    with ForkingJob(tmp_path, "localhost:2\n", "-np", "2", "--grace-time", "20") as running:
+    with Job(tmp_path, "localhost:2\n", "-np", "2", "--grace-time", "20") as running:
         running.wait_for_steps(2)
         yield running
 

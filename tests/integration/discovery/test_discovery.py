@@ -24,7 +24,7 @@ from elastic_driver.launch.local import locality
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
 from tests.support.clusters.config_volume import ConfigVolume
-from tests.support.processes.jobs import FAULTY, PATIENCE_S, ForkingJob, Job, capture_elasticrun
+from tests.support.processes.jobs import FAULTY, PATIENCE_S, Job, capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
 
@@ -399,7 +399,7 @@ def test_the_first_failure_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_later_failures_are_told_and_borne(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, "localhost:2\n", "-np", "2") as job:
+    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
         job.wait_for_steps(2)
         job.set_hosts("localhost:none\n")
         job.wait_for("the warning", lambda: "slots 'none' is not an integer" in job.said())
@@ -417,7 +417,7 @@ def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path) -> N
     hosts.write_text("localhost:2\n")
     command = script(tmp_path, f"test -e {hang} && sleep 1000\ncat {hosts}")
     flags = ["--host-discovery-script", command, "--discovery-interval", "0.1", "--discovery-timeout", "3"]
-    with ForkingJob(tmp_path, None, "-np", "2", *flags, env={MARK: mark}) as job:
+    with Job(tmp_path, None, "-np", "2", *flags, env={MARK: mark}) as job:
         job.wait_for_steps(2)
         hang.touch()
         job.wait_for("the warning", lambda: "did not end within 3 s" in job.said())

@@ -19,7 +19,7 @@ from elastic_driver.launch.fleet.tickets import Tickets
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.system.process_name import lives
 from tests.support.paths import ROOT
-from tests.support.processes.jobs import PROGRAM, ForkingJob, Job
+from tests.support.processes.jobs import PROGRAM, Job
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -54,7 +54,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     runtime.mkdir(mode=0o700)
     flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", "--accept-agents")
     env = {"XDG_RUNTIME_DIR": str(runtime), "PASSWORD": SECRET}
-    with ForkingJob(
+    with Job(
         folder, "localhost:1\n127.0.0.1:1\n", *flags, "--journal", str(kept), "-x", f"TOKEN={SECRET}", env=env
     ) as job:
         job.wait_for_steps(2)
@@ -175,7 +175,7 @@ def test_a_later_driver_is_in_the_place_of_the_first(tmp_path: Path, runtime: Pa
     """Whatever it is asked for now: the job is what it was, and is found where it was."""
     kept = tmp_path / "kept"
     flags = ("-np", "2", "--min-np", "1", "--on-change", "in-place", "--accept-agents", "--journal", str(kept))
-    with ForkingJob(tmp_path, "localhost:2\n", *flags, env={"PASSWORD": SECRET}) as first:
+    with Job(tmp_path, "localhost:2\n", *flags, env={"PASSWORD": SECRET}) as first:
         first.wait_for_steps(2)
         before = recorded_in(kept)
         assert before is not None
@@ -183,7 +183,7 @@ def test_a_later_driver_is_in_the_place_of_the_first(tmp_path: Path, runtime: Pa
         first.process.kill()
         first.process.wait()
         later = ("--grace-time", "3", "-x", "TOKEN=a-new-word")
-        with ForkingJob(tmp_path, "localhost:2\n", *flags, *later, env={"PASSWORD": "a-new-word"}) as second:
+        with Job(tmp_path, "localhost:2\n", *flags, *later, env={"PASSWORD": "a-new-word"}) as second:
             second.wait_for("it has taken over", lambda: "took over" in second.said())
             after = second.wait_for("its journal", lambda: recorded_in(kept))
             assert (after.epoch, after.job) == (2, before.job)

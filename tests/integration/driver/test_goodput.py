@@ -17,7 +17,7 @@ import pytest
 
 from elastic_driver.health.stalls import LEAST_S
 from tests.support.paths import PROGRAMS, ROOT, SUPPORT
-from tests.support.processes.jobs import ForkingJob, Job
+from tests.support.processes.jobs import Job
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -96,7 +96,7 @@ def test_a_kill_and_a_growth(tmp_path: Path) -> None:
     """What was trained since the last commit is recomputed, and the joiners' boot is theirs."""
     env = {"COMMIT_EVERY": "40", "STEP_S": "0.03"}
     flags = ("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2")
-    with ForkingJob(tmp_path, ONE_EACH, *flags, env=env) as job:
+    with Job(tmp_path, ONE_EACH, *flags, env=env) as job:
         job.wait_for("steps beyond a commit", lambda: is_stopped_beyond_a_commit(job))
         os.kill(rank_of(job.steps(), 1), signal.SIGKILL)
         job.wait_for_steps(1, after=time.time())
@@ -123,7 +123,7 @@ def test_a_kill_and_a_growth(tmp_path: Path) -> None:
 
 
 def test_a_drain_and_a_wait_for_slots(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", env={"COMMIT_EVERY": "10"}) as job:
+    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", env={"COMMIT_EVERY": "10"}) as job:
         job.wait_for_steps(2)
         job_id = job.events("job_started")[0]["job_id"]
         assert elasticrun("drain", "--job", job_id, "127.0.0.1").returncode == 0
@@ -146,7 +146,7 @@ def test_a_drain_and_a_wait_for_slots(tmp_path: Path) -> None:
 def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -> None:
     """What that cost is told from the last step before, and nothing of the stall is done again."""
     env = {"COMMIT_EVERY": "40", "STEP_S": "0.03"}
-    with ForkingJob(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", env=env) as job:
+    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", env=env) as job:
         job.wait_for("steps beyond a commit", lambda: is_stopped_beyond_a_commit(job))
         job.wait_for("the stall", lambda: job.events("stalled"))
         # A stall is told before it is clear for whom the others wait.
@@ -179,7 +179,7 @@ def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -
 
 def test_the_driver_stands_still_and_the_workers_train_on(tmp_path: Path) -> None:
     """That is training: they have said so by the time that it is booked."""
-    with ForkingJob(tmp_path, TWO, "-np", "2") as job:
+    with Job(tmp_path, TWO, "-np", "2") as job:
         job.wait_for("the driver to have seen them train", lambda: all_seen_training(job))
         before = time.time()
         job.process.send_signal(signal.SIGSTOP)
@@ -201,7 +201,7 @@ def test_the_driver_stands_still_and_the_workers_train_on(tmp_path: Path) -> Non
 
 def test_the_driver_and_the_workers_stand_still(tmp_path: Path) -> None:
     """What happened while it was stopped nobody knows: that is unexplained, and said."""
-    with ForkingJob(tmp_path, TWO, "-np", "2") as job:
+    with Job(tmp_path, TWO, "-np", "2") as job:
         job.wait_for_steps(2)
         pids = [job.process.pid, rank_of(job.steps(), 0), rank_of(job.steps(), 1)]
         stopped = time.monotonic()
@@ -228,9 +228,7 @@ def test_workers_that_are_restarted(tmp_path: Path) -> None:
         "if os.environ['RANK'] == '1' and not mark.exists():\n    mark.touch(); raise SystemExit(3)\n"
         "time.sleep(1)\n"
     )
-    with ForkingJob(
-        tmp_path, None, "--standalone", "--nproc-per-node=2", "--max-restarts=2", command=[str(program)]
-    ) as job:
+    with Job(tmp_path, None, "--standalone", "--nproc-per-node=2", "--max-restarts=2", command=[str(program)]) as job:
         assert job.wait() == 0, job.said()
         seconds = check(job)
     assert "recomputed" not in seconds
@@ -244,7 +242,7 @@ def test_a_job_with_a_chief(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAMS / "chief_program.py"), str(orders)]
     env = {"PYTHONPATH": f"{SUPPORT / 'fake_tensorflow'}:{ROOT}"}
     flags = ("--parameter-servers", "1", "-np", "1")
-    with ForkingJob(tmp_path, TWO, *flags, command=command, env=env) as job:
+    with Job(tmp_path, TWO, *flags, command=command, env=env) as job:
         # It takes the orders that come once it has begun.
         job.wait_for("the chief", lambda: "[chief]<stdout>:cluster " in job.stdout.read_text())
         orders.write_text("exit 0\n")
@@ -259,7 +257,7 @@ def test_a_job_with_a_chief(tmp_path: Path) -> None:
 def test_a_job_that_never_trains(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("import elastic_driver as hvd\nraise SystemExit(4)\nhvd.init()\n")
-    with ForkingJob(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 1
         seconds = check(job)
     assert seconds["training"] == 0

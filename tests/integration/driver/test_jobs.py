@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes.backends import EACH
-from tests.support.processes.jobs import AFRESH, FORKING, PATIENCE_S, PROGRAM, ForkingJob, Job, check_agreement
+from tests.support.processes.jobs import AFRESH, PATIENCE_S, PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -45,8 +45,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 def job_on(backend: str, folder: Path, hosts: str, *flags: str, **env: str) -> Job:
     env["ELASTIC_DRIVER_BACKEND"] = backend
     if backend == "torch":
-        return Job(folder, hosts, *flags, "--preload", "numpy,torch.distributed", env=env, elasticrun=FORKING)
-    return ForkingJob(folder, hosts, *flags, env=env)
+        return Job(folder, hosts, *flags, "--preload", "numpy,torch.distributed", env=env)
+    return Job(folder, hosts, *flags, env=env)
 
 
 def test_hosts_are_removed_and_added_without_losing_a_step(tmp_path: Path, backend: str) -> None:
@@ -127,7 +127,7 @@ class History:
 def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     flags = ("-np", "3", "--min-np", "1", "--blacklist-cooldown-range", "1", "2")
     steps = {}
-    with ForkingJob(tmp_path_factory.mktemp("history"), UNEVEN, *flags) as job:
+    with Job(tmp_path_factory.mktemp("history"), UNEVEN, *flags) as job:
         steps["start"] = job.wait_for_steps(3)
         at = time.time()
         os.kill(next(line["pid"] for line in steps["start"] if line["rank"] == 2), signal.SIGKILL)
@@ -187,7 +187,7 @@ class TestHistory:
 
 def test_an_exception_in_one_worker(tmp_path: Path) -> None:
     env = {"FAULT": "exception 1 10", "ONCE": str(tmp_path / "once"), "STEPS": "60"}
-    with ForkingJob(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", env=env) as job:
+    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "1", env=env) as job:
         assert job.wait() == 0
         sizes = {line["size"] for line in job.steps()}
         assert sizes == {2, 1}
@@ -198,7 +198,7 @@ def test_an_exception_in_one_worker(tmp_path: Path) -> None:
 
 
 def test_below_min_np_the_job_waits_and_goes_on(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "1", "1") as job:
+    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "1", "1") as job:
         before = job.wait_for_steps(2)
         os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
         after = job.wait_for_steps(2, after=time.time())
@@ -209,7 +209,7 @@ def test_below_min_np_the_job_waits_and_goes_on(tmp_path: Path) -> None:
 
 def test_too_few_slots_in_time(tmp_path: Path) -> None:
     # That limit is also for the hosts' agents to come at the start.
-    with ForkingJob(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", "--elastic-timeout", "8") as job:
+    with Job(tmp_path, ONE_EACH, "-np", "2", "--min-np", "2", "--elastic-timeout", "8") as job:
         before = job.wait_for_steps(2)
         os.kill(next(line["pid"] for line in before if line["rank"] == 1), signal.SIGKILL)
         assert job.wait() == 3
@@ -218,7 +218,7 @@ def test_too_few_slots_in_time(tmp_path: Path) -> None:
 
 
 def test_all_workers_fail(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, None, "-np", "2") as job:
+    with Job(tmp_path, None, "-np", "2") as job:
         lines = job.wait_for_steps(2)
         os.kill(lines[-1]["pid"], signal.SIGKILL)
         assert job.wait() == 1
@@ -246,13 +246,13 @@ def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: 
 
 def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
     env = {"FAULT": "exit 1 10", "ONCE": str(tmp_path / "once")}
-    with ForkingJob(tmp_path, None, "-np", "3", env=env) as job:
+    with Job(tmp_path, None, "-np", "3", env=env) as job:
         assert job.wait() == 1
         assert "worker localhost[1] exited with code 0 while" in job.said()
 
 
 def test_a_job_that_ends(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, None, "-np", "3", "--output-filename", str(tmp_path / "out"), env={"STEPS": "20"}) as job:
+    with Job(tmp_path, None, "-np", "3", "--output-filename", str(tmp_path / "out"), env={"STEPS": "20"}) as job:
         assert job.wait() == 0
         assert sorted(job.stdout.read_text().splitlines()) == [
             f"[{rank}]<stdout>:rank {rank} done at step 20" for rank in range(3)
@@ -283,7 +283,7 @@ def test_a_mistake_at_the_scripts_top_is_shown_once(tmp_path: Path) -> None:
 def test_workers_that_leave_and_come_back_by_themselves_are_told_of_as_that(tmp_path: Path) -> None:
     program = tmp_path / "again.py"
     program.write_text("import elastic_driver as hvd\nfor _ in range(3):\n    hvd.init()\n    hvd.shutdown()\n")
-    with ForkingJob(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
+    with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 0, job.said()
         for number in (2, 3):
             line = f"elasticrun: round {number}: 2 -> 2 workers, all workers called shutdown() and init() again\n"
@@ -324,7 +324,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         "hvd.init()\nprint('ready', flush=True)\ntime.sleep(1000)\n"
     )
     command = [sys.executable, str(program)]
-    with ForkingJob(tmp_path, None, "-np", "2", "--grace-time", "1000", command=command) as job:
+    with Job(tmp_path, None, "-np", "2", "--grace-time", "1000", command=command) as job:
         job.wait_for("both ready", lambda: job.stdout.read_text().count("ready") == 2)
         job.process.send_signal(signal.SIGINT)
         job.wait_for("the answer to the first", lambda: "stopping all workers" in job.said())
@@ -335,7 +335,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, ONE_EACH, "-np", "2") as job:
+    with Job(tmp_path, ONE_EACH, "-np", "2") as job:
         job.wait_for_steps(2)
         job.process.kill()
         job.process.wait()

@@ -29,7 +29,7 @@ def elasticrun_page(job: Job, *flags: str, **environment: str) -> Ran:
 
 def test_a_link_leads_to_the_job_and_is_written_nowhere(tmp_path: Path) -> None:
     flags = ("-np", "1", "--page-address", "0.0.0.0")
-    with Job(tmp_path, "localhost:1\n", *flags, elasticrun=FORKING) as job, requests.Session() as browser:
+    with Job(tmp_path, "localhost:1\n", *flags) as job, requests.Session() as browser:
         job.wait_for_steps(1)
         elsewhere, here = elasticrun_page(job).stdout.split()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/login\?code=[\w-]{32}", here)
@@ -64,7 +64,7 @@ def test_a_browser_is_given_a_file_and_no_link(tmp_path: Path) -> None:
     browser, given = tmp_path / "browser", tmp_path / "given"
     browser.write_text(f'#!/bin/sh\necho "$@" > {given}\n')
     browser.chmod(0o755)
-    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+    with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
         told = elasticrun_page(job, "--open", BROWSER=str(browser))
         assert told.returncode == 0, told.stderr
         # Any user of the machine can read a command line.
@@ -88,7 +88,7 @@ def test_without_a_page_there_is_none(tmp_path: Path) -> None:
     key = tmp_path / "operator"
     key.write_text("0123456789abcdef" * 4)
     flags = ("-np", "1", "--no-page", "--operator-token-file", str(key))
-    with Job(tmp_path, "localhost:1\n", *flags, elasticrun=FORKING) as job:
+    with Job(tmp_path, "localhost:1\n", *flags) as job:
         refused = elasticrun_page(job)
         assert refused.returncode == 2
         assert "no page" in refused.stderr

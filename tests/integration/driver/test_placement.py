@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes.jobs import ForkingJob, check_agreement
+from tests.support.processes.jobs import Job, check_agreement
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -27,7 +27,7 @@ def ranks(lines: list[dict[str, Any]]) -> list[str]:
 
 def test_a_world_of_a_multiple_with_rank_0_on_a_protected_host(tmp_path: Path) -> None:
     flags = ("-np", "2", "--min-np", "2", "--np-multiple", "2", "--protect", "localhost,nowhere")
-    with ForkingJob(tmp_path, ONE + TWO, *flags) as job:
+    with Job(tmp_path, ONE + TWO, *flags) as job:
         assert ranks(job.wait_for_steps(2)) == ["localhost[0]#0", "127.0.0.1[0]#0"]
         assert "warning: host nowhere, named by --protect, is not in the job yet" in job.said()
         assert "1 slot of host localhost is not used: --np-multiple 2" in job.said()
@@ -53,7 +53,7 @@ def test_a_world_of_a_multiple_with_rank_0_on_a_protected_host(tmp_path: Path) -
 
 def test_hosts_of_a_rack_are_neighbours_and_have_whole_groups_of_ranks(tmp_path: Path) -> None:
     hosts = "localhost:2 rack=a\n127.0.0.1:3 rack=b  # one too many\n127.0.0.2:2 rack=a spot\n"
-    with ForkingJob(tmp_path, hosts, "-np", "6", "--min-np", "2", "--ranks-per-host-multiple", "2") as job:
+    with Job(tmp_path, hosts, "-np", "6", "--min-np", "2", "--ranks-per-host-multiple", "2") as job:
         lines = job.wait_for_steps(6)
         by_rank = [worker.partition("[")[0] for worker in ranks(lines)]
         assert by_rank == ["localhost", "localhost", "127.0.0.2", "127.0.0.2", "127.0.0.1", "127.0.0.1"]

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_driver.rendezvous.environment import NCCL
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import PROGRAM, ForkingJob, Job
+from tests.support.processes.jobs import PROGRAM, Job
 
 pytestmark = pytest.mark.integration
 
@@ -130,7 +130,7 @@ def test_one_that_resets_in_place_after_all_has_the_environment_of_such(tmp_path
 
 
 def test_init_where_workers_are_restarted(tmp_path: Path) -> None:
-    with ForkingJob(tmp_path, None, "-np", "2", "--on-change", "restart") as job:
+    with Job(tmp_path, None, "-np", "2", "--on-change", "restart") as job:
         assert job.wait() == 1
         assert "this job restarts its workers at each change (--on-change restart)" in job.said()
         assert "hvd.init() needs --on-change auto or in-place" in job.said()

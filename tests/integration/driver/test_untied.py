@@ -17,7 +17,7 @@ from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.launch.processes.guard import ENV_MARK
 from elastic_driver.rendezvous.environment import ENV_OWNER
 from elastic_driver.system.process_name import name_of_this_process
-from tests.support.processes.jobs import FAULTY, PATIENCE_S, PROGRAM, ForkingJob, Job, run_elasticrun
+from tests.support.processes.jobs import FAULTY, PATIENCE_S, PROGRAM, Job, run_elasticrun
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -39,7 +39,7 @@ def last_step(job: Job) -> float:
 @pytest.mark.slow
 def test_workers_train_on_when_the_driver_is_killed(tmp_path: Path, runtime: Path) -> None:
     journal = ("--journal", str(tmp_path / "kept"), "--driver-timeout", "25")
-    with ForkingJob(tmp_path, "localhost:2\n", *FLAGS, *journal) as job:
+    with Job(tmp_path, "localhost:2\n", *FLAGS, *journal) as job:
         (worker, *_) = (psutil.Process(line["pid"]) for line in job.wait_for_steps(2))
         ((_, here),) = agents_here().items()
         assert os.getsid(here.pid) == here.pid, "in a session of its own"
@@ -66,7 +66,7 @@ def test_workers_train_on_when_the_driver_is_killed(tmp_path: Path, runtime: Pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_driver_that_is_told_to_end_ends_all(tmp_path: Path, runtime: Path, number: signal.Signals) -> None:
-    with ForkingJob(tmp_path, None, *FLAGS, "--journal", str(tmp_path / "kept")) as job:
+    with Job(tmp_path, None, *FLAGS, "--journal", str(tmp_path / "kept")) as job:
         job.wait_for_steps(2)
         job.process.send_signal(number)
         assert job.wait() == 128 + number
@@ -97,7 +97,7 @@ def test_a_driver_that_fails_ends_all(tmp_path: Path, runtime: Path) -> None:
 def test_an_agent_that_takes_anothers_place_goes_on_too(tmp_path: Path, runtime: Path) -> None:
     """The guard of the first ends what the first has started, and nothing else: they are told apart."""
     more = (*COOLDOWN, "--durable-dir", str(tmp_path / "commits"), "--journal", str(tmp_path / "kept"))
-    with ForkingJob(tmp_path, "localhost:2\n", *FLAGS, *more) as job:
+    with Job(tmp_path, "localhost:2\n", *FLAGS, *more) as job:
         first = marks_of(job.wait_for_steps(2))
         job.wait_for("a commit on disc", lambda: [*(tmp_path / "commits").glob("commit-*.state")])
         ((_, killed),) = agents_here().items()

@@ -27,7 +27,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
-from tests.support.processes.jobs import AFRESH, FORKING, ForkingJob, Job
+from tests.support.processes.jobs import AFRESH, Job
 from tests.support.processes.nodes import free_port
 from tests.support.processes.subcommands import elasticrun
 
@@ -105,7 +105,7 @@ def lacks(process: psutil.Process, sockets: set[str]) -> bool:
 
 
 def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_path: Path) -> None:
-    with Job(tmp_path, "localhost:2\n", "-np", "2", elasticrun=FORKING) as job:
+    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
         job.wait_for_steps(2)
         driver = started(job)
         assert listens(driver) == set()
@@ -143,7 +143,7 @@ def test_no_tcp_port_until_somebody_asks_and_nothing_inherits_the_socket(tmp_pat
 
 def test_a_job_of_one_worker_with_its_log_in_a_file_listens_nowhere_on_tcp(tmp_path: Path) -> None:
     """None of its processes: the driver, the agent, the worker and what belongs to them."""
-    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+    with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
         job.wait_for_steps(1)
         driver = started(job)
         processes = [driver, *driver.children(recursive=True)]
@@ -227,7 +227,7 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next(tmp_path: Path) -> N
 
 def test_what_somebody_removes_of_it_comes_back(tmp_path: Path, runtime: Path) -> None:
     """As systemd-tmpfiles does, or who empties /tmp: the sockets' folders and the job's file."""
-    with ForkingJob(tmp_path, "localhost:1\n", "-np", "1") as job:
+    with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
         job.wait_for_steps(1)
         job_id = job.events("job_started")[0]["job_id"]
         where, file = socket_of(job), runtime / "elasticrun" / f"{job_id}.json"
@@ -250,7 +250,7 @@ def test_what_somebody_removes_of_it_comes_back(tmp_path: Path, runtime: Path) -
 
 
 def test_a_driver_whose_path_another_has_by_now_is_found_elsewhere(tmp_path: Path) -> None:
-    with Job(tmp_path, "localhost:1\n", "-np", "1", elasticrun=FORKING) as job:
+    with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
         job.wait_for_steps(1)
         where = socket_of(job)
         shutil.rmtree(where.parent)

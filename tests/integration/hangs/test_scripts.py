@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import FORKED, Job
 from tests.support.processes.nodes import NodesJob, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 def test_a_rank_that_sleeps_while_the_others_wait_in_gloo(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAMS / "standing_script.py")]
     flags = ("-H", "localhost:3", "-np", "3", "--on-change", "restart")
-    with Job(tmp_path, None, *flags, command=command) as job:
+    with Job(tmp_path, None, *flags, command=command, elasticrun=FORKED) as job:
         (cleared,) = job.wait_for("its end", lambda: job.events("worker_cleared"))
         (suspected,) = job.events("worker_suspected")
         assert (suspected["rank"], suspected["kind"], suspected["ends_s"]) == (1, "awaited", None)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import FORKED, Job
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,8 @@ ASKS = pytest.param(("--asks-first",), id="asks-first")
 
 def job(folder: Path, hosts: str | None, *worker: str, flags: tuple[str, ...] = ("--min-np", "1")) -> Job:
     np = [] if hosts is None else ["-np", str(sum(int(line.split(":")[1]) for line in hosts.split()))]
-    return Job(folder, hosts, *np, "--horovod-protocol", "on", *flags, command=[*COMMAND, *worker])
+    words = (*np, "--horovod-protocol", "on", *flags)
+    return Job(folder, hosts, *words, command=[*COMMAND, *worker], elasticrun=FORKED)  # which none of them is
 
 
 def told(one: Job, what: str, **wanted: Any) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from elastic_driver.words import Backend, NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
 from tests.support.fakes.fake_job import FakeJob, workers_on
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import FORKING, Job
+from tests.support.processes.jobs import Job
 
 pytestmark = [
     pytest.mark.integration,
@@ -159,7 +159,7 @@ def test_a_job_loses_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fla
         monkeypatch.setenv(name, value)
     hosts = "localhost:1\n127.0.0.1:1\n"
     command = [sys.executable, str(PROGRAM), "ddp-cuda"]
-    with Job(tmp_path, hosts, "-np", "2", "--min-np", "1", *flags, command=command, elasticrun=FORKING) as job:
+    with Job(tmp_path, hosts, "-np", "2", "--min-np", "1", *flags, command=command) as job:
         lines = job.wait_for_steps(2)
         first, second = ([line["pid"] for line in lines if line["rank"] == rank][-1] for rank in (0, 1))
         os.kill(second, signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import ForkingJob
+from tests.support.processes.jobs import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,7 +48,7 @@ def test_workers_share_the_keys_of_their_job(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, str(program)]
-    with ForkingJob(tmp_path, None, "-np", "2", "-H", "localhost:1,127.0.0.1:1", command=command) as job:
+    with Job(tmp_path, None, "-np", "2", "-H", "localhost:1,127.0.0.1:1", command=command) as job:
         assert job.wait() == 0, job.said()
         lines = sorted(
             (json.loads(line) for line in job.step_log.read_text().splitlines()), key=lambda line: line["rank"]

@@ -18,14 +18,14 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.ports import _first_free, bound_port
 from tests.support import extent
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import ForkingJob, Job
+from tests.support.processes.jobs import Job
 from tests.support.processes.launching import job as launched
 from tests.support.processes.launching import run
 
 pytestmark = pytest.mark.integration
 
 
-class Script(ForkingJob):
+class Script(Job):
     """elasticrun on the plain DDP script, with a shim-free environment."""
 
     def __init__(self, folder: Path, hosts: str, *flags: str, **env: str) -> None:
@@ -117,7 +117,7 @@ def plain(folder: Path, text: str, *flags: str) -> Job:
     path = folder / "train.py"
     path.write_text(text)
     command = [*flags, "--max-restarts=1", str(path)]
-    return ForkingJob(folder, None, command=command, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+    return Job(folder, None, command=command, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
 
 
 def test_workers_that_are_restarted_in_a_job_of_fixed_size_are_forked(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_cause_is_what_was_raised_first_and_not_whose_process_ended_first(tm
     script = tmp_path / "train.py"
     script.write_text(SLOW_TO_END)
     flags = ("-np", "2", "--min-np", "2", "--on-change", "restart")
-    with ForkingJob(tmp_path, "localhost:2\n", *flags, command=[sys.executable, str(script)]) as job:
+    with Job(tmp_path, "localhost:2\n", *flags, command=[sys.executable, str(script)]) as job:
         assert job.wait() == 1
         last = job.said().splitlines()[-1]
         assert "job failed: ValueError: on purpose (train.py:" in last

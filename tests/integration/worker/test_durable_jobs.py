@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import PATIENCE_S, ForkingJob, check_agreement
+from tests.support.processes.jobs import PATIENCE_S, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -25,9 +25,9 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    with ForkingJob(first, "localhost:2\n", *flags) as job:
+    with Job(first, "localhost:2\n", *flags) as job:
         job.wait_for_steps(2, 10)
-        with ForkingJob(second, "localhost:2\n", *flags) as other:
+        with Job(second, "localhost:2\n", *flags) as other:
             assert other.wait() == 2
             assert "another job uses the folder" in other.said()
         job.wait_for("two commits on disc", lambda: len([*folder.glob("commit-*.state")]) > 1)
@@ -41,7 +41,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     kept, newest = sorted(folder.glob("commit-*.state"))[-2:]
     assert re.fullmatch(r"commit-\d{12}-1\.state", newest.name), "with the driver's leave, of its first round"
     newest.write_bytes(newest.read_bytes()[:100])
-    with ForkingJob(second, "localhost:2\n", *flags, env={"STEPS": str(max(done) + 5)}) as job:
+    with Job(second, "localhost:2\n", *flags, env={"STEPS": str(max(done) + 5)}) as job:
         assert job.wait() == 0, job.said()
         assert "going back to the one before" in job.said()
         assert "going on from commit" in job.said()
@@ -57,7 +57,7 @@ def test_all_members_lost_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     flags = ("-np", "1", "--min-np", "1", "--max-np", "1", "--durable-dir", str(folder))
     flags += ("--blacklist-cooldown-range", "1", "1")
-    with ForkingJob(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags) as job:
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags) as job:
         job.wait_for("commits on disc", lambda: max(map(number_of, folder.glob("commit-*.state")), default=0) > 5)
         before = job.steps()
         os.kill(before[-1]["pid"], signal.SIGKILL)

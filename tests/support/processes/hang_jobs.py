@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import FORKED, Job
 
 FRAMES_OF = "hang_program.py"
 # How the end of a suspicion begins that says nothing of the worker: nobody could look.
@@ -67,6 +67,7 @@ class HangJob(Job):
             *("-H", hosts, "-np", str(self.size), "--min-np", str(slots), "--no-preload", *flags),
             command=command or [sys.executable, str(PROGRAMS / FRAMES_OF)],
             env={**more, "WHERE": str(self.where), **(env or {})},
+            elasticrun=FORKED,
         )
 
     def pids(self) -> dict[int, int]:

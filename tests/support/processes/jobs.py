@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,15 +25,19 @@ PROGRAM = PROGRAMS / "step_program.py"
 AFRESH = ("-m", "elastic_driver")
 # Itself and its machine's agent forked from a process that has imported them; a release starts both afresh.
 FORKED = (str(PROGRAMS / "forked_elasticrun.py"),)
-# That forks its first workers, too.
+# That forks its first workers, too: a host's workers import nothing, instead of each what it needs, and the warmed
+# process once more.
 FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)
 # Likewise, with a fault: to be followed by that (see there).
 FAULTY = (str(PROGRAMS / "faulty_elasticrun.py"),)
 PATIENCE_S = 150.0
+_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from) [\w., ]*torch", re.MULTILINE)
 
 
 class Job:
     """Starts ``elasticrun`` with the hosts given in a file that a script prints. Use as a context manager.
+
+    Its first workers are forked, too, but for another ``elasticrun`` than FORKING.
 
     Attributes:
         words: its command line from the caller's flags on.
@@ -40,7 +45,6 @@ class Job:
 
     discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
     patience_s = PATIENCE_S
-    _elasticrun = FORKED
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Job:
         self.step_log.touch()
         self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
         is_afresh = bool(prefix) or forked.starts_afresh() or elasticrun == AFRESH
-        elasticrun = elasticrun or (AFRESH if is_afresh else self._elasticrun)
+        elasticrun = elasticrun or (AFRESH if is_afresh else FORKING)
         self.words = list(flags)
         if hosts is not None:
             self.set_hosts(hosts)
@@ -180,12 +184,6 @@ class Job:
         return found
 
 
-class ForkingJob(Job):
-    """One that forks its first workers, too: a host's workers import once, and not each once and the warmed process."""
-
-    _elasticrun = FORKING
-
-
 def _start_forked(
     elasticrun: tuple[str, ...],
     command: Sequence[str],
@@ -195,16 +193,16 @@ def _start_forked(
     cwd: Path,
 ) -> forked.ForkedProcess:
     """Forks an elasticrun, from what has imported all that its workers need where they are forked, too."""
-    workers = elasticrun[:1] in (FORKING, FAULTY)
+    workers = elasticrun != FORKED
     torch = workers and any(map(_is_of_torch, command[1:]))
     return forked.start_driver(command, env, stdout, stderr, cwd, workers=workers, torch=torch)
 
 
 def _is_of_torch(word: str) -> bool:
-    """Whether a word of a command line names PyTorch, or a script that does."""
+    """Whether a word of a command line names PyTorch, or a script that imports it."""
     if "/" not in word:
         return "torch" in word
-    return word.endswith(".py") and os.path.isfile(word) and "torch" in Path(word).read_text()
+    return word.endswith(".py") and os.path.isfile(word) and bool(_IMPORTS_TORCH.search(Path(word).read_text()))
 
 
 def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...] = FORKED) -> tuple[int, str]:

@@ -42,7 +42,7 @@ from elastic_driver.rendezvous import agent_messages
 from elastic_driver.rendezvous.agent_messages import Said
 from elastic_driver.system import parent
 from tests.support.processes.forked import starts_afresh
-from tests.support.processes.forked_agent import fork_first_agent
+from tests.support.processes.forked_agent import fork_first_agent, fork_first_workers
 
 FOLDER = Path(os.environ["DIES"])
 # What changes something at an agent. Others answer a question, which it asks again.
@@ -216,7 +216,8 @@ def keep_what_agents_say() -> None:
 if __name__ == "__main__":
     if not starts_afresh():
         keep_what_agents_say()
-        fork_first_agent()
+        fork_first_agent(warms=True)
+        fork_first_workers()
     if (FOLDER / "clock").exists():
         set_clock()
     parent.go_on_in_a_child = lambda again=None: None
