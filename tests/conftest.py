@@ -70,12 +70,13 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # What stays together: a wheel is built once, a training alone is run once for each example, checks of one program share
 # a job, and the jobs that hang do so side by side. The tests of a class look at one job from several sides. What reads
-# the whole package (tests/support/sources.py) parses it once.
+# the whole package (tests/support/sources.py) parses it once, and what uses PyTorch in the test's own process has it
+# import once what it imports when it is first used.
 _TOGETHER = re.compile(
     r"(test_wheel)|(hangs/test_\w+)\.py|(test_examples)\.py::.*\[(train_[a-z]+)"
     r"|(test_(?:optimizer|sync_batch_norm|other_default_device)\.py::\w+)"
     r"|(\w+/test_\w+\.py::Test\w+)::"
-    r"|(unit)/(?:test_(?:sizes|errors)|torch/test_(?:private|default_device)|driver/test_memory)\.py"
+    r"|(unit)/(?:torch/|(?:worker/test_(?:state|adapters|durable)|driver/test_memory|test_(?:sizes|errors))\.py)"
 )
 
 

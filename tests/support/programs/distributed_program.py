@@ -1,7 +1,8 @@
 """A training over torch.distributed's process group of the round: ``distributed_program.py KIND``; DDP, ZeRO or FSDP2.
 
 All ranks train on the same data, which follow from the step, so that the losses are those of one process alone:
-``expected_losses``. Appends a JSON line for each step to STEP_LOG: time, pid, rank, size, step, loss, round.
+``expected_losses``, which ``losses-STEPS`` prints as JSON. Appends a JSON line for each step to STEP_LOG: time, pid,
+rank, size, step, loss, round.
 """
 
 from __future__ import annotations
@@ -343,6 +344,9 @@ def main() -> None:
     import elastic_driver.torch as hvd
 
     way, _, kind = sys.argv[1].partition("-")
+    if way == "losses":
+        print(json.dumps(expected_losses(int(kind))))
+        return
     shared_gpu.allow()
     hvd.init()
     log = Log()
