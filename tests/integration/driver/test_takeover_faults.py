@@ -205,7 +205,7 @@ def test_drivers_die_while_an_agent_joins(tmp_path: Path) -> None:
         where = where_to_join(drivers.start())
         drivers.trains(1)
         drivers.arm("join", "node-x")
-        with joined(tmp_path, "node-x", where, prefix=(), timeout_s=120) as agent:
+        with joined(tmp_path, "node-x", where, apart=False, timeout_s=120) as agent:
             drivers.trains(2)
             drivers.disarm()
             ends_well(drivers)
@@ -221,7 +221,7 @@ def test_an_agent_is_stopped_when_another_driver_comes(tmp_path: Path) -> None:
     flags = (*FLAGS, "--accept-agents", "--join-token-file", str(write_token(tmp_path)), "--agent-timeout", "3")
     with DyingDrivers(tmp_path, "localhost:1\n", *flags) as drivers:
         where = where_to_join(drivers.start())
-        with joined(tmp_path, "node-x", where, prefix=(), XDG_RUNTIME_DIR=str(drivers.runtime)) as agent:
+        with joined(tmp_path, "node-x", where, apart=False, XDG_RUNTIME_DIR=str(drivers.runtime)) as agent:
             drivers.trains(2)
             worker = drivers.worker("node-x[0]")
             agent.send_signal(signal.SIGSTOP)

@@ -186,12 +186,12 @@ def test_all_servers_are_on_other_machines(tmp_path: Path) -> None:
         where = where_to_join(job.start())
         env = {"PYTHONPATH": PATH, "XDG_RUNTIME_DIR": str(job.runtime)}
         for name in ("node-a", "node-b", "node-c"):
-            nodes.enter_context(joined(tmp_path, name, where, prefix=(), timeout_s=120, **env))
+            nodes.enter_context(joined(tmp_path, name, where, apart=False, timeout_s=120, **env))
         before = job.with_workers(2)
         job.die()
         job.start()
         assert job.has_taken_over()["workers"] == 3
-        nodes.enter_context(joined(tmp_path, "node-d", where, prefix=(), timeout_s=120, **env))
+        nodes.enter_context(joined(tmp_path, "node-d", where, apart=False, timeout_s=120, **env))
         assert job.with_workers(3)["workers"].items() > before["workers"].items()
         job.order("exit 0")
         assert job.ended() == 0

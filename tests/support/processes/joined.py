@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from tests.support.paths import PROGRAMS
+from tests.support.processes import forked
 from tests.support.processes.jobs import Job
 
-# As on machines of their own, agents do not see each other's processes.
-HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+_APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 TOKEN = "a token of the test's own"
 
 
@@ -23,10 +25,10 @@ def joined(
     driver: str,
     *,
     token: str = TOKEN,
-    prefix: Sequence[str] = HOST,
+    apart: bool = True,
     timeout_s: int = 20,
     **env: str,
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[subprocess.Popen[str] | forked.ForkedProcess]:
     """An agent that joins by itself; its secret comes on standard input.
 
     Args:
@@ -34,37 +36,33 @@ def joined(
         host: its name.
         driver: where it joins.
         token: the secret.
-        prefix: words before the command.
+        apart: whether agents do not see each other's processes, as on machines of their own.
         timeout_s: how long it tries.
         env: variables of its own.
     """
-    words = (
-        "join",
-        "--driver",
-        driver,
-        "--slots",
-        "1",
-        "--host",
-        host,
-        "--join-token-file",
-        "-",
-        "--agent-timeout",
-        str(timeout_s),
-    )
-    command = [*prefix, sys.executable, "-m", "elastic_driver", *words]
-    with (folder / f"{host}.txt").open("w") as said:
-        agent = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True, env={**os.environ, **env}
-        )
+    where = ("--driver", driver, "--slots", "1", "--host", host)
+    words = ["join", *where, "--join-token-file", "-", "--agent-timeout", str(timeout_s)]
+    read, write = os.pipe()
+    with open(read, "rb") as secret, open(write, "w") as told, (folder / f"{host}.txt").open("wb") as said:
+        agent = _start(words, {**os.environ, **env}, secret.fileno(), said, apart=apart)
+        told.write(token)
     try:
-        assert agent.stdin is not None
-        with agent.stdin:
-            agent.stdin.write(token)
         yield agent
     finally:
         if agent.poll() is None:
             agent.kill()
         agent.wait(150)
+
+
+def _start(
+    words: list[str], env: dict[str, str], stdin: int, said: IO[bytes], *, apart: bool
+) -> subprocess.Popen[str] | forked.ForkedProcess:
+    if forked.starts_afresh():
+        command = [*(_APART if apart else ()), sys.executable, "-m", "elastic_driver", *words]
+        return subprocess.Popen(command, stdin=stdin, stdout=said, stderr=said, text=True, env=env)
+    command = [str(PROGRAMS / "forked_join.py"), *words]
+    env = {**env, "APART": "1" if apart else ""}
+    return forked.start_driver(command, env, said, said, Path.cwd(), stdin=stdin, workers=True)
 
 
 def write_token(folder: Path) -> Path:
