@@ -57,7 +57,7 @@ def test_what_cannot_be_used(values: dict[str, Any], complaint: str) -> None:
     [
         ({"hosts": (Host("elsewhere", 4),)}, ("python", "/no/such.py")),
         ({"hosts": None, "discovery_script": "echo elsewhere"}, ("python", "/no/such.py")),
-        ({}, ("python", "-m", "no.such")),
+        ({}, (sys.executable, "-m", "no.such")),
         ({}, ("true", "/no/such.py")),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_script_that_may_be_there_where_it_runs_is_not_looked_for(
 
 
 def test_what_a_running_job_needs_no_more_is_not_looked_for() -> None:
-    settings = make(command=("python", "/no/such.py"), ssh_identity_file="/no/such")
+    settings = make(command=(sys.executable, "/no/such.py"), ssh_identity_file="/no/such")
     with pytest.raises(SettingsError):
         preflight(settings)
     assert preflight(settings, runs_already=True) == []
