@@ -26,7 +26,9 @@ def report() -> str:
     except ImportError as error:
         lines.append(_line(False, "native Gloo extension", str(error)))
     else:
-        lines.append(_line(True, "native Gloo extension", ""))
+        lines.append(
+            _line(True, "native Gloo extension (shared memory and TCP; not Gloo's own transports, as ibverbs)", "")
+        )
     lines.append(_line(not wrong["torch"], "PyTorch's Gloo (takes its place for PyTorch users)", wrong["torch"]))
     return "\n".join([*lines, *_as_horovod_prints_it(has_torch=not wrong["torch"])])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from elastic_driver.cli.parser import Parser, read_by
@@ -94,6 +95,13 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     return {**given, "network_interfaces": tuple(interfaces)} if any(interfaces) else given
 
 
+def _where_pages_are() -> str:
+    """Where this installation, or this checkout, has the pages that flags name."""
+    package = Path(__file__).parents[1]
+    folder = next((each for each in (package, package.parent) if (each / "docs").is_dir()), None)
+    return "" if folder is None else f"Pages called docs/... are in {folder}."
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it."""
     parser = Parser(
@@ -103,7 +111,8 @@ def build_parser() -> argparse.ArgumentParser:
         usage="elasticrun [flags] command ...\n       elasticrun SUBCOMMAND ...",
         description=_DESCRIPTION,
         epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in\ntime, "
-        "4 reset limit, 70 internal error, 75 another driver has the job, 129, 130 and 143 interrupted.",
+        "4 reset limit, 70 internal error, 75 another driver has the job, 129, 130 and 143 interrupted.\n"
+        f"{_where_pages_are()}",
     )
     add = parser.add_argument
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")

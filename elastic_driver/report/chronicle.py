@@ -77,6 +77,13 @@ _BOOKED_S = 60.0
 _MOST_LAST_WORDS = 1024
 # Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
 _MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
+# What users should know of the backend of a round. Once in a job.
+_OF_BACKENDS: Mapping[Backend | None, str] = {
+    Backend.HOROVOD: "the workers run Horovod's own library: connections between them are neither encrypted nor proven "
+    "to be each other's",
+    Backend.TORCH: "PyTorch's Gloo carries the collectives, which is slower: not every worker offers the native "
+    "extension (where it runs, `elasticrun --check-build` says why)",
+}
 
 
 @dataclass(slots=True)
@@ -186,7 +193,7 @@ class Chronicle:
         self._stood_still_s = 0.0
         self._stalled_s = 0.0  # the stall that the present round came of
         self._has_trained = False
-        self._told_of_horovod = False
+        self._told_of: set[str] = set()
         self._waits_for = ""
         self._wait_step_s = self._report_after_s = _WAIT_S
 
@@ -391,12 +398,7 @@ class Chronicle:
             self._stalled_s = 0.0
         elif command.backend is Backend.HOROVOD:
             formed.commits = None  # nor of commits
-            if len({placed.worker.hostname for placed in command.placed}) > 1 and not self._told_of_horovod:
-                self._told_of_horovod = True
-                self.remark(
-                    "the workers run Horovod's own library: connections between them are neither encrypted nor proven "
-                    "to be each other's"
-                )
+        self._tell_of_backend(command)
         self._keep(formed)
         since_commit_s = command.lost_s
         self._tell(
@@ -442,6 +444,13 @@ class Chronicle:
     def report(self, command: Report) -> None:
         """The core has something to say."""
         self._tell(Remark(command.text, command.warning))
+
+    def _tell_of_backend(self, command: PublishRound) -> None:
+        between_hosts = len({placed.worker.hostname for placed in command.placed}) > 1
+        said = _OF_BACKENDS.get(command.backend) if between_hosts or command.backend is Backend.TORCH else None
+        if said is not None and said not in self._told_of:
+            self._told_of.add(said)
+            self.remark(said)
 
     def remark(self, text: str) -> None:
         """Something the user may want to know."""

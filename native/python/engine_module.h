@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdio>  // as in module.cpp
+
 #include <nanobind/nanobind.h>
 
 namespace elastic {

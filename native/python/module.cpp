@@ -1,5 +1,7 @@
 // elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's
 // lock.
+#include <cstdio>  // nanobind's headers take it for included, which Python.h does not do under the stable ABI
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -135,16 +137,19 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
 
 }  // namespace
 
+// Every CPython has one of the two, the latter from 3.13 on. The stable ABI of 3.12 promises neither.
+extern "C" {
+__attribute__((weak)) int _Py_IsFinalizing(void);
+__attribute__((weak)) int Py_IsFinalizing(void);
+}
+
 namespace {
 
 std::terminate_handler former_terminate = nullptr;
 
 bool finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
+  if (Py_IsFinalizing != nullptr) return Py_IsFinalizing() != 0;
+  return _Py_IsFinalizing != nullptr && _Py_IsFinalizing() != 0;
 }
 
 // A thread that comes back to Python while the interpreter ends is ended by it, by an exception of the C library that

@@ -14,6 +14,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+_PACKAGE = Path(__file__).parents[2]
+# What setup.py leaves in the package where it has not built the extension.
+_NOTE = "native_missing.txt"
 # A symbol of every Gloo: the constructor of gloo::Context.
 _GLOO_SYMBOL = "_ZN4gloo7ContextC1Eiii"
 
@@ -41,7 +44,7 @@ def load() -> ModuleType:
             _reason = (
                 f"the native extension cannot be loaded: {error}"
                 if _is_built()
-                else "the native extension was not built"
+                else f"the native extension was not built{_why_not_built()}"
             )
         else:
             return _loaded
@@ -69,5 +72,12 @@ def _gloo_is_global() -> bool:
 
 
 def _is_built() -> bool:
-    package = Path(__file__).parents[2]
-    return any(package.glob("_native.*.so"))
+    return any(_PACKAGE.glob("_native.*.so"))
+
+
+def _why_not_built() -> str:
+    """What was missing when this package was installed, after a colon; "" where nobody has noted it."""
+    try:
+        return f": {(_PACKAGE / _NOTE).read_text(encoding='utf-8').strip()}, when the package was installed"
+    except OSError:
+        return ""

@@ -52,10 +52,18 @@ class Story:
         self.chronicle = Chronicle(self.log, Narrator(self.console))
         self._events = folder / "events"
 
-    def round(self, round_id: int, cause: str, *, old_size: int = 2, reinit: bool = False) -> None:
+    def round(
+        self,
+        round_id: int,
+        cause: str,
+        *,
+        old_size: int = 2,
+        reinit: bool = False,
+        backend: Backend = Backend.NATIVE,
+    ) -> None:
         worker = WorkerId("a", 0, 0)
         placed = (Placed(worker, SlotInfo(0, 2, 0, 1, 0, 2)), Placed(WorkerId("b", 0, 0), SlotInfo(1, 2, 0, 1, 1, 2)))
-        command = PublishRound(round_id, placed, True, round_id, Backend.NATIVE, cause, old_size, reinit)
+        command = PublishRound(round_id, placed, True, round_id, backend, cause, old_size, reinit)
         self.chronicle.round_formed(command, {}, 1.0)
 
     def fail(self, slot: int, lines: list[str], *, code: int = 1) -> None:
@@ -106,6 +114,22 @@ def test_hundreds_of_rounds_are_told_in_a_table_of_twenty_lines(story: Story) ->
     assert "139.50 s" in table[6], "the two of a hundred whose time nobody knows count nothing"
     assert table[-2] == "elasticrun: 300 changes, at least 148.50 s lost in all"
     assert len(story.events("round_formed")) == 301
+
+
+@pytest.mark.parametrize(
+    ("backend", "beginning"),
+    [
+        (
+            Backend.TORCH,
+            "elasticrun: PyTorch's Gloo carries the collectives, which is slower: not every worker offers ",
+        ),
+        (Backend.HOROVOD, "elasticrun: the workers run Horovod's own library: connections between them are neither "),
+    ],
+)
+def test_what_a_backend_costs_is_said_once(story: Story, backend: Backend, beginning: str) -> None:
+    for number in (1, 2):
+        story.round(number, "start", backend=backend)
+    assert sum(line.startswith(beginning) for line in story.said()) == 1
 
 
 def test_a_chief_is_told_of_at_each_start_and_end(story: Story) -> None:
