@@ -125,7 +125,7 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
     if (arguments.driver is None) != (arguments.token_file is None):
         raise SettingsError("--driver and --token-file go together")
     if arguments.driver is None:
-        return target_of_job(choose_job(running_jobs(), job_id))
+        return target_of_job(choose_job(running_jobs(), job_id, lambda: left_behind("").ids))
     if job_id is not None:
         raise SettingsError("--driver names the job: give no id beside it")
     try:
@@ -142,8 +142,13 @@ def target_of_job(job: JobFile) -> Target:
     return Target(job.job_id, job.url, Credential(Identity(Role.OPERATOR)), job)
 
 
-def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
+def choose_job(jobs: Sequence[JobFile], job_id: str | None, left: Callable[[], Sequence[str]] = lambda: ()) -> JobFile:
     """The one job that is meant.
+
+    Args:
+        jobs: among these.
+        job_id: the beginning of its id; None where there is just one.
+        left: gives the ids of those whose driver has died, where they could have been meant, too.
 
     Raises:
         SettingsError: there is none, or more than one.
@@ -152,12 +157,17 @@ def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
     exact = [job for job in matching if job.job_id == job_id]
     if len(exact or matching) == 1:
         return (exact or matching)[0]
-    listed = "; ".join(f"{job.job_id} ({shlex.join(job.command)})" for job in matching or jobs)
-    if not jobs:
+    if matching:
+        raise SettingsError(f"several jobs run, name one: {_listed(matching)}")
+    others = {"running": _listed(jobs), "without a driver": ", ".join(left())}
+    listed = "; ".join(f"{what}: {found}" for what, found in others.items() if found)
+    if not listed:
         raise SettingsError("no job of yours runs on this machine")
-    if not matching:
-        raise SettingsError(f"there is no job {job_id}; running: {listed}")
-    raise SettingsError(f"several jobs run, name one: {listed}")
+    raise SettingsError(f"there is no job {job_id}; {listed}" if job_id else f"no job of yours is driven; {listed}")
+
+
+def _listed(jobs: Sequence[JobFile]) -> str:
+    return "; ".join(f"{job.job_id} ({shlex.join(job.command)})" for job in jobs)
 
 
 def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Answer:

@@ -69,7 +69,8 @@ class Waiting:
             JournalError: this driver, which stands by, has not the job's key.
             EtcdError: etcd does not answer, or refuses.
         """
-        self._is_silent = False
+        if self._is_silent:
+            self._is_silent, self._told = False, ""  # who drives is said again
         there = there_in(holder)
         process = None if there is None else ProcessName.parse(there.process)
         is_known = process is not None and process.is_of_this_place

@@ -229,6 +229,8 @@ def file_system(path: Path) -> int:
 
 def _checked(path: Path) -> Path:
     """The folder, made where it is not there, without symbolic links above it."""
+    if not path.parent.exists():
+        raise _unfit(path, f"there is no folder {path.parent} to make it in")
     try:
         path = path.parent.resolve(strict=True) / path.name
         with contextlib.suppress(FileExistsError):

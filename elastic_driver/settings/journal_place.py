@@ -51,7 +51,10 @@ def place_of(journal: str | Path, key: str | Path | None) -> JournalPlace:
         key: file with the key; None or "" for none.
 
     Raises:
-        SettingsError: the key is missing, or of no use.
+        SettingsError: the key is missing, or of no use; or it is a URL of something else.
     """
+    scheme = str(journal).partition("://")[0] if "://" in str(journal) else ""
+    if scheme.isalnum() and f"{scheme}://" != ETCD:
+        raise SettingsError(f"--journal {journal}: a journal is in a folder, or in etcd ({ETCD}HOST:PORT/PREFIX)")
     url = str(journal) if str(journal).startswith(ETCD) else ""
     return JournalPlace(None if url else Path(journal).absolute(), url, Path(key).absolute() if key else None)

@@ -17,6 +17,7 @@ from pathlib import Path
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.settings.join_token import who_else_reads
+from elastic_driver.settings.journal_place import KEY_FLAG
 from elastic_driver.settings.other_python import is_python, other_python
 from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.settings import Settings, script_words
@@ -176,6 +177,9 @@ def _suspicions(settings: Settings) -> list[str]:
     others = who_else_reads(token) if token is not None else ""
     if others:
         found.append(f"the file {token} (--join-token-file): {others}; who can read it can join the job: chmod 600 it")
+    key = settings.journal.key if settings.journal is not None else None
+    if key is not None and (others := who_else_reads(key)):
+        found.append(f"the file {key} ({KEY_FLAG}): {others}; it unseals the job's secrets in etcd: chmod 600 it")
     token = settings.operator_token_file
     if token is not None:
         read_operator_key(token)  # the job ends here if it holds none

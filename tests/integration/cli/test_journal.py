@@ -253,6 +253,8 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for words in ((*RUN, "--journal", str(tmp_path / "kept"), "true"), ("status", "--journal", str(tmp_path / "kept"))):
         ran = elasticrun(*words)
         assert (ran.returncode, "it is open to other users (chmod 700)" in ran.stderr) == (2, True)
+    ran = elasticrun(*RUN, "--journal", str(tmp_path / "none" / "kept"), "true")
+    assert (ran.returncode, f"there is no folder {tmp_path}/none to make it in" in ran.stderr) == (2, True)
 
 
 def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:

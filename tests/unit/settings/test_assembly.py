@@ -170,6 +170,7 @@ def test_a_journal_is_a_folder_or_in_etcd(monkeypatch: pytest.MonkeyPatch, tmp_p
         ({"journal": "etcd://a/jobs/b", "journal_key": ""}, "go together"),
         ({"journal": "kept", "journal_key": "key"}, "a folder has no key"),
         ({"journal_key": "key"}, "--journal-key is without effect"),
+        ({"journal": "http://a/jobs/b"}, "a journal is in a folder, or in etcd"),
     ],
 )
 def test_its_key_goes_with_a_place_in_etcd(given: dict[str, str], why: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
+from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import Settings
 
@@ -180,3 +181,9 @@ def test_a_join_token_that_others_can_read_is_said(tmp_path: Path) -> None:
     assert preflight(settings) == [
         f"the file {token} (--join-token-file): all users may read it; who can read it can join the job: chmod 600 it"
     ]
+    token.chmod(0o600)
+    key = tmp_path / "key"
+    key.touch(0o644)
+    in_etcd = JournalPlace(url="etcd://a/jobs/b", key=key)
+    (told,) = preflight(make(accept_agents=True, hosts=(Host("a", 4),), journal=in_etcd))
+    assert told.startswith(f"the file {key} (--journal-key): all users may read it; ")
