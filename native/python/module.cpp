@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <exception>
@@ -145,21 +146,45 @@ __attribute__((weak)) int Py_IsFinalizing(void);
 
 namespace {
 
-std::terminate_handler former_terminate = nullptr;
-
 bool finalizing() {
   if (Py_IsFinalizing != nullptr) return Py_IsFinalizing() != 0;
   return _Py_IsFinalizing != nullptr && _Py_IsFinalizing() != 0;
 }
 
+void park_while_finalizing() {
+  while (finalizing() && gettid() != getpid()) pause();
+}
+
+using SetTerminate = std::terminate_handler (*)(std::terminate_handler) noexcept;
+
+// libstdc++'s own, where it is loaded and is not what this is built with: a wheel has a C++ library inside.
+SetTerminate foreign_set_terminate() {
+  void* const library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  const auto found = reinterpret_cast<SetTerminate>(dlsym(library, "_ZSt13set_terminatePFvvE"));
+  return found == static_cast<SetTerminate>(&std::set_terminate) ? nullptr : found;
+}
+
+std::terminate_handler former_terminate = nullptr;
+std::terminate_handler former_foreign_terminate = nullptr;
+
 // A thread that comes back to Python while the interpreter ends is ended by it, by an exception of the C library that
-// C++ frames with noexcept turn into std::terminate: the process would die of a thread that nobody waits for.
+// C++ frames with noexcept turn into std::terminate: the process would die of a thread that nobody waits for. The
+// frames are ours, or PyTorch's.
 void park_threads_at_exit() {
-  if (former_terminate != nullptr) return;
-  former_terminate = std::set_terminate([] {
-    while (finalizing() && gettid() != getpid()) pause();
-    former_terminate();
-  });
+  if (former_terminate == nullptr) {
+    former_terminate = std::set_terminate([] {
+      park_while_finalizing();
+      former_terminate();
+    });
+  }
+  if (former_foreign_terminate != nullptr) return;
+  if (const auto set = foreign_set_terminate()) {
+    former_foreign_terminate = set([] {
+      park_while_finalizing();
+      former_foreign_terminate();
+    });
+  }
 }
 
 }  // namespace
