@@ -8,7 +8,7 @@ help:
 	@echo "make test    set everything up and run all checks and tests that guard a landing"
 	@echo "make setup   set everything up: system packages (as root), .venv, native extension"
 	@echo "make check   the checks and tests for a commit, without the set-up; scripts/check --release runs everything"
-	@echo "make wheel   one wheel in dist/ that brings Gloo along; as portable as this machine's libc is old"
+	@echo "make wheel   wheels in dist/ that bring Gloo along, for glibc 2.28: for Python 3.11, and for 3.12 and later"
 	@echo "make clean   remove everything that was built, the virtual environment too"
 
 setup:
@@ -23,7 +23,7 @@ test: setup
 check:
 	@bash scripts/check
 
-wheel: setup
+wheel:
 	@bash scripts/build-wheel
 
 clean:

@@ -148,7 +148,7 @@ def extension() -> Extension:
         "elastic_driver._native",
         sources=sorted(str(path) for path in files if path.suffix == ".cpp"),
         depends=sorted(str(path) for path in files if path.suffix in (".h", ".map")),
-        libraries=["gloo"],
+        libraries=["gloo", "dl"],
         define_macros=[("Py_LIMITED_API", "0x030C0000")] if STABLE_ABI else [],
         py_limited_api=STABLE_ABI,
         extra_compile_args=[
