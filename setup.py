@@ -80,7 +80,7 @@ class BuildExtension(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Builds it, or not."""
-        note = self._note(ext)
+        note = self._note()
         note.unlink(missing_ok=True)
         try:
             if missing := what_is_missing():
@@ -97,15 +97,13 @@ class BuildExtension(build_ext):
     def copy_extensions_to_source(self) -> None:
         """The note goes where the extension would."""
         super().copy_extensions_to_source()
-        for ext in self.extensions:
-            here = self._note(ext)
-            there = Path(self.get_finalized_command("build_py").get_package_dir("elastic_driver"), NOTE)
-            there.unlink(missing_ok=True)
-            if here.exists():
-                shutil.copyfile(here, there)
+        copy = Path(self.get_finalized_command("build_py").get_package_dir("elastic_driver"), NOTE)
+        copy.unlink(missing_ok=True)
+        if self._note().exists():
+            shutil.copyfile(self._note(), copy)
 
-    def _note(self, ext: Extension) -> Path:
-        return Path(self.get_ext_fullpath(ext.name)).with_name(NOTE)
+    def _note(self) -> Path:
+        return Path(self.build_lib, "elastic_driver", NOTE)
 
 
 class BuildWithPages(build_py):

@@ -252,7 +252,8 @@ def test_without_a_compiler_it_installs_and_says_what_is_lost(tmp_path: Path) ->
             shutil.copyfile(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-build-isolation"]
     installed = tmp_path / "installed"
-    done = run([*pip, "-v", "--target", str(installed), str(source)], env={**os.environ, "CXX": "/no/such"})
+    env = {**os.environ, "CXX": "/no/such"}
+    done = run([*pip, "-v", "--target", str(installed), str(source)], env=env)
     assert done.returncode == 0, done.stdout
     assert "WARNING: the native extension is not built: there is no C++ compiler (/no/such)." in done.stdout
     assert "What is lost without it: " in done.stdout
@@ -264,3 +265,8 @@ def test_without_a_compiler_it_installs_and_says_what_is_lost(tmp_path: Path) ->
     done = run([sys.executable, "-m", "elastic_driver", "--help"], env=environment(installed), cwd=tmp_path)
     assert f"Pages called docs/... are in {installed}/elastic_driver." in done.stdout
     assert (installed / "elastic_driver" / "docs" / "operations.md").is_file()
+    # In a checkout the note is where the extension would be.
+    done = run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], env=env, cwd=source)
+    assert done.returncode == 0, done.stdout
+    note = source / "elastic_driver" / "native_missing.txt"
+    assert note.read_text() == "there is no C++ compiler (/no/such)\n"
