@@ -386,7 +386,7 @@ class DriverLink:
             if strange is not None and strange_since is not None and now - strange_since > _STRANGER_S:
                 if first:
                     raise strange
-                if await self._is_another_jobs():
+                if await _is_another_jobs(self._bootstrap, self._urls, self._first_credential):
                     raise RefusedError("the one that answers there was started since, and knows nothing of it")
             await asyncio.sleep(min(pause_s, max(0.0, left_s)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_ALONE_S if self._lease.waits else _MAX_PAUSE_S)
@@ -397,22 +397,6 @@ class DriverLink:
         is_asked = first and self._bootstrap.slots and not self._bootstrap.alike
         question = "; is that its URL, and does it run?" if is_asked else ""
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
-
-    async def _is_another_jobs(self) -> bool:
-        """Whether a driver answers that has the job's secret, and takes this agent for a stranger.
-
-        Only a joiner can tell: it knows a secret that drivers share. So it need not wait for the end of its lease to
-        join the driver that a cluster has started again at the same address. A node has to find out who is the driver.
-        """
-        if self._bootstrap.identity != Role.JOINER or self._bootstrap.alike:
-            return False
-        for url in self._urls:
-            with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
-                async with asyncio.timeout(_TRY_BESIDE_S):
-                    met = await dial_in(url, self._first_credential, on_frame=lambda _: None, on_lost=lambda _: None)
-                met.connection.abort("it was only asked who it is")
-                return True
-        return False
 
     def _shut_out(self, url: str, error: StrangerError | WrongTokenError) -> StrangersError:
         """Why this agent cannot come in, for whoever has started it, and what to do."""
@@ -432,6 +416,9 @@ class DriverLink:
             connection.write(0, 0, 0, [self._hello(connection).message().pack()])
             await answered
         except BaseException:
+            is_late = self._trying is not None and self._trying.expired()
+            if line is not None and self._line is line and is_late and _has_result(answered):
+                return line  # the welcome has come at the last moment, and the driver counts on this connection
             self._line = None
             if line is not None:
                 line.met.connection.abort("it is tried anew")
@@ -623,6 +610,27 @@ class DriverLink:
             return
         self._next = line
         self._lost(silent, "it was silent, and another one works" if is_silent else "another driver has the job")
+
+
+async def _is_another_jobs(bootstrap: Bootstrap, urls: Sequence[str], credential: Credential) -> bool:
+    """Whether a driver answers that has the job's secret, and takes this agent for a stranger.
+
+    Only a joiner can tell: it knows a secret that drivers share. So it need not wait for the end of its lease to join
+    the driver that a cluster has started again at the same address. A node has to find out who is the driver.
+    """
+    if bootstrap.identity != Role.JOINER or bootstrap.alike:
+        return False
+    for url in urls:
+        with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
+            async with asyncio.timeout(_TRY_BESIDE_S):
+                met = await dial_in(url, credential, on_frame=lambda _: None, on_lost=lambda _: None)
+            met.connection.abort("it was only asked who it is")
+            return True
+    return False
+
+
+def _has_result(future: asyncio.Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:

@@ -209,6 +209,43 @@ def test_silent_addresses_together_take_no_longer_than_the_lease() -> None:
     run_virtually(main)
 
 
+@pytest.mark.parametrize("comes", ["at the last moment", "too late", "never"])
+def test_a_welcome_at_the_last_moment_counts(comes: str) -> None:
+    """Else the driver would find the connection cut on which it has just welcomed this agent, and give it up."""
+
+    async def main(loop: VirtualLoop) -> None:
+        looked = Looked(unheard_s=0.0, silent_s=0.0)
+        link = looked.link
+        link._hello = lambda connection: Refused("stands for a hello")
+        tried = link._line = looked.made(0.0, 0.0)
+        tried.met.connection.write = lambda *frame: None
+        link._next = tried
+
+        async def try_() -> Any:
+            async with asyncio.timeout(None) as link._trying:
+                return await link._try("http://127.0.0.1:1")
+
+        trying = asyncio.create_task(try_())
+        await asyncio.sleep(1.0)
+
+        # All in one turn of the loop.
+        if comes == "at the last moment":
+            loop.call_soon(link._answered.set_result, None)
+        link._trying.reschedule(loop.time())
+        if comes == "too late":
+            loop.call_soon(lambda: link._answered.done() or link._answered.set_result(None))
+        await asyncio.wait([trying])
+        if comes == "at the last moment":
+            assert trying.result() is link._line is tried
+            assert not tried.met.connection.aborted
+        else:
+            assert isinstance(trying.exception(), TimeoutError)
+            assert link._line is None
+            assert tried.met.connection.aborted
+
+    run_virtually(main)
+
+
 def test_an_earlier_drivers_refusal_is_not_obeyed() -> None:
     async def main() -> None:
         looked = Looked(unheard_s=0.0, silent_s=0.0)
