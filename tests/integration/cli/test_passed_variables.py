@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes.jobs import capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
 
@@ -26,13 +26,6 @@ def test_variables_reach_the_workers_and_flags_win(tmp_path: Path) -> None:
         "3",
     )
     script = 'echo "$MINE|$OURS|$HOROVOD_CYCLE_TIME|$HOROVOD_RANK|$ELASTIC_DRIVER_JOIN_TOKEN"'
-    ran = subprocess.run(
-        [sys.executable, "-m", "elastic_driver", "-np", "1", *words, "sh", "-c", script],
-        env={**os.environ, "MINE": "not this", "OURS": "c", "ELASTIC_DRIVER_JOIN_TOKEN": "secret"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    env = {**os.environ, "MINE": "not this", "OURS": "c", "ELASTIC_DRIVER_JOIN_TOKEN": "secret"}
+    ran = capture_elasticrun("-np", "1", *words, "sh", "-c", script, env=env, cwd=tmp_path)
     assert ran.stdout == "[0]<stdout>:a b|c|3.0|0|\n", ran.stderr

@@ -17,8 +17,9 @@ from typing import Self
 
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.processes.jobs import FORKING, PATIENCE_S
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes import forked
+from tests.support.processes.jobs import AFRESH, FORKING, PATIENCE_S
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.integration
@@ -38,14 +39,19 @@ class Terminal:
         self.before = termios.tcgetattr(self.theirs)
         self.seen = b""
         self._looked_at = 0
-        self.process = subprocess.Popen(
-            [sys.executable, *FORKING, *words],
-            stdin=self.theirs if stdin is None else stdin,
-            stdout=self.theirs,
-            stderr=self.theirs,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **(env or {})},
-            start_new_session=True,
-        )
+        stdin = self.theirs if stdin is None else stdin
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **(env or {})}
+        self.process: subprocess.Popen[bytes] | forked.ForkedProcess
+        if forked.starts_afresh():
+            command, out = [sys.executable, *AFRESH, *words], self.theirs
+            self.process = subprocess.Popen(
+                command, stdin=stdin, stdout=out, stderr=out, env=env, start_new_session=True
+            )
+        else:
+            command = [str(PROGRAMS / "session_elasticrun.py"), *words]
+            self.process = forked.start_driver(
+                command, env, self.theirs, self.theirs, Path.cwd(), stdin=stdin, workers=True
+            )
 
     def __enter__(self) -> Self:
         return self
