@@ -288,7 +288,12 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
 def _host_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("hosts and ssh")
     hosts = group.add_mutually_exclusive_group().add_argument
-    hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
+    hosts(
+        "-H",
+        "--hosts",
+        metavar="HOST:N,...",
+        help="fixed hosts and their slots (default localhost:NP); me@HOST: ssh logs in as me",
+    )
     hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
     add, setting = group.add_argument, _Settings(group).add
     setting(

@@ -246,6 +246,7 @@ def _remote_dialler(settings: Settings) -> Dialler | None:
         return CommandDialler(settings.launcher_command, python=python, bootstrap_on=bootstrap_on or "stdin")
     return SshDialler(
         port=settings.ssh_port,
+        logins=settings.logins,
         identity_file=settings.ssh_identity_file or "",
         connect_timeout_s=settings.ssh_connect_timeout_s,
         python=python,

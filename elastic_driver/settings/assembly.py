@@ -19,7 +19,7 @@ from elastic_driver.dialects.horovod_shim import ENV_SHIM
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.exported import TUNING, exported, of_horovod_alone
-from elastic_driver.settings.host_lists import parse_list, read_hostfile
+from elastic_driver.settings.host_lists import HostList, parse_list, read_hostfile
 from elastic_driver.settings.journal_place import KEY_FLAG, JournalPlace, place_of
 from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is_launcher_pod
@@ -129,7 +129,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     if not flags_of_nodes and (mounted := _mounted_hostfile(values, environ)) is not None:
         values["hostfile"], remark = mounted
         values["remarks"] = (*(values.get("remarks") or ()), remark)
-    hosts = _fixed_hosts(values)
+    fixed = _fixed_hosts(values)
     num_proc = values["num_proc"]
     _bound_by_slots(values)
     elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint((*_SOURCES, "min_num_proc"))
@@ -137,7 +137,13 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     if not elastic or values.get("num_standby"):
         values.setdefault("max_num_proc", num_proc)
     values["mpi"] = mpi
-    values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
+    if fixed is not None:
+        if fixed.logins and mpi is not None:
+            raise SettingsError(f"mpirun takes no login names: {', '.join(fixed.logins.values())}")
+        values |= {"hosts": fixed.hosts, "logins": fixed.logins}
+    else:
+        values["hosts"] = None
+    values |= {"elastic": elastic, "worker_env": exported(chosen)}
     values["of_horovod_alone"] = of_horovod_alone(chosen)
     values["orders_hosts"] = is_launcher_pod(environ)
     settings = Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
@@ -281,7 +287,7 @@ def _of_ssh_in_variable(environ: Mapping[str, str], *, but: Mapping[str, Any]) -
     ]
 
 
-def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
+def _fixed_hosts(values: Mapping[str, Any]) -> HostList | None:
     listed, file, slots = values.get("hosts"), values.get("hostfile"), values.get("slots_per_host") or 1
     if listed is not None and file is not None:
         raise SettingsError("argument -hostfile/--hostfile: not allowed with argument -H/--hosts")
@@ -292,6 +298,6 @@ def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
     if not values.keys().isdisjoint(_SOURCES):
         return None
     if values.get("accept_agents"):
-        return ()
+        return HostList((), {})
     slots = values["num_proc"] + max(0, values.get("num_parameter_servers") or 0)
-    return (Host("localhost", slots),) if values["num_proc"] > 0 else ()
+    return HostList((Host("localhost", slots),) if values["num_proc"] > 0 else (), {})

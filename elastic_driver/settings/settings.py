@@ -148,6 +148,7 @@ class Settings:
             reach it; None for "stdin", and with rsh_agent for "command" on hosts where nothing arrives.
         remote_python: Python of other hosts' agents; None for the same path as here.
         ssh_port, ssh_identity_file: for ssh; None for what its own configuration says.
+        logins: by host, the name with which ssh logs in there, where that was given.
         ssh_connect_timeout_s: how long ssh may take to connect.
         port_range: first and last port that workers listen on, and the driver, unless it has a port of its own; None
             for any.
@@ -253,6 +254,7 @@ class Settings:
     launcher_command: OsText | None = field(default=None, metadata=_given_by("--launcher-command"))
     launcher_bootstrap: str | None = field(default=None, metadata=_given_by("--launcher-bootstrap"))
     remote_python: OsText | None = field(default=None, metadata=_given_by("--remote-python"))
+    logins: Mapping[str, str] = field(default_factory=dict)
     ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port"))
     ssh_identity_file: OsText | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
     ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout"))
@@ -537,6 +539,12 @@ class Settings:
         """Whether its script may expect Horovod's ways: any may that torchrun's options do not describe."""
         return not self.is_torchruns or self.horovod_shim != NEVER or self.horovod_protocol != OFF
 
+    @property
+    def _login(self) -> str:
+        """One of the login names, for messages."""
+        host, login = next(iter(self.logins.items()))
+        return f"the login name in {login}@{host}"
+
     def _check_launcher(self) -> None:
         if self.launcher not in LAUNCHERS:
             raise SettingsError(f"--launcher {self.launcher} is none of {', '.join(LAUNCHERS)}")
@@ -547,6 +555,8 @@ class Settings:
         for name in ("rsh_agent", "launcher_command", "ssh_port", "ssh_identity_file", "remote_python"):
             if getattr(self, name) is not None:
                 raise SettingsError(f"{FLAGS[name]} is without effect with --launcher none: no host is dialled")
+        if self.logins:
+            raise SettingsError(f"{self._login} is without effect with --launcher none: no host is dialled")
 
     def _check_chief(self) -> None:
         """What cannot be beside a chief, or only beside one. Defaults are as good as not given."""
@@ -658,6 +668,8 @@ class Settings:
             for name in ("ssh_port", "ssh_identity_file"):
                 if getattr(self, name) is not None:
                     raise SettingsError(f"{FLAGS[name]} is for ssh, which {FLAGS[instead]} takes the place of")
+            if self.logins:
+                raise SettingsError(f"{self._login} is for ssh, which {FLAGS[instead]} takes the place of")
         if self.launcher_bootstrap not in (None, STDIN) and instead is None:
             raise SettingsError("--launcher-bootstrap is without effect: give --rsh-agent or --launcher-command too")
         if self.port_range is not None:

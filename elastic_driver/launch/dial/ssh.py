@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from elastic_driver.launch.dial.agent_command import agent_words, quoted
 from elastic_driver.launch.dial.child import Child, start_child
@@ -38,6 +39,7 @@ class SshDialler:
 
     Args:
         port: of the hosts' ssh servers; None for the configuration's, or 22.
+        logins: by host, the name to log in with; of the others the configuration says it.
         identity_file: a private key; "" for the configuration's and the agent's.
         connect_timeout_s: until a host has answered as an ssh server, seconds; rounded up.
         python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
@@ -50,6 +52,7 @@ class SshDialler:
         self,
         *,
         port: int | None = None,
+        logins: Mapping[str, str] = MappingProxyType({}),
         identity_file: str = "",
         connect_timeout_s: float = 10.0,
         python: str = "",
@@ -58,6 +61,7 @@ class SshDialler:
         program: Sequence[str] = ("ssh",),
     ) -> None:
         self._identity_file = identity_file
+        self._logins = logins
         self._command = [*program, *_OPTIONS, f"-oConnectTimeout={max(1, math.ceil(connect_timeout_s))}"]
         if port is not None:
             self._command += ["-p", str(port)]
@@ -77,7 +81,8 @@ class SshDialler:
             raise CommandNotFoundError(
                 f"cannot start an agent on {host}: ssh's identity file {self._identity_file} cannot be read"
             )
-        command = [*self._command, "--", host, quoted(self._agent)]
+        login = self._logins.get(host)
+        command = [*self._command, *(() if login is None else ("-l", login)), "--", host, quoted(self._agent)]
         # Not with its group: a connection that ssh keeps for the user's other sessions may hang on a process there (of
         # ProxyCommand). What serves this ssh alone ends with it.
         return await start_child(command, bootstrap.to_json() + b"\n", partial(failure, "ssh", host), with_group=False)

@@ -211,6 +211,8 @@ def test_ssh_forwards_nothing_and_asks_nobody(tmp_path: Path, program: str) -> N
     assert {"-T", "-x", "-a", "-oBatchMode=yes", "-oClearAllForwardings=yes", "-oConnectTimeout=3"} <= set(options)
     assert options[-6:] == ["-p", "2222", "-i", program, "--", "b"]
     assert line == quoted(AGENT)
+    *options, _ = words_of(SshDialler(logins={"a": "you", "b": "me"}, program=[program], **THERE), tmp_path)
+    assert options[-4:] == ["-l", "me", "--", "b"]
 
 
 def test_what_cannot_be_tried_is_an_error(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ what users' configurations can do.
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import shlex
 import sys
@@ -184,6 +185,12 @@ def test_users_configurations_count(hosts: Namespaces) -> None:
     assert dial(hosts, "gpu-7").reason.endswith(f" {hosts[2].ipv4} 2222")
     hosts[2].stop_sshd()
     hosts[2].start_sshd()
+
+
+def test_a_name_to_log_in_with_wins_over_the_configuration(hosts: Namespaces) -> None:
+    hosts.ssh_config.write_text("Host node1\n  User nobody-of-this-name\n" + hosts.ssh_config.read_text())
+    assert dial(hosts, "node1").permanent
+    assert f"{HELLO} node1" in dial(hosts, "node1", logins={"node1": getpass.getuser()}).reason
 
 
 def test_a_host_behind_another(hosts: Namespaces) -> None:

@@ -50,6 +50,14 @@ def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -
         ({"cooldown_range_s": (1,)}, "argument --blacklist-cooldown-range: expected 2 arguments"),
         ({"hosts": "a:2", "hostfile": "x"}, "not allowed with argument"),
         ({"mpi": True, "mpi_args": "'a"}, "cannot read --mpi-args: No closing quotation"),
+        ({"hosts": "-me@a:2"}, "cannot read -H '-me@a:2': cannot read '-me' as a login name, in front of host 'a:2'"),
+        ({"hosts": "@a:2"}, "cannot read '' as a login name"),
+        ({"hosts": "me@a:2,you@a:1"}, "host 'a' is named twice"),
+        (
+            {"hosts": "me@a:2", "rsh_agent": "rsh"},
+            "the login name in me@a is for ssh, which --rsh-agent takes the place",
+        ),
+        ({"hosts": "me@a:2", "mpi": True}, "mpirun takes no login names: me"),
         ({"port_range": "many"}, "argument --port-range: 'many' is not a range of ports like 40000-40999"),
         ({"port_range": (1, "x")}, "argument --port-range: 'x' is not an integer"),
         ({"rsh_agent": "'a"}, "argument --rsh-agent: No closing quotation"),
@@ -192,3 +200,18 @@ def test_what_each_driver_of_a_command_reads_is_no_pipe(tmp_path: Path) -> None:
     assert (
         make(**in_etcd, journal_key=file, join_token_file=pipe).join_token_file == pipe
     )  # the journal has what it says
+
+
+def test_a_name_in_front_of_a_host_is_that_with_which_ssh_logs_in(tmp_path: Path) -> None:
+    made = make(hosts="me@a:2 rack=x@y,b, you@[::1]:3")
+    assert made.hosts == (Host("a", 2, ("rack=x@y",)), Host("b", 1), Host("::1", 3))
+    assert made.logins == {"a": "me", "::1": "you"}
+    file = tmp_path / "hosts"
+    file.write_text("# mine\nme@a slots=2 rack=1\n\nb:1  # not me@b\nyou@c\n")
+    made = make(hostfile=file)
+    assert made.hosts == (Host("a", 2, ("rack=1",)), Host("b", 1), Host("c", 1))
+    assert made.logins == {"a": "me", "c": "you"}
+    assert make(hosts="a:2").logins == {}
+    file.write_text("a:2\nno host\n\nme@a\n")
+    with pytest.raises(SettingsError, match="line 4"):
+        make(hostfile=file)
