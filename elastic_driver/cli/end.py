@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,9 +31,10 @@ def parser_of_end() -> Parser:
     parser = Parser(
         prog="elasticrun end",
         description="Ends a running job, as SIGTERM to its elasticrun does: its workers get SIGTERM, and SIGKILL after "
-        "its --grace-time; its exit code is 143. Asks nothing, and waits only for one whose driver has died.",
+        "its --grace-time; its exit code is 143. Asks first, on a terminal. Waits only for one whose driver has died.",
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="the beginning of its id will do: see elasticrun jobs")
+    parser.add_argument("-y", "--yes", action="store_true", help="ask nothing")
     add_driver_flags(parser)
     return parser
 
@@ -50,6 +53,8 @@ def end(words: Sequence[str]) -> int:
         if code is not None:
             return code
     target = target_of(arguments, arguments.job)
+    if not _is_meant(arguments, target.name, () if target.job is None else target.job.command):
+        return 1
     reply = ask(target, lambda client: client.end())
     _say(target.name, reply.text)
     return 0
@@ -75,7 +80,10 @@ def _end_without_driver(arguments: argparse.Namespace) -> int | None:
             continue
         left = left_behind(arguments.job, said)
         if len(left.jobs) == 1:
-            arguments.job, is_known = left.jobs[0].job.job_id, True
+            job = left.jobs[0].job
+            if not _is_meant(arguments, job.job_id, job.settings.command):
+                return 1
+            arguments.job, is_known = job.job_id, True
             asked = _told_parent(arguments.job)
             if not asked and (code := _taken_over(left.jobs[0])) != ExitCode.OTHER_DRIVER:
                 return code
@@ -87,6 +95,8 @@ def _end_without_driver(arguments: argparse.Namespace) -> int | None:
 
             alone = undriven_jobs(arguments.job, left.ids)
             if len(alone) == 1:
+                if not _is_meant(arguments, alone[0].job_id, ()):
+                    return 1
                 have_ended, what = end_undriven(alone[0])
                 _say(alone[0].job_id, what)
                 return 0 if have_ended else 1
@@ -94,6 +104,24 @@ def _end_without_driver(arguments: argparse.Namespace) -> int | None:
                 _say(arguments.job, "it has ended")
                 return 0
             return None
+
+
+def _is_meant(arguments: argparse.Namespace, name: str, command: Sequence[str]) -> bool:
+    """Whether the user wants this job to end. Asked once, and only where there is somebody to ask.
+
+    Args:
+        arguments: of this command.
+        name: of the job.
+        command: that it runs; none where that is not known here.
+    """
+    if arguments.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    what = f"job {name}" + (f" ({shlex.join(command)})" if command else "")
+    print(one_line(f"end {what}? [y/N]"), end=" ", file=sys.stderr, flush=True)
+    arguments.yes = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not arguments.yes:
+        print("it goes on", file=sys.stderr)
+    return bool(arguments.yes)
 
 
 def _told_parent(job_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -233,6 +234,27 @@ def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
         assert "there is no /tmp/elasticrun-no-such: the process that made it has ended, or this is a container" in err
         assert err.count("\n") == 1
     posting.remove()
+
+
+class Terminal(io.StringIO):
+    """Standard input or error of somebody who can be asked."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_whose_end_is_meant_is_asked(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as service:
+        posting = posted("1f", service.socket())
+        for words, says, code in (("end 1f", "", 1), ("end 1f", "no\n", 1), ("end 1f", "y\n", 0), ("end -y 1f", "", 0)):
+            shown = Terminal()
+            monkeypatch.setattr(sys, "stdin", Terminal(says))
+            monkeypatch.setattr(sys, "stderr", shown)
+            assert main(words.split()) == code
+            asked = "" if "-y" in words else "end job 1f (python train.py)? [y/N] "
+            assert shown.getvalue() == asked + ("it goes on\n" if code else "")
+        assert service.handler.ends == 2
+        posting.remove()
 
 
 @pytest.fixture
