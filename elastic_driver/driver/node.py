@@ -191,7 +191,7 @@ class Node:
             source=self._source,
         )
         with Console(log_level=settings.log_level, quiet=settings.quiet) as console:
-            console.hold_nothing()  # it is not told of their ends
+            console.training_began()  # what workers write is shown as it comes
             home = Home(
                 environ=lambda given: node_environment(own, given),
                 screen=_NodeScreen(console, settings.logs, nodes.role),

@@ -99,6 +99,7 @@ class Console:
         self._shown_at = 0.0
         self._began = time.monotonic()
         self._event_log = event_log
+        # While the job has no round; None then.
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there
         self.keeping = keeping
@@ -121,6 +122,7 @@ class Console:
     ) -> None:
         self._take_status_away()
         self._status = ""
+        self.training_began()
         self._queue.put(None)
         self._writer.join(_FLUSH_S)
 
@@ -202,7 +204,7 @@ class Console:
             self._write("stderr", late)
             self._count()
 
-    def hold_nothing(self) -> None:
+    def training_began(self) -> None:
         """From here on all output is passed on as it comes."""
         if self._tracebacks is not None:
             rest, self._tracebacks = self._tracebacks.rest(), None
@@ -210,9 +212,16 @@ class Console:
                 self._write("stderr", rest)
             self._count()
 
-    def worker_ended(self, label: str) -> str:
-        """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again."""
-        shown, same = self._tracebacks.ended(label, time.monotonic()) if self._tracebacks is not None else (b"", "")
+    def worker_ended(self, label: str, *, is_told: bool) -> str:
+        """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again.
+
+        Args:
+            label: of the worker.
+            is_told: whether the user reads of its end; else nothing is left away that it has printed.
+        """
+        shown, same = b"", ""
+        if self._tracebacks is not None:
+            shown, same = self._tracebacks.ended(label, compares=is_told)
         if shown:
             self._write("stderr", shown)
         self._count()
@@ -248,7 +257,7 @@ class Console:
         """The closing table: what each change cost, if there was any; then the exit code and why."""
         self._take_status_away()
         self._status = ""
-        self.hold_nothing()
+        self.training_began()
         changes = len(summary.first) + summary.left_out + len(summary.last) - 1
         if self._level <= 1 and changes > 0:
             self._say_table(summary)

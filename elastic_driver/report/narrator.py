@@ -168,6 +168,7 @@ class Narrator:
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s, stalled_s):
+                console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     where = "" if commits is None else f" from commit {commits}"
                     stalled = f", of which it had stalled for {stalled_s:.2f} s" if stalled_s else ""
@@ -189,9 +190,9 @@ class Narrator:
             self._console.warning(f"  {frame}")
 
     def _tell_end_of_process(self, ended: ProcessEnded) -> None:
-        same = self._console.worker_ended(ended.label)
+        is_news = bool(not ended.expected and ended.returncode and not ended.foretold)
+        same = self._console.worker_ended(ended.label, is_told=is_news)
         how = f"{ended.how}, with the same error as rank {same}" if same else ended.how
-        is_news = not ended.expected and ended.returncode and not ended.foretold
         tell = self._console.warning if is_news else self._console.detail
         if ended.label.startswith("ps"):
             who = f"parameter server {ended.label.removeprefix('ps')} ({ended.worker}, pid {ended.pid})"
@@ -201,6 +202,8 @@ class Narrator:
 
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)
+        if formed.backend is not None:
+            self._console.training_began()  # the processes of others have just been started
         size = len(formed.members)
         workers = f"{size} worker{'' if size == 1 else 's'}"
         counts: dict[str, int] = {}

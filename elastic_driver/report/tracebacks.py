@@ -1,8 +1,8 @@
-"""Tracebacks of workers that fail alike: one that many of them print is shown once.
+"""Tracebacks of workers that fail in their start: one that many of them print is shown once.
 
-A mistake in a script fails in every process alike, and sixty tracebacks, interleaved, hide the one. So what a worker
-prints on its standard error from a traceback's first line on is held, until its process has ended (then it is compared)
-or a moment has passed (then it was a message, and the worker goes on). Files under
+A mistake at a script's top fails in every process alike, and sixty tracebacks, interleaved, hide the one. So while the
+job has no round, what a worker prints on its standard error from a traceback's first line on is held, until its process
+has ended (then it is compared) or a moment has passed (then it was a message, and the worker goes on). Files under
 ``--output-filename`` have all of it. What is held is also shown behind the line that says who was killed, where the
 others' collectives fail for that. Owns what is held; writes nothing.
 """
@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 # A process that prints its last traceback is gone within milliseconds, with exit handlers within tenths of a second.
 _HOLD_S = 1.0
 _MOST_BYTES = 65536
 _MOST_KNOWN = 100
-# What was shown longer ago may have left the screen.
-_SHOWN_S = 60.0
 _MARK = b"]<stderr>:"
 # Before each line of a traceback, where torch.distributed is initialized.
 _RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
@@ -26,11 +23,6 @@ _RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
 _FIRST_LINE = re.compile(
     re.escape(_MARK) + rb"(\[rank\d+\]: )?(Traceback \(most recent call last\):|  File \"|\S+: can't open file )"
 )
-
-
-class _Shown(NamedTuple):
-    label: str
-    at: float
 
 
 @dataclass(slots=True)
@@ -44,7 +36,7 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
-        self._shown: dict[bytes, _Shown] = {}  # in the order of their times
+        self._shown: dict[bytes, str] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -71,8 +63,12 @@ class Tracebacks:
         late = [label for label, held in self._held.items() if now - held.since >= _HOLD_S]
         return b"".join(self._held.pop(label).data for label in late)
 
-    def ended(self, label: str, now: float) -> tuple[bytes, str]:
+    def ended(self, label: str, *, compares: bool = True) -> tuple[bytes, str]:
         """The worker's process has ended.
+
+        Args:
+            label: of the worker.
+            compares: whether what another has printed before is not to be shown again.
 
         Returns:
             What is to be shown of it, and the label of the worker that printed the same before; "" for none.
@@ -82,14 +78,12 @@ class Tracebacks:
             return b"", ""
         text = _RANK.sub(b"", b"\n".join(line.partition(_MARK)[2] for line in held.data.splitlines()))
         first = self._shown.get(text)
-        if first is not None and now - first.at < _SHOWN_S:
-            return b"", first.label
-        self._shown.pop(text, None)
-        self._shown[text] = _Shown(label, now)
-        if len(self._shown) > _MOST_KNOWN:
-            del self._shown[next(iter(self._shown))]
+        if first is not None and compares:
+            return b"", first
+        if len(self._shown) < _MOST_KNOWN:
+            self._shown[text] = label
         return held.data, ""
 
     def rest(self) -> bytes:
-        """All that is held."""
+        """All that is held: nothing more is, from here on."""
         return b"".join(self._held.pop(label).data for label in tuple(self._held))

@@ -326,7 +326,10 @@ class FakeConsole:
     def look(self) -> None:
         """There are no tracebacks to let go of."""
 
-    def worker_ended(self, label: str) -> str:
+    def training_began(self) -> None:
+        """Likewise."""
+
+    def worker_ended(self, label: str, *, is_told: bool) -> str:
         return ""
 
     def shows(self, lines: Sequence[str]) -> bool:

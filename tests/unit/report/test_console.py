@@ -215,7 +215,7 @@ def test_a_long_summary_is_cut_in_its_middle(log: Path | None) -> None:
     )
 
 
-def test_a_traceback_that_all_print_is_shown_once_as_long_as_their_ends_are_told() -> None:
+def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() -> None:
     def traceback(label: int, error: str) -> bytes:
         prefix = f"[{label}]<stderr>:"
         lines = ("warming up", "Traceback (most recent call last):", '  File "t.py", line 1', error)
@@ -224,10 +224,10 @@ def test_a_traceback_that_all_print_is_shown_once_as_long_as_their_ends_are_told
     screen = Screen()
     for label in range(3):
         screen.console.write("stderr", traceback(label, "ImportError: no" if label < 2 else "OSError: else"))
-    assert [screen.console.worker_ended(str(label)) for label in range(4)] == ["", "0", "", ""]
+    assert [screen.console.worker_ended(str(label), is_told=True) for label in range(4)] == ["", "0", "", ""]
     assert screen.console.shows(["Traceback (most recent call last):", "ImportError: no"])
     screen.console.write("stderr", traceback(3, "ImportError: no"))
-    screen.console.hold_nothing()
+    screen.console.training_began()
     screen.console.write("stderr", b"[1]<stderr>:Traceback (most recent call last):\n")
     warm = "".join(f"[{label}]<stderr>:warming up\n" for label in range(3))
     assert screen.end()[1] == (
@@ -235,6 +235,21 @@ def test_a_traceback_that_all_print_is_shown_once_as_long_as_their_ends_are_told
         f"{traceback(2, 'OSError: else').decode().partition(chr(10))[2]}"
         f"{traceback(3, 'ImportError: no').decode()}[1]<stderr>:Traceback (most recent call last):\n"
     )
+
+
+def test_what_a_worker_printed_whose_end_nobody_reads_of_is_shown() -> None:
+    """It may have ended with 0, after a message that looks like an end."""
+    screen = Screen()
+    for label in range(2):
+        screen.console.write("stderr", b"[%d]<stderr>:Traceback (most recent call last):\n" % label)
+    assert [screen.console.worker_ended(str(label), is_told=False) for label in range(2)] == ["", ""]
+    assert screen.end()[1].count("Traceback") == 2
+
+
+def test_what_is_held_at_the_end_is_shown() -> None:
+    screen = Screen()
+    screen.console.write("stderr", b"[0]<stderr>:Traceback (most recent call last):\n")
+    assert "Traceback" in screen.end()[1]
 
 
 def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None:
@@ -246,7 +261,7 @@ def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None
     assert held.overdue(10.5) == b""
     assert held.overdue(11.5) == first + more
     assert held.take(more, 11.6) == more
-    assert held.ended("0", 20.0) == (b"", "")
+    assert held.ended("0") == (b"", "")
     assert held.take(first, 12.0) == b""
     flood = b"[0]<stderr>:" + b"x" * 70000 + b"\n"
     assert held.take(flood, 12.1) == first + flood, "what is held is bounded"
@@ -263,8 +278,8 @@ def test_tracebacks_of_torchs_ranks_are_held_and_compared_without_their_numbers(
     # A survivor's collective may fail before the driver has heard who was killed: that line comes first.
     assert held.take(said(0), 1.0) == b""
     assert held.take(said(2), 1.0) == b""
-    assert held.ended("0", 20.0) == (said(0), "")
-    assert held.ended("2", 20.0) == (b"", "0")
+    assert held.ended("0") == (said(0), "")
+    assert held.ended("2") == (b"", "0")
 
 
 @pytest.mark.parametrize(
@@ -279,14 +294,7 @@ def test_a_script_that_python_does_not_take_is_told_of_once(said: list[str]) -> 
     for label in ("0", "1"):
         text = "".join(f"[{label}]<stderr>:{line}\n" for line in said).encode()
         assert held.take(text, 1.0) == b""
-        assert held.ended(label, 20.0) == ((text, "") if label == "0" else (b"", "0"))
-
-
-def test_what_was_shown_long_ago_is_shown_again() -> None:
-    held, line = Tracebacks(), b"[0]<stderr>:Traceback (most recent call last):\n"
-    for now, same in ((0.0, ""), (59.0, "0"), (61.0, ""), (120.0, "0")):
-        held.take(line, now)
-        assert held.ended("0", now) == (b"" if same else line, same)
+        assert held.ended(label) == ((text, "") if label == "0" else (b"", "0"))
 
 
 def test_times_before_the_prefix_do_not_make_tracebacks_differ() -> None:
@@ -294,7 +302,7 @@ def test_times_before_the_prefix_do_not_make_tracebacks_differ() -> None:
     for second, label in enumerate(("0", "1")):
         line = f"Sat Nov 21 20:00:0{second} 2026[{label}]<stderr>:Traceback (most recent call last):\n".encode()
         assert held.take(line, 1.0) == b""
-        assert held.ended(label, 20.0) == ((line, "") if label == "0" else (b"", "0"))
+        assert held.ended(label) == ((line, "") if label == "0" else (b"", "0"))
 
 
 def test_the_status_line_makes_room_and_comes_back() -> None:
@@ -458,7 +466,7 @@ def test_a_reader_that_has_stopped_is_waited_for_unless_files_have_the_same(is_c
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("shown", ["when it ends", "when nothing is held any more", "after a while"])
+@pytest.mark.parametrize("shown", ["when it ends", "when training begins", "after a while"])
 def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         keeping, is_kept = Keeping(), asyncio.Event()
@@ -476,9 +484,9 @@ def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.Mon
             keeping.when_kept(4, is_kept.set)
             match shown:
                 case "when it ends":
-                    console.worker_ended("0")
-                case "when nothing is held any more":
-                    console.hold_nothing()
+                    console.worker_ended("0", is_told=True)
+                case "when training begins":
+                    console.training_began()
                 case _:
                     monkeypatch.setattr(tracebacks, "_HOLD_S", 0.0)
                     console.look()
