@@ -125,7 +125,7 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
     if (arguments.driver is None) != (arguments.token_file is None):
         raise SettingsError("--driver and --token-file go together")
     if arguments.driver is None:
-        return target_of_job(choose_job(running_jobs(), job_id, lambda: left_behind("").ids))
+        return target_of_job(choose_job(running_jobs(), job_id))
     if job_id is not None:
         raise SettingsError("--driver names the job: give no id beside it")
     try:
@@ -142,13 +142,12 @@ def target_of_job(job: JobFile) -> Target:
     return Target(job.job_id, job.url, Credential(Identity(Role.OPERATOR)), job)
 
 
-def choose_job(jobs: Sequence[JobFile], job_id: str | None, left: Callable[[], Sequence[str]] = lambda: ()) -> JobFile:
+def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
     """The one job that is meant.
 
     Args:
-        jobs: among these.
+        jobs: those that run.
         job_id: the beginning of its id; None where there is just one.
-        left: gives the ids of those whose driver has died, where they could have been meant, too.
 
     Raises:
         SettingsError: there is none, or more than one.
@@ -159,11 +158,18 @@ def choose_job(jobs: Sequence[JobFile], job_id: str | None, left: Callable[[], S
         return (exact or matching)[0]
     if matching:
         raise SettingsError(f"several jobs run, name one: {_listed(matching)}")
-    others = {"running": _listed(jobs), "without a driver": ", ".join(left())}
+    left = left_behind("").ids
+    alone = [each for each in left if job_id is not None and each.startswith(job_id)]
+    if len(alone) == 1:
+        raise SettingsError(
+            f"job {alone[0]} has no driver: it has died. elasticrun resume, with the job's journal, goes on with it "
+            f"(elasticrun jobs names that), elasticrun end {alone[0]} ends it"
+        )
+    others = {"running": _listed(jobs), "without a driver": ", ".join(left)}
     listed = "; ".join(f"{what}: {found}" for what, found in others.items() if found)
     if not listed:
         raise SettingsError("no job of yours runs on this machine")
-    raise SettingsError(f"there is no job {job_id}; {listed}" if job_id else f"no job of yours is driven; {listed}")
+    raise SettingsError(f"{f'there is no job {job_id}' if job_id else 'no job of yours has a driver here'}; {listed}")
 
 
 def _listed(jobs: Sequence[JobFile]) -> str:

@@ -397,8 +397,8 @@ def _can_be_taken_over(found: Recorded, tell: Teller, *, follows: str) -> bool:
         return True
     if found.state.end is None:
         tell.line(
-            f"job {found.job.job_id} is over: its driver died {in_seconds(found.away_s)} ago, and none of its agents "
-            f"is left{follows}"
+            f"job {found.job.job_id} is over: its driver died at most {in_seconds(found.away_s)} ago, and none of its "
+            f"agents is left{follows}"
         )
     return False
 

@@ -229,10 +229,11 @@ def file_system(path: Path) -> int:
 
 def _checked(path: Path) -> Path:
     """The folder, made where it is not there, without symbolic links above it."""
-    if not path.parent.exists():
-        raise _unfit(path, f"there is no folder {path.parent} to make it in")
     try:
-        path = path.parent.resolve(strict=True) / path.name
+        try:
+            path = path.parent.resolve(strict=True) / path.name
+        except FileNotFoundError as error:
+            raise _unfit(path, f"there is no folder {path.parent} to make it in") from error
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         check_folder(path)

@@ -115,7 +115,8 @@ class Journal:
         self._given_up = threading.Event()
         self.at_s: Callable[[], float] = lambda: 0.0
         self.trouble = ""
-        # Whatever stands above is the thread's alone, but for the last three; what follows is the loop's.
+        # Whatever stands above is the thread's alone, but for _took, which is set before it begins, and the last three;
+        # what follows is the loop's.
         self._writer = FileWriter("elasticrun-journal")
         self.on_error: Callable[[Exception], object] = lambda error: None
         self.beside: Callable[[], Fact | None] = lambda: None

@@ -159,11 +159,18 @@ def _check_can_be_read_again(settings: Settings) -> None:
         if settings.nodes_at_endpoint is not None:
             files["--join-token-file"] = settings.join_token_file
     for flag, path in files.items():
-        if path is not None and path.is_fifo():
+        if path is not None and _is_pipe(path):
             raise SettingsError(
                 f"{flag} {path} is a pipe, which can be read once: a driver that is started again reads it again, so "
                 "name a plain file"
             )
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo()
+    except OSError:  # whoever reads it says why it cannot be
+        return False
 
 
 def _journal_in(chosen: dict[str, Any]) -> JournalPlace | None:

@@ -563,7 +563,7 @@ class DriverLink:
     async def _look(self, line: _Line) -> None:
         """Gives a connection up on which nothing is acknowledged; dials others beside it before."""
         tries: deque[asyncio.Task[None]] = deque()
-        stood_still = False
+        late = 0  # how many looks in a row were
 
         def end_tries() -> None:
             while tries:
@@ -576,17 +576,18 @@ class DriverLink:
                     line.met.connection.abort(f"nothing was acknowledged for {silence.unheard_s:.0f} s")
                 elif self._lease.left_s <= 0:
                     line.met.connection.abort("the driver may have lost the job to another")
-                elif (silence.is_long and not stood_still) or self._has_successor:
+                elif silence.is_long or self._has_successor:
                     while tries and tries[0].done():
                         tries.popleft()
-                    if silence.unheard_s > _BESIDE_S or (not tries and self._may_dial_beside()):
+                    # Who has stood still has not read yet what came meanwhile; a busy one is late again and again.
+                    is_sure = late != 1 or self._has_successor
+                    if is_sure and (silence.unheard_s > _BESIDE_S or (not tries and self._may_dial_beside())):
                         tries.append(self._loop.create_task(self._try_beside(line)))
                 else:
                     end_tries()
                 due = self._loop.time() + _LOOK_S
                 await asyncio.sleep(_LOOK_S)
-                # Then it has not read yet what came meanwhile.
-                stood_still = self._loop.time() - due > _LATE_S
+                late = late + 1 if self._loop.time() - due > _LATE_S else 0
         finally:
             end_tries()
 

@@ -75,6 +75,8 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     ]
     listed = elasticrun("jobs").stdout
     assert re.search(rf"{started['job_id']} +- +none for at most \d+ s: elasticrun resume {kept} ", listed), listed
+    asked = elasticrun("stacks", started["job_id"][:6])
+    assert asked.stderr.startswith(f"elasticrun: error: job {started['job_id']} has no driver: it has died. ")
     (as_json,) = json.loads(elasticrun("jobs", "--json", started["job_id"]).stdout)
     assert as_json["no_driver_s"] > 0
     assert as_json["journal"] == str(kept)
@@ -255,6 +257,8 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         assert (ran.returncode, "it is open to other users (chmod 700)" in ran.stderr) == (2, True)
     ran = elasticrun(*RUN, "--journal", str(tmp_path / "none" / "kept"), "true")
     assert (ran.returncode, f"there is no folder {tmp_path}/none to make it in" in ran.stderr) == (2, True)
+    ran = elasticrun(*RUN, "--journal", f"/tmp/{300 * 'a'}/kept", "true")
+    assert (ran.returncode, "File name too long" in ran.stderr) == (2, True)
 
 
 def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:

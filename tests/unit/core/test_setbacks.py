@@ -92,8 +92,10 @@ def test_the_sentence_says_whether_it_was_the_same_each_time() -> None:
     assert told.endswith(", the same error each time, but not on the same rank")
     told = after(A, other).told(has_commits=True)
     assert told.startswith("worker a[0]#1 (rank 1) killed by SIGSEGV; ")
-    assert told.endswith(", different errors, all on the same rank")
-    assert after(A, other, elsewhere).told(has_commits=True).endswith(", different errors")
+    assert told.endswith(", with different errors, of which this is the last, all on the same rank")
+    assert (
+        after(A, other, elsewhere).told(has_commits=True).endswith(", with different errors, of which this is the last")
+    )
 
 
 def test_restarted_workers_have_no_commits_and_may_tell_of_steps() -> None:

@@ -138,6 +138,26 @@ def test_an_agent_that_stood_still_itself_dials_nobody_before_it_has_read_what_c
     run_virtually(main)
 
 
+def test_an_agent_that_is_late_each_time_replaces_a_dead_connection_all_the_same() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        looked = Looked(unheard_s=2.0, silent_s=2.0)
+        looked.line.met.connection.unheard_s = 2.0
+
+        async def is_busy() -> None:
+            while True:
+                await asyncio.sleep(0.1)
+                loop.stand_still(1.2)
+
+        busy = asyncio.create_task(is_busy())
+        looked.works = False  # nobody answers for now
+        ends = loop.time() + 5.0
+        await looked.look(lambda: loop.time() > ends)
+        busy.cancel()
+        assert looked.most_trying > 1
+
+    run_virtually(main)
+
+
 def test_one_that_works_is_left_alone() -> None:
     async def main(loop: VirtualLoop) -> None:
         looked = Looked(unheard_s=0.4, silent_s=0.6)

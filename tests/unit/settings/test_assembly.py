@@ -200,6 +200,7 @@ def test_what_each_driver_of_a_command_reads_is_no_pipe(tmp_path: Path) -> None:
     assert (
         make(**in_etcd, journal_key=file, join_token_file=pipe).join_token_file == pipe
     )  # the journal has what it says
+    assert make(**in_etcd, journal_key=300 * "a").journal  # whoever reads it says that it cannot be
 
 
 def test_a_name_in_front_of_a_host_is_that_with_which_ssh_logs_in(tmp_path: Path) -> None:
