@@ -44,7 +44,7 @@ from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import NO_SCREEN, OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
-from elastic_driver.launch.warm.inits import calls_init
+from elastic_driver.launch.warm.inits import calls_init, trains_alone
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
@@ -336,7 +336,22 @@ def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) 
     """Looks whether there can be such a job on this machine. See preflight."""
     suspicions = preflight(settings, runs_already=runs_already)
     check_recorded(settings, routes)
-    return suspicions
+    return suspicions if routes else [*suspicions, *_of_lonely_workers(settings)]
+
+
+def _of_lonely_workers(settings: Settings) -> Sequence[str]:
+    """That several workers run a script that is for one, for whoever has forgotten what makes it one for several."""
+    number = settings.num_proc
+    if number == 1 or settings.num_parameter_servers or settings.mpi is not None:
+        return ()
+    script = trains_alone(settings.command, Path.cwd())
+    if not script:
+        return ()
+    return (
+        f"{script} does nothing to work with other workers: each of the {number} trains a model of its own. To train "
+        "one together, call elastic_driver.init() in it (README, Quickstart), or "
+        "torch.distributed.init_process_group(); to train it once, run it with -np 1",
+    )
 
 
 def check_recorded(settings: Settings, routes: Routes) -> None:

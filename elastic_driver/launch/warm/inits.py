@@ -1,4 +1,5 @@
-"""Whether a command can be seen to call ``init()``: then its workers reset in place from the start on.
+"""Whether a command can be seen to call ``init()``: then its workers reset in place from the start on. And whether it
+can be seen to work with no others at all: then several workers are surely not what its user means.
 
 Reads the script, and runs nothing. What is not seen (a shell that runs the script, code in an installed module, names
 that are made at run time) costs nothing but a few lines of output: the job's workers are of the other kind until the
@@ -8,6 +9,8 @@ first of them calls ``init()``.
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +19,12 @@ from elastic_driver.launch.warm.preload import PythonCommand, read_command
 _OURS = ("elastic_driver", "horovod")
 # A script has few neighbours; one that lies in a folder of thousands is not read for long.
 _MOST_FILES = 64
+# What a script trains with, and what can be beside that in one that knows of no other workers; and Python's own.
+_TRAINS = frozenset({"torch", "sklearn"})
+_ALONE = _TRAINS | {"matplotlib", "numpy", "pandas", "PIL", "rich", "scipy", "tqdm", "torchvision", "wandb", "yaml"}
+# What may find the others, or run something that does.
+_FINDS_OTHERS = frozenset({"ctypes", "importlib", "multiprocessing", "runpy", "socket", "subprocess"})
+_WORDS = re.compile(rb"distributed|RANK|WORLD_SIZE|MASTER_ADDR|TF_CONFIG|elastic_driver|horovod|exec[lv]|__import__")
 
 
 def calls_init(command: Sequence[str], cwd: Path) -> bool:
@@ -28,6 +37,35 @@ def calls_init(command: Sequence[str], cwd: Path) -> bool:
     """
     found = read_command(command, cwd)
     return found is not None and any(_calls_init_of(tree, imports) for tree, imports in _read(found))
+
+
+def trains_alone(command: Sequence[str], cwd: Path) -> str:
+    """The script that a command runs, where that trains, and can have nothing to do with other workers; else "".
+
+    Args:
+        command, cwd: see :func:`calls_init`.
+    """
+    found = read_command(command, cwd)
+    if found is None or not found.files:
+        return ""
+    trains = False
+    for file, _, imports in _read_files(found):
+        try:
+            has_words = _WORDS.search(file.read_bytes()) is not None
+        except OSError:
+            return ""
+        names = {name.partition(".")[0] for node in imports for name in _named(node)}
+        known = sys.stdlib_module_names - _FINDS_OTHERS | _ALONE
+        strange = {name for name in names - known if not _is_beside(found.folder, name)}
+        if has_words or strange:
+            return ""
+        trains = trains or bool(names & _TRAINS)
+    return found.files[-1].name if trains else ""
+
+
+def _is_beside(folder: Path, name: str) -> bool:
+    """Whether it is a module beside the script, which is read, too. A package may have more than what is read."""
+    return (folder / name).with_suffix(".py").is_file()
 
 
 def names_module(command: Sequence[str], cwd: Path, package: str) -> bool | None:
@@ -53,6 +91,11 @@ def _named(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _read(found: PythonCommand) -> Iterator[tuple[ast.AST, list[ast.Import | ast.ImportFrom]]]:
+    """See below."""
+    return ((tree, imports) for _, tree, imports in _read_files(found))
+
+
+def _read_files(found: PythonCommand) -> Iterator[tuple[Path, ast.AST, list[ast.Import | ast.ImportFrom]]]:
     """Each file that can be read, with its imports: what Python runs, and modules beside it, also through others."""
     files, seen = list(found.files), set(found.files)
     for file in files:
@@ -61,7 +104,7 @@ def _read(found: PythonCommand) -> Iterator[tuple[ast.AST, list[ast.Import | ast
         except (OSError, ValueError, SyntaxError, RecursionError):
             continue
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        yield tree, imports
+        yield file, tree, imports
         for name in _modules(imports):
             neighbour = found.folder.joinpath(*name.split(".")).with_suffix(".py")
             if neighbour not in seen and len(seen) < _MOST_FILES and neighbour.is_file():

@@ -323,6 +323,14 @@ def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     assert last.endswith("exited with code 3; all workers failed before their first round (exit code 1)")
 
 
+def test_a_script_for_one_worker_that_several_run_is_told_of(run: Run, tmp_path: Path) -> None:
+    program(tmp_path, "train.py", "if False:\n    import torch\n")
+    ran = run("-np", "2", PYTHON, "train.py")
+    assert ran.code == 0
+    assert "warning: train.py does nothing to work with other workers: each of the 2 trains a model" in ran.err
+    assert "does nothing" not in run("-np", "1", PYTHON, "train.py").err
+
+
 def test_a_script_that_does_not_exist(run: Run) -> None:
     ran = run("-np", "2", PYTHON, "absent.py")
     assert ran.code == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.launch.warm.inits import calls_init
+from elastic_driver.launch.warm.inits import calls_init, trains_alone
 
 SEEN = {
     "the library": "import elastic_driver as hvd\nhvd.init()\n",
@@ -65,3 +65,33 @@ def test_only_so_many_modules_are_read(tmp_path: Path) -> None:
 def test_commands_that_cannot_be_read(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SEEN["the library"])
     assert not calls_init(command, tmp_path)
+
+
+ALONE = {
+    "PyTorch": "import torch\nfrom torch import nn\nmodel = nn.Linear(1, 1)\n",
+    "with a module beside it": "import beside\nimport json, torch, numpy as np\n",
+    "scikit-learn": "from sklearn.linear_model import LinearRegression\n",
+}
+NOT_ALONE = {
+    "of torchrun's": "import torch\nimport torch.distributed as dist\n",
+    "by a variable": "import os, torch\nrank = int(os.environ['RANK'])\n",
+    "by a library": "import torch, accelerate\n",
+    "by a package beside it": "import torch, package\n",
+    "by a module beside it": "import torch, finds\n",
+    "by another program": "import torch, subprocess\n",
+    "no training": "import json\nprint('hello')\n",
+    "a mistake": "import torch\ndef (\n",
+    "ours": "import torch\nimport elastic_driver.torch as hvd\nhvd.init()\n",
+}
+
+
+@pytest.mark.parametrize("name", [*ALONE, *NOT_ALONE])
+def test_a_script_that_knows_of_no_other_workers(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((ALONE | NOT_ALONE)[name])
+    (tmp_path / "beside.py").write_text("import math\n")
+    (tmp_path / "finds.py").write_text("import torch.distributed\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    assert trains_alone(["python3", "train.py", "--epochs", "3"], tmp_path) == ("train.py" if name in ALONE else "")
+    assert trains_alone(["bash", "train.sh"], tmp_path) == ""
+    assert trains_alone(["python3", "absent.py"], tmp_path) == ""
