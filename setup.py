@@ -129,7 +129,11 @@ class BuildWithPages(build_py):
 def readme() -> str:
     """The README; its links to files are addresses where it is known of what."""
     text = Path("README.md").read_text(encoding="utf-8")
-    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({URL}/\1)", text) if URL else text
+    if not URL:
+        return text
+    # Below /blob/ code hosts show a page about a file, and an image has to be the file itself.
+    text = re.sub(r"(!\[[^\]]*\])\((?!https?:)([^)]+)\)", rf"\1({URL.replace('/blob/', '/raw/', 1)}/\2)", text)
+    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({URL}/\1)", text)
 
 
 def extension() -> Extension:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ pwd >"$2/../built-in"
 echo "$ELASTIC_DRIVER_URL" >"$2/elastic_driver-0.2.0-cp311.whl"
 echo source >"$2/elastic_driver-0.2.0.tar.gz"
 """
+# Whose commits and tags these are, whatever this machine's git has been told.
+WHO = {f"GIT_{role}_{what}": "x" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 CHANGES = """# Changelog
 
 ## 0.2.0 - not yet released
@@ -59,9 +62,8 @@ class Repository:
         return (self.folder / name).read_text()
 
     def git(self, *words: str) -> str:
-        who = {f"GIT_{role}_{what}": "x" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         return subprocess.run(
-            ["git", *words], cwd=self.folder, env={**os.environ, **who}, check=True, capture_output=True, text=True
+            ["git", *words], cwd=self.folder, env={**os.environ, **WHO}, check=True, capture_output=True, text=True
         ).stdout
 
     def commit(self) -> None:
@@ -69,11 +71,10 @@ class Repository:
         self.git("commit", "--quiet", "--message", "work")
 
     def release(self, *words: str) -> subprocess.CompletedProcess[str]:
-        who = {f"GIT_{role}_{what}": "x" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         return subprocess.run(
             ["bash", "scripts/release", *words],
             cwd=self.folder,
-            env={**os.environ, **who},
+            env={**os.environ, **WHO},
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,6 +119,54 @@ def test_nothing_is_tagged_when_a_wheel_fails_and_the_next_try_goes_on(repositor
     repository.commit()
     assert repository.release("0.2.0").returncode == 0
     assert repository.git("tag").split() == ["v0.2.0"]
+
+
+def test_an_index_gets_whole_addresses_of_pages_and_of_images(tmp_path: Path) -> None:
+    """An image is the file itself: an address with /blob/ in it is that of a page."""
+    (tmp_path / "README.md").write_text("![a job](docs/a.svg) [hangs](docs/hangs.md) [here](#here) [it](https://a.org)")
+    shutil.copyfile(ROOT / "setup.py", tmp_path / "setup.py")
+    readme = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "--long-description"],
+        cwd=tmp_path,
+        env={**os.environ, "ELASTIC_DRIVER_URL": "https://example.org/x/blob/v1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    ).stdout
+    assert readme.strip() == (
+        "![a job](https://example.org/x/raw/v1/docs/a.svg) [hangs](https://example.org/x/blob/v1/docs/hangs.md) "
+        "[here](#here) [it](https://a.org)"
+    )
+
+
+def test_what_was_built_is_tagged_although_work_goes_on_meanwhile(repository: Repository) -> None:
+    """Building takes half an hour. Here somebody commits while wheels are tried, and edits the changelog, too."""
+    repository.write(
+        "scripts/try-wheel",
+        f"#!/bin/sh\ncd {repository.folder}\nsed -i 's/New things/Newer things/' CHANGELOG.md\n"
+        "git commit --quiet --all --message later\n",
+    )
+    repository.commit()
+    done = repository.release("0.2.0")
+    assert done.returncode == 0, done.stdout
+    assert repository.git("log", "--format=%s", "-1").strip() == "later"
+    assert repository.git("log", "--format=%s", "-1", "v0.2.0").strip() == "Release 0.2.0"
+    assert "New things." in repository.read("dist/0.2.0/NOTES.md")
+    assert "New things." in repository.git("tag", "--list", "--format=%(contents)", "v0.2.0")
+
+
+def test_a_version_that_cannot_be_committed_is_not_left_behind(repository: Repository) -> None:
+    hook = repository.folder / ".git" / "hooks" / "pre-commit"
+    repository.write(str(hook), "#!/bin/sh\necho not today\nexit 1\n")
+    hook.chmod(0o755)
+    done = repository.release("0.2.0")
+    assert done.returncode == 2, done.stdout
+    assert "not today\n" in done.stdout
+    assert "cannot commit the version and the date" in done.stdout
+    assert repository.git("status", "--porcelain") == ""
+    assert '__version__ = "0.1.0"' in repository.read("elastic_driver/version.py")
+    hook.unlink()
+    assert repository.release("0.2.0").returncode == 0
 
 
 @pytest.mark.parametrize(
