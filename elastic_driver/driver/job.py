@@ -25,6 +25,7 @@ from elastic_driver.driver.build import build
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.other_python import check_python
 from elastic_driver.driver.recording import Recording, Resumed, close, enter, has_journal, recording
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, TakeoverError, in_words, shortage
@@ -336,7 +337,9 @@ def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) 
     """Looks whether there can be such a job on this machine. See preflight."""
     suspicions = preflight(settings, runs_already=runs_already)
     check_recorded(settings, routes)
-    return suspicions if routes else [*suspicions, *_of_lonely_workers(settings)]
+    if runs_already or routes:
+        return suspicions
+    return [*suspicions, *check_python(settings), *_of_lonely_workers(settings)]
 
 
 def _of_lonely_workers(settings: Settings) -> Sequence[str]:

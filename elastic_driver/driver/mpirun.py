@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, with_shim
 from elastic_driver.dialects.ours import inheritable
+from elastic_driver.driver.other_python import check_python
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.launch.mpirun import call_of, find_mpirun
 from elastic_driver.settings.machines import remote_environment
@@ -30,7 +31,7 @@ def run_by_mpirun(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     Raises:
         SettingsError: there is no mpirun, it cannot do what is asked, or the command cannot be run.
     """
-    for warning in (*preflight(settings), *settings.remarks):
+    for warning in (*preflight(settings), *check_python(settings), *settings.remarks):
         print(f"elasticrun: warning: {warning}", file=sys.stderr)
     own = environment_of(settings, environ)
     path, flavour = find_mpirun(own)

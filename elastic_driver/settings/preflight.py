@@ -18,7 +18,6 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.settings.join_token import who_else_reads
 from elastic_driver.settings.journal_place import KEY_FLAG
-from elastic_driver.settings.other_python import is_python, other_python
 from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
@@ -26,6 +25,7 @@ from elastic_driver.system.safe_files import make_folder, who_else_writes
 
 # A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+_PYTHON = re.compile(r"python[0-9.]*")
 
 
 def preflight(settings: Settings, *, runs_already: bool = False) -> Sequence[str]:
@@ -36,8 +36,7 @@ def preflight(settings: Settings, *, runs_already: bool = False) -> Sequence[str
         runs_already: whether it is taken over: its workers have read their script.
 
     Returns:
-        What the user should know: who else can put something into the folders that he named, and that workers run a
-        Python that lacks this package.
+        What the user should know: who else can put something into the folders that he named.
 
     Raises:
         SettingsError: a program cannot be run, or a folder not be made or written to; one line that names the flag.
@@ -62,10 +61,7 @@ def preflight(settings: Settings, *, runs_already: bool = False) -> Sequence[str
             raise SettingsError(
                 f"cannot use the folder {settings.durable_dir} (--durable-dir): {in_words(error)}"
             ) from error
-    suspicions = _suspicions(settings)
-    if not runs_already and _lists_this_machine(settings) and (other := other_python(settings.command)):
-        suspicions.append(other)
-    return suspicions
+    return _suspicions(settings)
 
 
 def _check_files(settings: Settings) -> None:
@@ -106,10 +102,10 @@ def _check_training_script(settings: Settings) -> None:
     """Where workers run on this machine, in this folder."""
     program, *rest = settings.command
     words = [word for word in rest if word != "-u"]
-    if not is_python(program) or not words or not words[0].endswith(".py"):
+    if not _PYTHON.fullmatch(Path(program).name) or not words or not words[0].endswith(".py"):
         return
     script = Path(words[0])
-    if not _lists_this_machine(settings):
+    if not lists_this_machine(settings):
         return
     with contextlib.suppress(OSError):  # it may not be looked for from here, or there is no such folder any more
         if not script.exists() and not is_in_mounted_volume(script):
@@ -117,7 +113,8 @@ def _check_training_script(settings: Settings) -> None:
             raise SettingsError(f"cannot find the script {words[0]!r}: there is no such file{where}")
 
 
-def _lists_this_machine(settings: Settings) -> bool:
+def lists_this_machine(settings: Settings) -> bool:
+    """Whether this machine is among the hosts of a list. What discovery finds, or what joins, nobody knows yet."""
     here = {"localhost", "127.0.0.1", "::1", platform.node()}
     return settings.hosts is not None and any(host.name in here for host in settings.hosts)
 
