@@ -77,12 +77,12 @@ _BOOKED_S = 60.0
 _MOST_LAST_WORDS = 1024
 # Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
 _MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
-# What users should know of the backend of a round. Once in a job.
+# What users should know of the backend of a round. Each driver of a job says it once.
 _OF_BACKENDS: Mapping[Backend | None, str] = {
     Backend.HOROVOD: "the workers run Horovod's own library: connections between them are neither encrypted nor proven "
     "to be each other's",
-    Backend.TORCH: "PyTorch's Gloo carries the collectives, which is slower: not every worker offers the native "
-    "extension (where it runs, `elasticrun --check-build` says why)",
+    Backend.TORCH: "PyTorch's Gloo carries the collectives, which is slower: ELASTIC_DRIVER_BACKEND asks for it, or a "
+    "worker lacks the native extension (where it runs, `elasticrun --check-build` says why)",
 }
 
 
@@ -446,8 +446,10 @@ class Chronicle:
         self._tell(Remark(command.text, command.warning))
 
     def _tell_of_backend(self, command: PublishRound) -> None:
-        between_hosts = len({placed.worker.hostname for placed in command.placed}) > 1
-        said = _OF_BACKENDS.get(command.backend) if between_hosts or command.backend is Backend.TORCH else None
+        # One worker needs none, whatever it has.
+        hosts = {placed.worker.hostname for placed in command.placed}
+        several = len(command.placed if command.backend is Backend.TORCH else hosts) > 1
+        said = _OF_BACKENDS.get(command.backend) if several else None
         if said is not None and said not in self._told_of:
             self._told_of.add(said)
             self.remark(said)

@@ -60,9 +60,12 @@ class Story:
         old_size: int = 2,
         reinit: bool = False,
         backend: Backend = Backend.NATIVE,
+        alone: bool = False,
     ) -> None:
         worker = WorkerId("a", 0, 0)
         placed = (Placed(worker, SlotInfo(0, 2, 0, 1, 0, 2)), Placed(WorkerId("b", 0, 0), SlotInfo(1, 2, 0, 1, 1, 2)))
+        if alone:
+            placed = (Placed(worker, SlotInfo(0, 1, 0, 1, 0, 1)),)
         command = PublishRound(round_id, placed, True, round_id, backend, cause, old_size, reinit)
         self.chronicle.round_formed(command, {}, 1.0)
 
@@ -121,7 +124,7 @@ def test_hundreds_of_rounds_are_told_in_a_table_of_twenty_lines(story: Story) ->
     [
         (
             Backend.TORCH,
-            "elasticrun: PyTorch's Gloo carries the collectives, which is slower: not every worker offers ",
+            "elasticrun: PyTorch's Gloo carries the collectives, which is slower: ELASTIC_DRIVER_BACKEND asks for it, ",
         ),
         (Backend.HOROVOD, "elasticrun: the workers run Horovod's own library: connections between them are neither "),
     ],
@@ -130,6 +133,12 @@ def test_what_a_backend_costs_is_said_once(story: Story, backend: Backend, begin
     for number in (1, 2):
         story.round(number, "start", backend=backend)
     assert sum(line.startswith(beginning) for line in story.said()) == 1
+
+
+@pytest.mark.parametrize("backend", [Backend.TORCH, Backend.HOROVOD])
+def test_one_worker_alone_has_no_collectives_that_a_backend_carries(story: Story, backend: Backend) -> None:
+    story.round(1, "start", backend=backend, alone=True)
+    assert not [line for line in story.said() if "carries the collectives" in line or "own library" in line]
 
 
 def test_a_chief_is_told_of_at_each_start_and_end(story: Story) -> None:
