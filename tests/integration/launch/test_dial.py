@@ -61,9 +61,9 @@ def hosts() -> Iterator[Namespaces]:
         "local, begun early",
         "ssh",
         "rsh agent",
-        "rsh agent without input",
+        pytest.param("rsh agent without input", marks=pytest.mark.release),  # the ticket is as on a command
         "command",
-        "command in a shell",
+        pytest.param("command in a shell", marks=pytest.mark.release),  # as that with the ticket is
         "ticket on the command",
     ]
 )

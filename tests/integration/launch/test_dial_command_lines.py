@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import resource
 import shutil
@@ -132,9 +133,24 @@ def test_a_launcher_has_nothing_that_only_drivers_may_have(tmp_path: Path, monke
         (tmp_path / "words").unlink()
 
 
-@pytest.mark.parametrize("bootstrap_on", [None, "stdin"])
-@pytest.mark.parametrize("says", ["code", "words"])
-@pytest.mark.parametrize("input_of", ["</dev/null", "<&-", "< fifo"], ids=["empty", "closed", "silent"])
+INPUTS = {"empty": "</dev/null", "closed": "<&-", "silent": "< fifo"}
+# Where nothing arrives, what is heard of the agent, where the ticket is to be: in few combinations at a landing.
+LOST = list(itertools.product(INPUTS, ("code", "words"), (None, "stdin")))
+LOST_AT_A_LANDING = (("empty", "code", None), ("closed", "words", "stdin"), ("silent", "words", None))
+
+
+@pytest.mark.parametrize(
+    ("input_of", "says", "bootstrap_on"),
+    [
+        pytest.param(
+            INPUTS[each[0]],
+            *each[1:],
+            id="-".join(map(str, each)),
+            marks=[pytest.mark.release] * (each not in LOST_AT_A_LANDING),
+        )
+        for each in LOST
+    ],
+)
 def test_where_nothing_arrives_the_next_agent_has_a_ticket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_of: str, says: str, bootstrap_on: str | None
 ) -> None:

@@ -27,6 +27,7 @@ from elastic_driver.launch.warm.forks import ForkedProcess
 from elastic_driver.launch.warm.preload import heavy_imports, read_command, shadowed
 from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.environment import ENV_WARM
+from tests.support import extent
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes.jobs import Job as ElasticJob
 from tests.support.processes.jobs import check_agreement
@@ -399,7 +400,8 @@ def test_a_job_is_the_same_with_forked_workers(flags: tuple[str, ...], tmp_path:
         check_agreement(one.steps())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+# It is killed at random moments below.
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.release), signal.SIGSTOP])
 def test_a_warmed_process_that_fails_while_it_forks_costs_a_fresh_start(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,7 +466,7 @@ def test_forks_leave_nothing() -> None:
 
             await (await one.start(command, env=ENV)).wait()
             before = held()
-            for _ in range(10):
+            for _ in range(10 if extent.is_whole else 3):
                 workers = [WorkerId("localhost", slot, 0) for slot in range(4)]
                 four = await asyncio.gather(*(one.start(command, env=ENV, worker=worker) for worker in workers))
                 assert all(was_forked(process) for process in four)
