@@ -16,6 +16,7 @@ from tests.support.processes.jobs import FORKED, Job
 pytestmark = pytest.mark.integration
 
 COMMAND = [sys.executable, str(PROGRAMS / "horovod_worker.py")]
+THREE = "localhost:2\n127.0.0.1:1\n"
 FIVE = "localhost:3\n127.0.0.1:2\n"
 TRUSTS = pytest.param((), id="trusts-its-environment")
 ASKS = pytest.param(("--asks-first",), id="asks-first")
@@ -65,10 +66,10 @@ def nobody_is_blamed(one: Job) -> None:
 
 @pytest.mark.parametrize("worker", [TRUSTS, pytest.param(*ASKS.values, id=ASKS.id, marks=pytest.mark.release)])
 def test_a_job_from_start_to_end(tmp_path: Path, worker: tuple[str, ...]) -> None:
-    with job(tmp_path, FIVE, "--steps", "20", "--step-s", "0.01", *worker) as one:
+    with job(tmp_path, THREE, "--steps", "20", "--step-s", "0.01", *worker) as one:
         assert one.wait() == 0
-        assert sorted(line["rank"] for line in told(one, "boot")) == [0, 1, 2, 3, 4]
-        assert sorted((line["rank"], line["step"]) for line in told(one, "end")) == [(rank, 20) for rank in range(5)]
+        assert sorted(line["rank"] for line in told(one, "boot")) == [0, 1, 2]
+        assert sorted((line["rank"], line["step"]) for line in told(one, "end")) == [(rank, 20) for rank in range(3)]
         assert all(line["reset"] == 0 for line in one.steps() if line["what"] != "boot")
         assert "neither encrypted nor proven" in one.said()
         nobody_is_blamed(one)
@@ -99,7 +100,7 @@ def test_a_static_job_ends_with_its_first_failure(tmp_path: Path) -> None:
 
 def test_the_reset_limit(tmp_path: Path) -> None:
     flags = ("--min-np", "1", "--reset-limit", "0")
-    with job(tmp_path, FIVE, "--fault", "kill:4:3", flags=flags) as one:
+    with job(tmp_path, THREE, "--fault", "kill:2:3", flags=flags) as one:
         assert one.wait() == 4
 
 
@@ -128,24 +129,24 @@ def test_who_is_no_neighbour_of_the_dead_resumes_at_once(tmp_path: Path, fault: 
 
 def test_a_stopped_worker_is_found(tmp_path: Path) -> None:
     flags = ("--min-np", "1", "--heartbeat-timeout", "5", "--gloo-timeout-seconds", "1000")
-    with job(tmp_path, FIVE, "--steps", "20", "--fault", "stop:4:5", flags=flags) as one:
+    with job(tmp_path, THREE, "--steps", "20", "--fault", "stop:2:5", flags=flags) as one:
         assert one.wait() == 0
-        assert len(told(one, "end", size=3, step=20)) == 3
+        assert len(told(one, "end", size=2, step=20)) == 2
 
 
 def test_a_collective_that_fails_costs_nobody(tmp_path: Path) -> None:
-    with job(tmp_path, FIVE, "--steps", "20", "--fault", "error:2:5") as one:
+    with job(tmp_path, THREE, "--steps", "20", "--fault", "error:1:5") as one:
         assert one.wait() == 0
-        assert len(told(one, "end", size=5, step=20, reset=1)) == 5
+        assert len(told(one, "end", size=3, step=20, reset=1)) == 3
         assert "blacklisted" not in one.said()
         assert "taken out of the job" not in one.said()
 
 
 def test_who_aborts_since_another_was_lost_in_their_first_meeting_is_not_blamed(tmp_path: Path) -> None:
-    with job(tmp_path, FIVE, "--fault", "meet-first:4:2") as one:
+    with job(tmp_path, THREE, "--fault", "meet-first:2:2") as one:
         assert one.wait() == 1
         assert "that had the training's state are lost" in one.said()
-        assert {line["rank"] for line in told(one, "abort", host="localhost")} == {0, 1, 2}
+        assert {line["rank"] for line in told(one, "abort", host="localhost")} == {0, 1}
         assert "its host is taken out of the job: worker localhost" not in one.said()
 
 
