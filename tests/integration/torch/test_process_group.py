@@ -106,7 +106,7 @@ def lose_host(running: FakeJob, number: signal.Signals = signal.SIGKILL) -> None
 @pytest.mark.parametrize(
     "kind",
     [
-        "ddp",
+        pytest.param("ddp", marks=pytest.mark.release),  # its stopped rank is below
         pytest.param("ddp-plain", marks=pytest.mark.release),
         "fsdp",
         pytest.param("fsdp-pairs", marks=pytest.mark.release),
@@ -124,14 +124,8 @@ def test_a_lost_host(kind: str) -> None:
 PAIRS = ("--min-np", "2", "--np-multiple", "2", "--ranks-per-host-multiple", "2")
 
 
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [
-        pytest.param("ddp", (), marks=pytest.mark.release),
-        ("fsdp-bare", ()),
-        pytest.param("fsdp-pairs", PAIRS, marks=pytest.mark.release),
-    ],
-)
+@pytest.mark.release  # planned changes without a driver are below, and those of a driver's in driver/test_jobs.py
+@pytest.mark.parametrize(("kind", "flags"), [("ddp", ()), ("fsdp-bare", ()), ("fsdp-pairs", PAIRS)])
 def test_growth_and_shrinking(tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
     """Of sharded states without copies, who leaves hands over what only he has. Groups come and go as a whole."""
     with job(tmp_path, kind, ONE, *flags) as running:
@@ -150,9 +144,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str, flags: tuple[str, ...])
             assert steps[pid] == list(range(len(steps[pid]))), "no step is lost, and none is done twice"
 
 
-@pytest.mark.parametrize(
-    "kind", ["ddp", "fsdp", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("fsdp-bare", "fsdp-pairs"))]
-)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bare", pytest.param("fsdp-pairs", marks=pytest.mark.release)])
 def test_planned_changes(kind: str) -> None:
     """Copies of sharded states are made anew; without them, what only those have who leave is handed over."""
     with training(kind, STAYING) as running:
