@@ -523,7 +523,16 @@ job.build, Stepper.begin, job.Console, job.run_job = build_or_fail, begin_or_fai
 """
 
 
-@pytest.mark.parametrize("how", ["fails", "refuses", "begins", "lacks", "lacks a part"])
+# Refused, and without a part, it ends as it does when it fails or lacks memory.
+@pytest.mark.parametrize(
+    "how",
+    [
+        "fails",
+        "begins",
+        "lacks",
+        *(pytest.param(how, marks=pytest.mark.release) for how in ("refuses", "lacks a part")),
+    ],
+)
 def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtime: Path, how: str) -> None:
     elasticrun = (*FAULTY, _FAILS_AT_ONCE, str(tmp_path / "mark"), how)
     with Job(tmp_path, "localhost:2\n", *RUN, "--journal", str(tmp_path / "kept"), elasticrun=elasticrun) as job:
@@ -561,7 +570,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("words", ["command", "resume"])
+@pytest.mark.parametrize("words", ["command", pytest.param("resume", marks=pytest.mark.release)])
 def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, words: str) -> None:
     """No memory is left, before it has read the journal: no service manager would start it again after a 2."""
     kept, mark = tmp_path / "kept", tmp_path / "mark"
@@ -819,7 +828,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.release)])
 def test_a_driver_that_waits_for_a_dead_ones_lock_can_be_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     words = [sys.executable, "-c", _HELD, *RUN, "--journal", str(tmp_path / "kept"), "true"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, process_group=0, cwd=tmp_path) as process:
