@@ -615,15 +615,26 @@ def test_a_certificate_that_cannot_be_made_is_bad_usage(
     assert ran.only_line().startswith(f"elasticrun: error: {NO_CERTIFICATE}import of cryptography halted")
 
 
-def test_a_host_that_needs_a_certificate_that_cannot_be_made_is_not_ready(run: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def without_cryptography(tmp_path: Path) -> dict[str, str]:
+    """Variables with which it cannot be imported."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "cryptography.py").write_text("raise ImportError('cryptography is broken here')\n")
-    env = {"PYTHONPATH": f"{hidden}:{ROOT}"}
+    return {"PYTHONPATH": f"{hidden}:{ROOT}"}
+
+
+def test_a_host_that_needs_a_certificate_that_cannot_be_made_is_not_ready(
+    run: Run, without_cryptography: dict[str, str]
+) -> None:
     flags = ("-np", "1", "-H", "node1:1", "--launcher-command", "false {host}", "--elastic-timeout", "3")
-    ran = run(*flags, "true", env=env, elasticrun=AFRESH)
+    ran = run(*flags, "true", env=without_cryptography, elasticrun=AFRESH)
     assert ran.code == 3, ran.err
     assert [line for line in ran.err.splitlines() if "trying on" in line] == [
         f"elasticrun: warning: host node1 is not ready: {NO_CERTIFICATE}cryptography is broken here; trying on"
     ]
-    assert run("-np", "1", "true", env=env, elasticrun=AFRESH).code == 0, "on one machine there is no need of it"
+
+
+@pytest.mark.release  # driver/test_where_it_listens.py has a job that does not load it
+def test_on_one_machine_there_is_no_need_of_a_certificate(run: Run, without_cryptography: dict[str, str]) -> None:
+    assert run("-np", "1", "true", env=without_cryptography, elasticrun=AFRESH).code == 0

@@ -94,12 +94,15 @@ class TestInstalled:
         assert run(python, train) == (0, "rank 0 of 1 version 0.28.1\n")
         assert run(python, "-I", train) == (0, "rank 0 of 1 version 0.28.1\n")
 
-    def test_under_its_command_and_under_mpirun(self, environment: Path, python: Path, train: Path) -> None:
+    def test_under_its_command(self, environment: Path, python: Path, train: Path) -> None:
         code, said = run(environment / "bin/elastic-horovodrun", "-np", "2", python, train)
         assert code == 0, said
         assert {"[0]<stdout>:rank 0 of 2 version 0.28.1", "[1]<stdout>:rank 1 of 2 version 0.28.1"} <= set(
             said.splitlines()
         )
+
+    @pytest.mark.release  # integration/mpi/test_launched_ranks.py has such a script where nothing is installed
+    def test_under_mpirun(self, python: Path, train: Path) -> None:
         job = launched_jobs.new_job()
         ranks = [
             subprocess.Popen(
@@ -112,6 +115,7 @@ class TestInstalled:
         ]
         assert [rank.communicate()[0] for rank in ranks] == [f"rank {rank} of 2 version 0.28.1\n" for rank in (0, 1)]
 
+    @pytest.mark.release  # test_horovod_compat.py has it where nothing is installed
     def test_who_wants_none_has_none(self, environment: Path, python: Path, train: Path) -> None:
         code, said = run(environment / "bin/elastic-horovodrun", "-np", "1", "--horovod-shim", "never", python, train)
         assert code != 0
