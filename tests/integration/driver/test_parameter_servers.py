@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +270,20 @@ def test_the_drivers_end_is_everybodys(tmp_path: Path, number: int, code: int) -
         assert job.printed("sigterm") == ([0] if number == signal.SIGTERM else [])
 
 
-def test_strangers_are_refused(tmp_path: Path) -> None:
-    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1") as job:
+class TestWhatIsRefused:
+    """In a job that goes on all the same, and ends well."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def job(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChiefJob]:
+        flags = ("-np", "1", "--max-np", "1", "--blacklist-cooldown-range", "1", "1")
+        with ChiefJob(tmp_path_factory.mktemp("refusals"), f"{A}:3\n", *flags) as job:
+            job.clusters()
+            yield job
+            job.order("exit 0")
+            assert job.wait() == 0
+
+    def test_strangers_are_refused(self, job: ChiefJob) -> None:
         (cluster,) = job.clusters()
         environ = job.environ(job.chief_pid())
         url, own = environ["ELASTIC_DRIVER_RENDEZVOUS"], Credential.of_chief(environ)
@@ -291,8 +304,29 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
             client.close()
         ask(url, own, ServersRequest(0, ("10.0.0.1:1", *cluster["cluster"]["ps"], *cluster["cluster"]["worker"])))
         assert all(answers(each) for each in (*cluster["cluster"]["worker"], *cluster["cluster"]["ps"]))
-        job.order("exit 0")
-        assert job.wait() == 0
+
+    def test_how_long_the_chief_may_wait_is_not_believed(self, job: ChiefJob) -> None:
+        environ = job.environ(job.chief_pid())
+        own = Credential.of_chief(environ)
+        assert own is not None
+        client = RendezvousClient(environ["ELASTIC_DRIVER_RENDEZVOUS"], own, patience_s=150)
+        version = job.servers("the first", lambda s: len(s["workers"]) == 1)["version"]
+        request = ServersRequest(version).to_json()
+
+        def ask_for(wait_s: str) -> int:
+            return client._request("POST", "servers", request, query={"wait_s": wait_s}, expected=(200, 204))[0]
+
+        try:
+            for wait_s in ("nan", "-nan", "x"):
+                with pytest.raises(RendezvousError, match="400"):
+                    ask_for(wait_s)
+            for wait_s in ("-inf", "-1", "0"):
+                assert ask_for(wait_s) == 204
+        finally:
+            client.close()
+        # The driver goes on.
+        job.kill(f"{A}[1]")
+        job.servers("another", lambda s: s["version"] >= version + 2 and len(s["workers"]) == 1)
 
 
 def test_a_server_is_killed_before_it_answers_and_another_claims_what_is_not_its_own(tmp_path: Path) -> None:
@@ -336,34 +370,6 @@ def test_a_server_is_killed_before_it_answers_and_another_claims_what_is_not_its
         assert psutil.pid_exists(again["pid"])
         assert all(answers(one) for one in both["workers"])
         assert job.printed("servers")[-1]["ps"] == first["cluster"]["ps"]
-        job.order("exit 0")
-        assert job.wait() == 0
-
-
-def test_how_long_the_chief_may_wait_is_not_believed(tmp_path: Path) -> None:
-    with ChiefJob(tmp_path, f"{A}:3\n", "-np", "1", "--max-np", "1", "--blacklist-cooldown-range", "1", "1") as job:
-        job.clusters()
-        environ = job.environ(job.chief_pid())
-        own = Credential.of_chief(environ)
-        assert own is not None
-        client = RendezvousClient(environ["ELASTIC_DRIVER_RENDEZVOUS"], own, patience_s=150)
-        version = job.servers("the first", lambda s: len(s["workers"]) == 1)["version"]
-        request = ServersRequest(version).to_json()
-
-        def ask_for(wait_s: str) -> int:
-            return client._request("POST", "servers", request, query={"wait_s": wait_s}, expected=(200, 204))[0]
-
-        try:
-            for wait_s in ("nan", "-nan", "x"):
-                with pytest.raises(RendezvousError, match="400"):
-                    ask_for(wait_s)
-            for wait_s in ("-inf", "-1", "0"):
-                assert ask_for(wait_s) == 204
-        finally:
-            client.close()
-        # The driver goes on.
-        job.kill(f"{A}[1]")
-        job.servers("another", lambda s: s["version"] >= version + 2 and len(s["workers"]) == 1)
         job.order("exit 0")
         assert job.wait() == 0
 
