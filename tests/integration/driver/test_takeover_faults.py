@@ -40,7 +40,7 @@ def ends_well(drivers: DyingDrivers, losses: int = 0) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [5, pytest.param(50, marks=[pytest.mark.release, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("times", [3, pytest.param(50, marks=[pytest.mark.release, pytest.mark.timeout(1200)])])
 def test_two_drivers_start_at_the_same_instant(tmp_path: Path, times: int) -> None:
     """At first for a job that begins. One has it, and the other one says so."""
     with DyingDrivers(tmp_path, TWO, *FLAGS) as drivers:

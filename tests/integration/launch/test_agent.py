@@ -764,7 +764,10 @@ def test_an_agent_that_is_given_nothing_says_so() -> None:
     act(main)
 
 
-@pytest.mark.parametrize("given", [b"{}\n", b"[]\n", b"\xff\xff\n", b'{"urls": 3}\n'])
+@pytest.mark.parametrize(
+    "given",
+    [*(pytest.param(text, marks=pytest.mark.release) for text in (b"{}\n", b"[]\n")), b"\xff\xff\n", b'{"urls": 3}\n'],
+)
 def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
     async def main() -> None:
         process = await asyncio.create_subprocess_exec(
