@@ -23,6 +23,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import nanobind
@@ -86,6 +87,7 @@ class BuildExtension(build_ext):
             if missing := what_is_missing():
                 raise CompileError(missing)
             super().build_extension(ext)
+            self._remove_rivals(Path(self.build_lib, "elastic_driver"))
         except (BaseError, CCompilerError) as error:
             if REQUIRED:
                 raise
@@ -97,10 +99,24 @@ class BuildExtension(build_ext):
     def copy_extensions_to_source(self) -> None:
         """The note goes where the extension would."""
         super().copy_extensions_to_source()
-        copy = Path(self.get_finalized_command("build_py").get_package_dir("elastic_driver"), NOTE)
+        folder = Path(self.get_finalized_command("build_py").get_package_dir("elastic_driver"))
+        self._remove_rivals(folder)
+        copy = folder / NOTE
         copy.unlink(missing_ok=True)
         if self._note().exists():
             shutil.copyfile(self._note(), copy)
+
+    def _remove_rivals(self, folder: Path) -> None:
+        """Removes what an earlier build has left there and this Python would load in place of what is built now.
+
+        One for this version only is found before one of the stable ABI. Those of other Pythons stay.
+        """
+        built = Path(self.get_ext_filename("elastic_driver._native")).name
+        if not (folder / built).exists():
+            return
+        names = [f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
+        for name in names[: names.index(built)]:
+            (folder / name).unlink(missing_ok=True)
 
     def _note(self) -> Path:
         return Path(self.build_lib, "elastic_driver", NOTE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ from types import ModuleType
 _PACKAGE = Path(__file__).parents[2]
 # What setup.py leaves in the package where it has not built the extension.
 _NOTE = "native_missing.txt"
+# What setup.py builds with the stable ABI is for this Python and later ones. Earlier ones would load it all the same.
+_STABLE_SINCE = (3, 12)
+_STABLE = ".abi3.so"
 # A symbol of every Gloo: the constructor of gloo::Context.
 _GLOO_SYMBOL = "_ZN4gloo7ContextC1Eiii"
 
@@ -52,6 +56,7 @@ def load() -> ModuleType:
 
 
 def _load() -> ModuleType:
+    _check_abi()
     flags = os.RTLD_NOW | os.RTLD_LOCAL
     if _gloo_is_global():
         flags |= os.RTLD_DEEPBIND
@@ -61,6 +66,18 @@ def _load() -> ModuleType:
         return importlib.import_module("elastic_driver._native")
     finally:
         sys.setdlopenflags(former)
+
+
+def _check_abi() -> None:
+    """Raises ImportError where the only extension is one for later Pythons: in a checkout that one of them built."""
+    if sys.version_info[:2] >= _STABLE_SINCE:
+        return
+    spec = importlib.util.find_spec("elastic_driver._native")
+    if spec is not None and spec.origin is not None and spec.origin.endswith(_STABLE):
+        since, this = (".".join(map(str, version)) for version in (_STABLE_SINCE, sys.version_info[:2]))
+        raise ImportError(
+            f"{spec.origin} is for Python {since} and later, and this is {this}; install the package with this Python"
+        )
 
 
 def _gloo_is_global() -> bool:

@@ -63,7 +63,10 @@ class Story:
         alone: bool = False,
     ) -> None:
         worker = WorkerId("a", 0, 0)
-        placed = (Placed(worker, SlotInfo(0, 2, 0, 1, 0, 2)), Placed(WorkerId("b", 0, 0), SlotInfo(1, 2, 0, 1, 1, 2)))
+        placed: tuple[Placed, ...] = (
+            Placed(worker, SlotInfo(0, 2, 0, 1, 0, 2)),
+            Placed(WorkerId("b", 0, 0), SlotInfo(1, 2, 0, 1, 1, 2)),
+        )
         if alone:
             placed = (Placed(worker, SlotInfo(0, 1, 0, 1, 0, 1)),)
         command = PublishRound(round_id, placed, True, round_id, backend, cause, old_size, reinit)
