@@ -212,16 +212,16 @@ class Console:
                 self._write("stderr", rest)
             self._count()
 
-    def worker_ended(self, label: str, *, is_told: bool) -> str:
+    def worker_ended(self, label: str, *, has_failed: bool) -> str:
         """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again.
 
         Args:
             label: of the worker.
-            is_told: whether the user reads of its end; else nothing is left away that it has printed.
+            has_failed: else what it has printed was a message, of which nothing is left away.
         """
         shown, same = b"", ""
         if self._tracebacks is not None:
-            shown, same = self._tracebacks.ended(label, compares=is_told)
+            shown, same = self._tracebacks.ended(label, compares=has_failed)
         if shown:
             self._write("stderr", shown)
         self._count()

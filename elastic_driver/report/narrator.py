@@ -190,8 +190,8 @@ class Narrator:
             self._console.warning(f"  {frame}")
 
     def _tell_end_of_process(self, ended: ProcessEnded) -> None:
-        is_news = bool(not ended.expected and ended.returncode and not ended.foretold)
-        same = self._console.worker_ended(ended.label, is_told=is_news)
+        is_news = not ended.expected and ended.returncode and not ended.foretold
+        same = self._console.worker_ended(ended.label, has_failed=bool(ended.returncode))
         how = f"{ended.how}, with the same error as rank {same}" if same else ended.how
         tell = self._console.warning if is_news else self._console.detail
         if ended.label.startswith("ps"):

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 
 from elastic_driver.launch.dial.agent_command import agent_words, quoted
 from elastic_driver.launch.dial.child import Child, start_child
@@ -52,7 +51,7 @@ class SshDialler:
         self,
         *,
         port: int | None = None,
-        logins: Mapping[str, str] = MappingProxyType({}),
+        logins: Mapping[str, str] | None = None,
         identity_file: str = "",
         connect_timeout_s: float = 10.0,
         python: str = "",
@@ -61,7 +60,7 @@ class SshDialler:
         program: Sequence[str] = ("ssh",),
     ) -> None:
         self._identity_file = identity_file
-        self._logins = logins
+        self._logins = dict(logins or {})
         self._command = [*program, *_OPTIONS, f"-oConnectTimeout={max(1, math.ceil(connect_timeout_s))}"]
         if port is not None:
             self._command += ["-p", str(port)]

@@ -329,7 +329,7 @@ class FakeConsole:
     def training_began(self) -> None:
         """Likewise."""
 
-    def worker_ended(self, label: str, *, is_told: bool) -> str:
+    def worker_ended(self, label: str, *, has_failed: bool) -> str:
         return ""
 
     def shows(self, lines: Sequence[str]) -> bool:

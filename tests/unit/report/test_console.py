@@ -224,7 +224,7 @@ def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() ->
     screen = Screen()
     for label in range(3):
         screen.console.write("stderr", traceback(label, "ImportError: no" if label < 2 else "OSError: else"))
-    assert [screen.console.worker_ended(str(label), is_told=True) for label in range(4)] == ["", "0", "", ""]
+    assert [screen.console.worker_ended(str(label), has_failed=True) for label in range(4)] == ["", "0", "", ""]
     assert screen.console.shows(["Traceback (most recent call last):", "ImportError: no"])
     screen.console.write("stderr", traceback(3, "ImportError: no"))
     screen.console.training_began()
@@ -237,12 +237,12 @@ def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() ->
     )
 
 
-def test_what_a_worker_printed_whose_end_nobody_reads_of_is_shown() -> None:
-    """It may have ended with 0, after a message that looks like an end."""
+def test_what_a_worker_printed_that_has_not_failed_is_shown() -> None:
+    """It was a message that looks like an end."""
     screen = Screen()
     for label in range(2):
         screen.console.write("stderr", b"[%d]<stderr>:Traceback (most recent call last):\n" % label)
-    assert [screen.console.worker_ended(str(label), is_told=False) for label in range(2)] == ["", ""]
+    assert [screen.console.worker_ended(str(label), has_failed=False) for label in range(2)] == ["", ""]
     assert screen.end()[1].count("Traceback") == 2
 
 
@@ -484,7 +484,7 @@ def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.Mon
             keeping.when_kept(4, is_kept.set)
             match shown:
                 case "when it ends":
-                    console.worker_ended("0", is_told=True)
+                    console.worker_ended("0", has_failed=True)
                 case "when training begins":
                     console.training_began()
                 case _:
