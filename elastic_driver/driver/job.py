@@ -45,7 +45,7 @@ from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import NO_SCREEN, OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
-from elastic_driver.launch.warm.inits import calls_init, trains_alone
+from elastic_driver.launch.warm.program import Program
 from elastic_driver.launch.words import OutputSink
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
@@ -347,7 +347,7 @@ def _of_lonely_workers(settings: Settings) -> Sequence[str]:
     number = settings.num_proc
     if number == 1 or settings.num_parameter_servers or settings.mpi is not None:
         return ()
-    script = trains_alone(settings.command, Path.cwd())
+    script = Program(settings.command, Path.cwd()).trains_alone()
     if not script:
         return ()
     return (
@@ -371,7 +371,7 @@ def first_kind(settings: Settings) -> OnChange:
         return OnChange.NO_ROUNDS
     if settings.on_change != AUTO_ON_CHANGE:
         return OnChange(settings.on_change)
-    return OnChange.IN_PLACE if calls_init(settings.command, Path.cwd()) else OnChange.RESTART
+    return OnChange.IN_PLACE if Program(settings.command, Path.cwd()).calls_init() else OnChange.RESTART
 
 
 def _chief_of(

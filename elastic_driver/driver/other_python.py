@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic_driver.launch.warm.inits import names_module
-from elastic_driver.launch.warm.preload import is_python, read_command
+from elastic_driver.launch.warm.preload import is_python
+from elastic_driver.launch.warm.program import Program
 from elastic_driver.settings.preflight import lists_this_machine
 from elastic_driver.settings.settings import Settings
 from elastic_driver.version import __version__
@@ -63,13 +63,12 @@ def other_python(command: Sequence[str], cwd: Path) -> str:
     if found is None or _place(found) == _place(sys.executable):
         return ""
     options = [word for word in command[1:2] if word in _OPTIONS]
-    plain = (program, *command[1 + len(options) :])
-    read = read_command(plain, cwd)
-    needs_ours, needs_horovod = (names_module(plain, cwd, name) for name in ("elastic_driver", "horovod"))
-    if read is None or not (needs_ours or needs_horovod):
+    script = Program((program, *command[1 + len(options) :]), cwd)
+    needs_ours = script.imports("elastic_driver")
+    if not needs_ours and not script.imports("horovod"):
         return ""
     # With Horovod's own library, a script of Horovod's does without this one.
-    answer = _ask([found, *options, "-c", _ASK, str(read.folder), *([] if needs_ours else ["horovod"])])
+    answer = _ask([found, *options, "-c", _ASK, str(script.folder), *([] if needs_ours else ["horovod"])])
     where = f"{program!r} is {found}" if program != found else found
     if answer is None:
         return (

@@ -141,8 +141,6 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         if fixed.logins and mpi is not None:
             raise SettingsError(f"mpirun takes no login names: {', '.join(fixed.logins.values())}")
         values |= {"hosts": fixed.hosts, "logins": fixed.logins}
-    else:
-        values["hosts"] = None
     values |= {"elastic": elastic, "worker_env": exported(chosen)}
     values["of_horovod_alone"] = of_horovod_alone(chosen)
     values["orders_hosts"] = is_launcher_pod(environ)

@@ -6,6 +6,7 @@ In both, a host's labels stand behind it, and in front of it may be the name wit
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,6 @@ from elastic_driver.system.safe_files import read_named
 
 # Room for 65,536 hosts with names as long as names can be.
 _HOSTFILE_BYTES = 20 << 20
-
-
 # No option of ssh's, and nothing that a shell would read.
 _LOGIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -40,24 +39,29 @@ def parse_list(text: str, default_slots: int) -> HostList:
         SettingsError: a host cannot be read, or is named twice.
     """
     try:
-        words = [_parts(word) for word in text.split(",") if word.strip()]
-        hosts = [parse_host(word, default_slots=default_slots) for _, word in words]
+        parts = [_parts(word) for word in text.split(",") if word.strip()]
+        hosts = [parse_host(word, default_slots=default_slots) for _, word in parts]
     except SettingsError as error:
         raise SettingsError(f"cannot read -H {text!r}: {error}") from None
     names = [host.name for host in hosts]
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
         raise SettingsError(f"cannot read -H {text!r}: host {twice!r} is named twice")
-    return HostList(tuple(hosts), {host.name: login for host, (login, _) in zip(hosts, words, strict=True) if login})
+    return _with_logins(hosts, parts)
 
 
 def _parts(text: str) -> tuple[str, str]:
     """The name in front of a host, "" for none; and the rest."""
     place, space, labels = text.strip().partition(" ")
     login, at, host = place.rpartition("@")
-    if at and not _LOGIN.fullmatch(login):
+    if at and not (host and _LOGIN.fullmatch(login)):
         raise SettingsError(f"cannot read {login!r} as a login name, in front of host {host!r}")
     return login, host + space + labels
+
+
+def _with_logins(hosts: Sequence[Host], parts: Sequence[tuple[str, str]]) -> HostList:
+    logins = (login for login, host in parts if host)
+    return HostList(tuple(hosts), {host.name: login for host, login in zip(hosts, logins, strict=True) if login})
 
 
 def read_hostfile(path: Path, default_slots: int) -> HostList:
@@ -72,7 +76,7 @@ def read_hostfile(path: Path, default_slots: int) -> HostList:
         raise SettingsError(f"cannot read the hostfile {path}: {in_words(error)}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"cannot read the hostfile {path}: it is not UTF-8 text") from error
-    plain, logins = [], {}
+    plain = []
     for line in lines:
         words = line.split("#", 1)[0].split()
         if len(words) > 1 and words[1].startswith("slots="):
@@ -80,9 +84,6 @@ def read_hostfile(path: Path, default_slots: int) -> HostList:
         plain.append(" ".join(words))
     try:
         parts = [_parts(line) for line in plain]
-        for login, line in parts:
-            if login:
-                logins[parse_host(line, default_slots=default_slots).name] = login
-        return HostList(parse_hosts([line for _, line in parts], default_slots=default_slots), logins)
+        return _with_logins(parse_hosts([line for _, line in parts], default_slots=default_slots), parts)
     except SettingsError as error:
         raise SettingsError(f"cannot read the hostfile {path}: {error}") from None

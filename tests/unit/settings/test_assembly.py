@@ -52,6 +52,7 @@ def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -
         ({"mpi": True, "mpi_args": "'a"}, "cannot read --mpi-args: No closing quotation"),
         ({"hosts": "-me@a:2"}, "cannot read -H '-me@a:2': cannot read '-me' as a login name, in front of host 'a:2'"),
         ({"hosts": "@a:2"}, "cannot read '' as a login name"),
+        ({"hosts": "a:2,me@ rack=1"}, "cannot read 'me' as a login name, in front of host ''"),
         ({"hosts": "me@a:2,you@a:1"}, "host 'a' is named twice"),
         (
             {"hosts": "me@a:2", "rsh_agent": "rsh"},

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elastic_driver.dialects.horovod_shim import ALWAYS, ENV_SHIM, SHIM_FOLDER
-from elastic_driver.launch.warm.inits import names_module
 from elastic_driver.launch.warm.preload import is_python
+from elastic_driver.launch.warm.program import Program
 
 # What a Python that has to be read from a slow disc may take to start.
 _LIMIT_S = 30.0
@@ -49,7 +49,7 @@ class Detection:
             env: their environment.
             folder: their working directory.
         """
-        if env.get(ENV_SHIM) == ALWAYS or names_module(command, Path(folder), "horovod") is False:
+        if env.get(ENV_SHIM) == ALWAYS or Program(command, Path(folder)).imports("horovod") is False:
             return False
         python = command[0] if command and is_python(command[0]) else "python3"
         found = shutil.which(python, path=env.get("PATH"))

@@ -1,4 +1,4 @@
-"""Which commands are seen to call init()."""
+"""What is seen in a command's script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.launch.warm.inits import calls_init, trains_alone
+from elastic_driver.launch.warm.program import Program
 
 SEEN = {
     "the library": "import elastic_driver as hvd\nhvd.init()\n",
@@ -32,14 +32,14 @@ UNSEEN = {
 @pytest.mark.parametrize("name", SEEN)
 def test_seen(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SEEN[name])
-    assert calls_init(["python3", "-u", "train.py", "--epochs", "3"], tmp_path)
-    assert calls_init([sys.executable, "-m", "train"], tmp_path)
+    assert Program(["python3", "-u", "train.py", "--epochs", "3"], tmp_path).calls_init()
+    assert Program([sys.executable, "-m", "train"], tmp_path).calls_init()
 
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_unseen(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNSEEN[name])
-    assert not calls_init(["python3", "train.py"], tmp_path)
+    assert not Program(["python3", "train.py"], tmp_path).calls_init()
 
 
 def test_a_module_beside_the_script(tmp_path: Path) -> None:
@@ -47,16 +47,16 @@ def test_a_module_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "loop.py").write_text("import setup_job\nimport train\n")
     (tmp_path / "setup_job.py").write_text(SEEN["Horovod's"])
-    assert calls_init(["python3", "train.py"], tmp_path)
+    assert Program(["python3", "train.py"], tmp_path).calls_init()
     (tmp_path / "setup_job.py").write_text("")
-    assert not calls_init(["python3", "train.py"], tmp_path)
+    assert not Program(["python3", "train.py"], tmp_path).calls_init()
 
 
 def test_only_so_many_modules_are_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("".join(f"import part{number}\n" for number in range(100)))
     for number in range(100):
         (tmp_path / f"part{number}.py").write_text(SEEN["the library"] if number == 99 else "")
-    assert not calls_init(["python3", "train.py"], tmp_path)
+    assert not Program(["python3", "train.py"], tmp_path).calls_init()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_only_so_many_modules_are_read(tmp_path: Path) -> None:
 )
 def test_commands_that_cannot_be_read(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SEEN["the library"])
-    assert not calls_init(command, tmp_path)
+    assert not Program(command, tmp_path).calls_init()
 
 
 ALONE = {
@@ -92,6 +92,8 @@ def test_a_script_that_knows_of_no_other_workers(name: str, tmp_path: Path) -> N
     (tmp_path / "finds.py").write_text("import torch.distributed\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
-    assert trains_alone(["python3", "train.py", "--epochs", "3"], tmp_path) == ("train.py" if name in ALONE else "")
-    assert trains_alone(["bash", "train.sh"], tmp_path) == ""
-    assert trains_alone(["python3", "absent.py"], tmp_path) == ""
+    assert Program(["python3", "train.py", "--epochs", "3"], tmp_path).trains_alone() == (
+        "train.py" if name in ALONE else ""
+    )
+    assert Program(["bash", "train.sh"], tmp_path).trains_alone() == ""
+    assert Program(["python3", "absent.py"], tmp_path).trains_alone() == ""
