@@ -190,8 +190,7 @@ class Node:
             grace_s=self._grace_s,
             source=self._source,
         )
-        with Console(log_level=settings.log_level, quiet=settings.quiet) as console:
-            console.training_began()  # what workers write is shown as it comes
+        with Console(log_level=settings.log_level, quiet=settings.quiet, hears_ends=False) as console:
             home = Home(
                 environ=lambda given: node_environment(own, given),
                 screen=_NodeScreen(console, settings.logs, nodes.role),

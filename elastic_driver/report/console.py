@@ -61,6 +61,8 @@ class Console:
         quiet: whether nothing is said but warnings, errors and the last line, and there is no status line.
         event_log: the file that has more than the summary; None for none.
         keeping: counts workers' output, and what of it is written; None where nobody wants to know.
+        hears_ends: whether it hears of each worker's end (:meth:`worker_ended`): then a traceback that several print
+            is shown once.
         stdout, stderr: file descriptors.
 
     Attributes:
@@ -76,6 +78,7 @@ class Console:
         quiet: bool = False,
         event_log: Path | None = None,
         keeping: Keeping | None = None,
+        hears_ends: bool = True,
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
@@ -99,8 +102,7 @@ class Console:
         self._shown_at = 0.0
         self._began = time.monotonic()
         self._event_log = event_log
-        # While the job has no round; None then.
-        self._tracebacks: Tracebacks | None = Tracebacks()
+        self._tracebacks = Tracebacks() if hears_ends else None
         self._tail = b""  # of standard error: what can still be seen there
         self.keeping = keeping
         self.is_copy: Callable[[], bool] = lambda: False
@@ -122,7 +124,7 @@ class Console:
     ) -> None:
         self._take_status_away()
         self._status = ""
-        self.training_began()
+        self._show_rest()
         self._queue.put(None)
         self._writer.join(_FLUSH_S)
 
@@ -149,16 +151,15 @@ class Console:
 
     def write(self, stream: Stream, data: bytes) -> None:
         """Workers' output: whole lines, prefix included. What is no terminal gets it as it is."""
-        if self.keeping is not None:
-            self.keeping.comes()
+        serial = 0 if self.keeping is None else self.keeping.comes()
         if stream == "stderr" and self._tracebacks is not None:
-            data = self._tracebacks.take(data, time.monotonic())
+            data = self._tracebacks.take(data, time.monotonic(), serial)
         if data:
             self._write(stream, data)
         self._count()
 
     def _count(self) -> None:
-        """Has it counted when all that workers have written so far is there, unless something of that is held."""
+        """Has it counted when all that workers have written so far is there, up to what is held of that."""
         if self.keeping is None:
             return
         if self.is_copy():
@@ -167,8 +168,8 @@ class Console:
             if has_stopped:
                 self.keeping.keep_soon(self.keeping.came)
                 return
-        if self._tracebacks is None or self._tracebacks.is_empty:
-            self._queue.put(self.keeping.came)
+        held = None if self._tracebacks is None else self._tracebacks.first_held
+        self._queue.put(self.keeping.came if held is None else held - 1)
 
     def _write(self, stream: Stream, data: bytes) -> None:
         if self._shown_on_terminal[stream]:
@@ -204,12 +205,9 @@ class Console:
             self._write("stderr", late)
             self._count()
 
-    def training_began(self) -> None:
-        """From here on all output is passed on as it comes."""
-        if self._tracebacks is not None:
-            rest, self._tracebacks = self._tracebacks.rest(), None
-            if rest:
-                self._write("stderr", rest)
+    def _show_rest(self) -> None:
+        if self._tracebacks is not None and (rest := self._tracebacks.rest()):
+            self._write("stderr", rest)
             self._count()
 
     def worker_ended(self, label: str, *, has_failed: bool) -> str:
@@ -219,9 +217,9 @@ class Console:
             label: of the worker.
             has_failed: else what it has printed was a message, of which nothing is left away.
         """
-        shown, same = b"", ""
-        if self._tracebacks is not None:
-            shown, same = self._tracebacks.ended(label, compares=has_failed)
+        if self._tracebacks is None:
+            return ""
+        shown, same = self._tracebacks.ended(label, has_failed=has_failed)
         if shown:
             self._write("stderr", shown)
         self._count()
@@ -257,7 +255,7 @@ class Console:
         """The closing table: what each change cost, if there was any; then the exit code and why."""
         self._take_status_away()
         self._status = ""
-        self.training_began()
+        self._show_rest()
         changes = len(summary.first) + summary.left_out + len(summary.last) - 1
         if self._level <= 1 and changes > 0:
             self._say_table(summary)

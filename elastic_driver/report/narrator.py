@@ -79,6 +79,8 @@ class Narrator:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._pending_round: _PendingRound | None = None
+        # Workers that ended so, with the same error as a rank, and are still to be told of, in one line.
+        self._alike: dict[tuple[str, str, bool], list[ProcessEnded]] = {}
 
     @property
     def live(self) -> bool:
@@ -88,6 +90,8 @@ class Narrator:
     def hear(self, happening: Happening) -> None:
         """See Listener."""
         console = self._console
+        if not isinstance(happening, ProcessEnded | Status):
+            self._tell_of_alike()
         match happening:
             case DiscoveryRan() | DiscReported():
                 pass  # the chronicle warns of what is wrong
@@ -168,7 +172,6 @@ class Narrator:
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s, stalled_s):
-                console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     where = "" if commits is None else f" from commit {commits}"
                     stalled = f", of which it had stalled for {stalled_s:.2f} s" if stalled_s else ""
@@ -190,20 +193,30 @@ class Narrator:
             self._console.warning(f"  {frame}")
 
     def _tell_end_of_process(self, ended: ProcessEnded) -> None:
-        is_news = not ended.expected and ended.returncode and not ended.foretold
+        is_news = bool(not ended.expected and ended.returncode and not ended.foretold)
         same = self._console.worker_ended(ended.label, has_failed=bool(ended.returncode))
-        how = f"{ended.how}, with the same error as rank {same}" if same else ended.how
-        tell = self._console.warning if is_news else self._console.detail
+        if same:
+            self._alike.setdefault((ended.how, same, is_news), []).append(ended)
+            return
+        self._tell_of_alike()
         if ended.label.startswith("ps"):
             who = f"parameter server {ended.label.removeprefix('ps')} ({ended.worker}, pid {ended.pid})"
         else:
             who = f"worker {ended.worker}{_process(ended.pid)}"
-        tell(f"{who} {how}")
+        self._tell(is_news, f"{who} {ended.how}")
+
+    def _tell_of_alike(self) -> None:
+        alike, self._alike = self._alike, {}
+        for (how, same, is_news), ends in alike.items():
+            who = names([ended.worker for ended in ends]) + (_process(ends[0].pid) if len(ends) == 1 else "")
+            before = "as before" if [ended.label for ended in ends] == [same] else f"as rank {same}"
+            self._tell(is_news, f"{who} {how}, with the same error {before}")
+
+    def _tell(self, is_news: bool, text: str) -> None:  # noqa: FBT001 - says it all
+        (self._console.warning if is_news else self._console.detail)(text)
 
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)
-        if formed.backend is not None:
-            self._console.training_began()  # the processes of others have just been started
         size = len(formed.members)
         workers = f"{size} worker{'' if size == 1 else 's'}"
         counts: dict[str, int] = {}

@@ -1,16 +1,15 @@
-"""Tracebacks of workers that fail in their start: one that many of them print is shown once.
+"""Tracebacks of workers: one that many of them print is shown once.
 
-A mistake at a script's top fails in every process alike, and sixty tracebacks, interleaved, hide the one. So while the
-job has no round, what a worker prints on its standard error from a traceback's first line on is held, until its process
-has ended (then it is compared) or a moment has passed (then it was a message, and the worker goes on). Files under
-``--output-filename`` have all of it. What is held is also shown behind the line that says who was killed, where the
-others' collectives fail for that. Owns what is held; writes nothing.
+A mistake in a script fails in every process alike, and sixty tracebacks, interleaved, hide the one. So the first is
+shown as it comes, and what repeats a traceback that has been shown is held: until it differs, or a moment has passed
+(then it was a message, and the worker goes on), or its process has ended. Where it is the same then, to its last line,
+it is not shown again; files under ``--output-filename`` have all of it. Owns what is held; writes nothing.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A process that prints its last traceback is gone within milliseconds, with exit handlers within tenths of a second.
 _HOLD_S = 1.0
@@ -18,7 +17,7 @@ _MOST_BYTES = 65536
 _MOST_KNOWN = 100
 _MARK = b"]<stderr>:"
 # Before each line of a traceback, where torch.distributed is initialized.
-_RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
+_RANK = re.compile(rb"\[rank\d+\]: ")
 # The last two: a script that Python cannot compile, or find.
 _FIRST_LINE = re.compile(
     re.escape(_MARK) + rb"(\[rank\d+\]: )?(Traceback \(most recent call last\):|  File \"|\S+: can't open file )"
@@ -26,64 +25,132 @@ _FIRST_LINE = re.compile(
 
 
 @dataclass(slots=True)
-class _Held:
+class _Traceback:
+    """What a worker has printed from a traceback's first line on.
+
+    Attributes:
+        label: of the worker.
+        since: when its first line came, in seconds of a monotonic clock.
+        serial: of the output that brought that line.
+        lines: without what differs among workers.
+        size: of all of them with it, in bytes.
+        held: what of it is not shown.
+        is_shown: whether it is shown as it comes, as it is like none that was shown before.
+    """
+
+    label: str
     since: float
-    data: bytes
+    serial: int
+    lines: list[bytes] = field(default_factory=list)
+    size: int = 0
+    held: bytes = b""
+    is_shown: bool = False
 
 
 class Tracebacks:
     """What is held, and what has been shown already."""
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}
-        self._shown: dict[bytes, str] = {}
+        self._growing: dict[str, _Traceback] = {}  # by the worker's label
+        self._ended: list[_Traceback] = []  # as far as they are held, for one that is behind and may be the same
+        self._shown: list[_Traceback] = []
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is held."""
-        return not self._held
+    def first_held(self) -> int | None:
+        """The serial number of the first output of which something is held; None for none."""
+        return min((one.serial for one in (*self._growing.values(), *self._ended) if one.held), default=None)
 
-    def take(self, data: bytes, now: float) -> bytes:
-        """Takes whole lines of one worker's standard error, prefixed with its label. Returns what is shown at once."""
+    def take(self, data: bytes, now: float, serial: int = 0) -> bytes:
+        """Takes whole lines of one worker's standard error, prefixed with its label. Returns what is shown at once.
+
+        Args:
+            data: the lines.
+            now: the time, in seconds of a monotonic clock.
+            serial: a number that grows with each output.
+        """
         head, mark, _ = data.partition(_MARK)
         label = head.rpartition(b"[")[2].decode(errors="replace")
-        held = self._held.get(label)
-        if held is not None and mark:
-            held.data += data
-            return self._held.pop(label).data if len(held.data) > _MOST_BYTES else b""
-        first = _FIRST_LINE.search(data)
-        if first is None:
-            return data
-        start = data.rfind(b"\n", 0, first.start()) + 1
-        self._held[label] = _Held(now, data[start:])
-        return data[:start]
+        before, growing = b"", self._growing.get(label) if mark else None
+        if growing is None:
+            first = _FIRST_LINE.search(data)
+            if first is None:
+                return data
+            start = data.rfind(b"\n", 0, first.start()) + 1
+            before, data = data[:start], data[start:]
+            growing = self._growing[label] = _Traceback(label, now, serial)
+        growing.lines += [_RANK.sub(b"", line.partition(_MARK)[2], count=1) for line in data.splitlines()]
+        growing.size += len(data)
+        growing.held += data
+        if growing.size > _MOST_BYTES:
+            del self._growing[label]
+        elif not growing.is_shown:
+            return before if self._may_become_one(growing) else before + self._first_of_its_kind(growing)
+        held, growing.held = growing.held, b""
+        return before + held + self._settled()
+
+    def _may_become_one(self, growing: _Traceback) -> bool:
+        """Whether it is the same so far as one that is shown, which may be the one that is behind."""
+        return any(
+            growing.lines == shown.lines[: len(growing.lines)] or self._is_behind(shown, growing)
+            for shown in self._shown
+        )
+
+    def _is_behind(self, shown: _Traceback, other: _Traceback) -> bool:
+        """Whether the one that is shown may still become the same as the other."""
+        return self._growing.get(shown.label) is shown and shown.lines == other.lines[: len(shown.lines)]
+
+    def _same_as(self, ended: _Traceback) -> str:
+        return next((shown.label for shown in self._shown if shown.lines == ended.lines), "")
+
+    def _settled(self) -> bytes:
+        """What is to be shown of those that have ended, now that another has grown, or grows no more."""
+        waiting, show = [], b""
+        for one in self._ended:
+            if self._same_as(one):
+                continue
+            if any(self._is_behind(shown, one) for shown in self._shown):
+                waiting.append(one)
+            else:
+                show += self._first_of_its_kind(one)
+        self._ended = waiting
+        return show
+
+    def _first_of_its_kind(self, one: _Traceback) -> bytes:
+        """What of it is to be shown; others that are the same are not shown any more."""
+        one.is_shown = True
+        if len(self._shown) < _MOST_KNOWN:
+            self._shown.append(one)
+        held, one.held = one.held, b""
+        return held
 
     def overdue(self, now: float) -> bytes:
         """What has been held for long enough: its worker goes on."""
-        late = [label for label, held in self._held.items() if now - held.since >= _HOLD_S]
-        return b"".join(self._held.pop(label).data for label in late)
+        late = [label for label, one in self._growing.items() if now - one.since >= _HOLD_S]
+        return b"".join(self._growing.pop(label).held for label in late) + self._settled()
 
-    def ended(self, label: str, *, compares: bool = True) -> tuple[bytes, str]:
+    def ended(self, label: str, *, has_failed: bool) -> tuple[bytes, str]:
         """The worker's process has ended.
 
         Args:
             label: of the worker.
-            compares: whether what another has printed before is not to be shown again.
+            has_failed: else what it has printed was a message, of which nothing is left away.
 
         Returns:
-            What is to be shown of it, and the label of the worker that printed the same before; "" for none.
+            What is to be shown now, and the label of the worker that printed the same before; "" for none.
         """
-        held = self._held.pop(label, None)
-        if held is None:
-            return b"", ""
-        text = _RANK.sub(b"", b"\n".join(line.partition(_MARK)[2] for line in held.data.splitlines()))
-        first = self._shown.get(text)
-        if first is not None and compares:
-            return b"", first
-        if len(self._shown) < _MOST_KNOWN:
-            self._shown[text] = label
-        return held.data, ""
+        ended = self._growing.pop(label, None)
+        if ended is None or ended.is_shown:
+            return self._settled(), ""
+        if not has_failed:
+            return ended.held + self._settled(), ""
+        same = self._same_as(ended)
+        if not same:
+            self._ended.append(ended)
+        return self._settled(), same
 
     def rest(self) -> bytes:
-        """All that is held: nothing more is, from here on."""
-        return b"".join(self._held.pop(label).data for label in tuple(self._held))
+        """All that is held."""
+        rest = b"".join(one.held for one in (*self._growing.values(), *self._ended))
+        self._growing.clear()
+        self._ended.clear()
+        return rest

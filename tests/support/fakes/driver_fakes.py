@@ -326,9 +326,6 @@ class FakeConsole:
     def look(self) -> None:
         """There are no tracebacks to let go of."""
 
-    def training_began(self) -> None:
-        """Likewise."""
-
     def worker_ended(self, label: str, *, has_failed: bool) -> str:
         return ""
 

@@ -215,7 +215,7 @@ def test_a_long_summary_is_cut_in_its_middle(log: Path | None) -> None:
     )
 
 
-def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() -> None:
+def test_a_traceback_that_several_print_is_shown_once() -> None:
     def traceback(label: int, error: str) -> bytes:
         prefix = f"[{label}]<stderr>:"
         lines = ("warming up", "Traceback (most recent call last):", '  File "t.py", line 1', error)
@@ -227,13 +227,12 @@ def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() ->
     assert [screen.console.worker_ended(str(label), has_failed=True) for label in range(4)] == ["", "0", "", ""]
     assert screen.console.shows(["Traceback (most recent call last):", "ImportError: no"])
     screen.console.write("stderr", traceback(3, "ImportError: no"))
-    screen.console.training_began()
-    screen.console.write("stderr", b"[1]<stderr>:Traceback (most recent call last):\n")
-    warm = "".join(f"[{label}]<stderr>:warming up\n" for label in range(3))
     assert screen.end()[1] == (
-        f"{warm}{traceback(0, 'ImportError: no').decode().partition(chr(10))[2]}"
-        f"{traceback(2, 'OSError: else').decode().partition(chr(10))[2]}"
-        f"{traceback(3, 'ImportError: no').decode()}[1]<stderr>:Traceback (most recent call last):\n"
+        f"{traceback(0, 'ImportError: no').decode()}"
+        "[1]<stderr>:warming up\n"
+        f"{traceback(2, 'OSError: else').decode()}"
+        "[3]<stderr>:warming up\n"
+        f"{traceback(3, 'ImportError: no').decode().partition(chr(10))[2]}"
     )
 
 
@@ -248,61 +247,117 @@ def test_what_a_worker_printed_that_has_not_failed_is_shown() -> None:
 
 def test_what_is_held_at_the_end_is_shown() -> None:
     screen = Screen()
-    screen.console.write("stderr", b"[0]<stderr>:Traceback (most recent call last):\n")
-    assert "Traceback" in screen.end()[1]
+    for label in range(2):
+        screen.console.write("stderr", b"[%d]<stderr>:Traceback (most recent call last):\n" % label)
+    assert screen.end()[1].count("Traceback") == 2
+
+
+def said(label: int | str, *lines: str) -> bytes:
+    """What a worker prints on its standard error."""
+    return "".join(f"[{label}]<stderr>:{line}\n" for line in lines).encode()
+
+
+FIRST, WHERE, ERROR = "Traceback (most recent call last):", '  File "t.py", line 1', "ImportError: no"
 
 
 def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None:
     held = Tracebacks()
-    first, more = b"[0]<stderr>:Traceback (most recent call last):\n", b"[0]<stderr>:going on\n"
-    assert held.take(b"[0]<stderr>:one\n" + first, 10.0) == b"[0]<stderr>:one\n"
-    assert held.take(more, 10.4) == b""
-    assert held.take(b"[1]<stderr>:another worker\n", 10.4) == b"[1]<stderr>:another worker\n"
+    assert held.take(said(0, "one", FIRST, "going on"), 9.0) == said(0, "one", FIRST, "going on")
+    assert held.take(said(1, "one", FIRST), 10.0) == said(1, "one")
+    assert held.take(said(1, "going on"), 10.4) == b""
+    assert held.take(said(2, "another worker"), 10.4) == said(2, "another worker")
     assert held.overdue(10.5) == b""
-    assert held.overdue(11.5) == first + more
-    assert held.take(more, 11.6) == more
-    assert held.ended("0") == (b"", "")
-    assert held.take(first, 12.0) == b""
-    flood = b"[0]<stderr>:" + b"x" * 70000 + b"\n"
-    assert held.take(flood, 12.1) == first + flood, "what is held is bounded"
-    assert (held.take(first, 13.0), held.rest(), held.rest()) == (b"", first, b"")
+    assert held.overdue(11.5) == said(1, FIRST, "going on")
+    assert held.take(said(1, "going on"), 11.6) == said(1, "going on")
+    assert held.ended("1", has_failed=True) == (b"", "")
+    assert held.take(said(1, FIRST), 13.0) == b""
+    assert (held.first_held, held.rest(), held.rest(), held.first_held) == (0, said(1, FIRST), b"", None)
 
 
-def test_tracebacks_of_torchs_ranks_are_held_and_compared_without_their_numbers() -> None:
+def test_what_differs_from_all_that_is_known_is_shown_as_it_comes() -> None:
+    held = Tracebacks()
+    assert held.take(said(0, FIRST, WHERE, ERROR), 1.0, 7) == said(0, FIRST, WHERE, ERROR)
+    assert held.take(said(0, "and more"), 1.0, 8) == said(0, "and more")
+    assert held.first_held is None
+    assert held.take(said(1, FIRST, WHERE), 1.0, 9) == b""
+    assert held.first_held == 9
+    assert held.take(said(1, "OSError: else"), 1.0, 10) == said(1, FIRST, WHERE, "OSError: else")
+    assert held.take(said(1, "and more"), 1.0, 11) == said(1, "and more")
+    assert held.first_held is None
+    assert held.ended("1", has_failed=True) == held.ended("0", has_failed=True) == (b"", "")
+
+
+def test_a_worker_that_failed_as_it_did_before() -> None:
+    """One that was restarted."""
+    held = Tracebacks()
+    assert held.take(said(0, FIRST, ERROR), 1.0) == said(0, FIRST, ERROR)
+    assert held.ended("0", has_failed=True) == (b"", "")
+    assert held.take(said(0, FIRST, ERROR), 9.0) == b""
+    assert held.ended("0", has_failed=True) == (b"", "0")
+
+
+@pytest.mark.parametrize("error", [ERROR, "OSError: else", None])
+def test_one_that_has_ended_before_the_one_that_is_shown_has_come_so_far(error: str | None) -> None:
+    held = Tracebacks()
+    assert held.take(said(0, FIRST), 1.0, 1) == said(0, FIRST)
+    for label in ("1", "2"):
+        assert held.take(said(label, FIRST, WHERE, ERROR), 1.0, 2) == b""
+        assert held.ended(label, has_failed=True) == (b"", ""), "it is not known yet"
+    assert held.first_held == 2
+    if error is None:
+        assert held.ended("0", has_failed=True) == (said(1, FIRST, WHERE, ERROR), "")
+    else:
+        assert held.take(said(0, WHERE), 1.0, 3) == said(0, WHERE)
+        others = b"" if error == ERROR else said(1, FIRST, WHERE, ERROR)
+        assert held.take(said(0, error), 1.0, 4) == said(0, error) + others
+    assert held.first_held is None
+    assert held.rest() == b""
+
+
+def test_what_is_held_is_bounded() -> None:
+    held = Tracebacks()
+    flood = said(0, "x" * 70000)
+    assert held.take(said(0, FIRST) + flood, 1.0) == said(0, FIRST) + flood
+    assert held.take(said(0, "going on"), 1.0) == said(0, "going on")
+    assert held.take(said(1, FIRST), 1.0) == said(1, FIRST)
+    assert held.take(said(2, FIRST), 1.0) == b""
+    for line in range(1000):
+        held.take(said(1, f"line {line} {'x' * 80}"), 1.0)
+    assert held.ended("2", has_failed=True) == (said(2, FIRST), "")
+
+
+def test_tracebacks_of_torchs_ranks_are_compared_without_their_numbers() -> None:
     held = Tracebacks()
 
-    def said(label: int) -> bytes:
-        lines = ("Traceback (most recent call last):", "RuntimeError: Connection reset by peer")
-        return "".join(f"[{label}]<stderr>:[rank{label}]: {line}\n" for line in lines).encode()
+    def of(label: int) -> bytes:
+        return said(label, f"[rank{label}]: {FIRST}", f"[rank{label}]: RuntimeError: Connection reset by peer")
 
-    # A survivor's collective may fail before the driver has heard who was killed: that line comes first.
-    assert held.take(said(0), 1.0) == b""
-    assert held.take(said(2), 1.0) == b""
-    assert held.ended("0") == (said(0), "")
-    assert held.ended("2") == (b"", "0")
+    assert held.take(of(0), 1.0) == of(0)
+    assert held.take(of(2), 1.0) == b""
+    assert held.ended("0", has_failed=True) == (b"", "")
+    assert held.ended("2", has_failed=True) == (b"", "0")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "lines",
     [
         ['  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax"],
         ["/usr/bin/python3: can't open file '/home/me/nosuch.py': [Errno 2] No such file or directory"],
     ],
 )
-def test_a_script_that_python_does_not_take_is_told_of_once(said: list[str]) -> None:
+def test_a_script_that_python_does_not_take_is_told_of_once(lines: list[str]) -> None:
     held = Tracebacks()
-    for label in ("0", "1"):
-        text = "".join(f"[{label}]<stderr>:{line}\n" for line in said).encode()
-        assert held.take(text, 1.0) == b""
-        assert held.ended(label) == ((text, "") if label == "0" else (b"", "0"))
+    assert held.take(said(0, *lines), 1.0) == said(0, *lines)
+    assert held.take(said(1, *lines), 1.0) == b""
+    assert held.ended("1", has_failed=True) == (b"", "0")
 
 
 def test_times_before_the_prefix_do_not_make_tracebacks_differ() -> None:
     held = Tracebacks()
-    for second, label in enumerate(("0", "1")):
-        line = f"Sat Nov 21 20:00:0{second} 2026[{label}]<stderr>:Traceback (most recent call last):\n".encode()
-        assert held.take(line, 1.0) == b""
-        assert held.ended(label) == ((line, "") if label == "0" else (b"", "0"))
+    first, second = (f"Sat Nov 21 20:00:0{label} 2026".encode() + said(label, FIRST) for label in range(2))
+    assert held.take(first, 1.0) == first
+    assert held.take(second, 1.0) == b""
+    assert held.ended("1", has_failed=True) == (b"", "0")
 
 
 def test_the_status_line_makes_room_and_comes_back() -> None:
@@ -466,7 +521,7 @@ def test_a_reader_that_has_stopped_is_waited_for_unless_files_have_the_same(is_c
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("shown", ["when it ends", "when training begins", "after a while"])
+@pytest.mark.parametrize("shown", ["when it ends", "after a while"])
 def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         keeping, is_kept = Keeping(), asyncio.Event()
@@ -474,22 +529,20 @@ def test_output_that_is_held_is_not_kept_yet(shown: str, monkeypatch: pytest.Mon
         err_read, err_write = os.pipe()
         with Console(stdout=out_write, stderr=err_write, keeping=keeping) as console:
             console.write("stderr", b"[0]<stderr>:begins\n")
-            console.write("stderr", b"[0]<stderr>:Traceback (most recent call last):\n")
+            for label in range(2):
+                console.write("stderr", b"[%d]<stderr>:Traceback (most recent call last):\n" % label)
             for _ in range(2):  # the second is read when all is done of the first
                 console.write("stdout", b"[1]<stdout>:behind it\n")
                 assert os.read(out_read, 100) == b"[1]<stdout>:behind it\n"
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert keeping.kept <= 1
-            keeping.when_kept(4, is_kept.set)
-            match shown:
-                case "when it ends":
-                    console.worker_ended("0", has_failed=True)
-                case "when training begins":
-                    console.training_began()
-                case _:
-                    monkeypatch.setattr(tracebacks, "_HOLD_S", 0.0)
-                    console.look()
+            assert keeping.kept <= 2
+            keeping.when_kept(5, is_kept.set)
+            if shown == "when it ends":
+                console.worker_ended("1", has_failed=False)
+            else:
+                monkeypatch.setattr(tracebacks, "_HOLD_S", 0.0)
+                console.look()
             await is_kept.wait()
             assert b"Traceback" in os.read(err_read, 1000)
         for descriptor in (out_read, out_write, err_read, err_write):
