@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from elastic_driver.cli.help import ShortHelp
 from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.cli.torchrun_flags import add_torchrun_flags, take_torchrun_flags
 from elastic_driver.dialects.horovod import MODES as PROTOCOLS
@@ -102,10 +103,11 @@ def _where_pages_are() -> str:
     return "" if folder is None else f"Pages called docs/... are in {folder}."
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it."""
     parser = Parser(
         prog="elasticrun",
+        add_help=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="elasticrun [flags] command ...\n       elasticrun SUBCOMMAND ...",
@@ -115,6 +117,8 @@ def build_parser() -> argparse.ArgumentParser:
         f"{_where_pages_are()}",
     )
     add = parser.add_argument
+    add("-h", "--help", action=ShortHelp, help="show the flags that most jobs need, and exit")
+    add("--help-all", action="help", dest="help", help="show all flags, and exit")
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")
     add("-cb", "--check-build", action="store_true", help="print what this installation can use, and exit")
     text = "slots needed before the start; fixed jobs run this many workers"
@@ -130,8 +134,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _elastic_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("elastic")
+def _elastic_flags(parser: Parser) -> None:
+    group = parser.add_topic("elastic", "how many workers, and on which hosts")
     add = _Settings(group).add
     add("min_num_proc", "--min-np", "--min-num-proc", metavar="N", help="fewest workers to go on with (default -np)")
     add("max_num_proc", "--max-np", "--max-num-proc", metavar="N", help="most workers (default: no bound)")
@@ -173,6 +177,8 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("discovery_interval_s", metavar="S", help="seconds between two runs of the script (default {default})")
     add("discovery_timeout_s", metavar="S", help="seconds one run of the script may take (default {default})")
     add("elastic_timeout_s", metavar="S", help="seconds to wait when there are too few slots (default {default})")
+    group = parser.add_topic("failures", "failures and time limits")
+    add = _Settings(group).add
     add(
         "start_timeout_s",
         metavar="S",
@@ -217,6 +223,8 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar=("LOW", "HIGH"),
         help="seconds a failed host stays out: LOW at first, doubled at each failure, at most HIGH (default: for ever)",
     )
+    group = parser.add_topic("recovery", "commits on disc, and the driver's death (docs/survive.md)")
+    add = _Settings(group).add
     add(
         "durable_dir",
         metavar="DIR",
@@ -257,6 +265,8 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="the driver's TCP port, open from its start (default {default}: any, once something needs one)",
     )
+    group = parser.add_topic("workers", "how workers are started and restarted")
+    add = _Settings(group).add
     add(
         "on_change",
         choices=ON_CHANGE,
@@ -285,8 +295,8 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("grace_s", metavar="S", help="seconds between TERM and KILL when a worker is stopped (default {default})")
 
 
-def _host_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("hosts and ssh")
+def _host_flags(parser: Parser) -> None:
+    group = parser.add_topic("hosts", "hosts and ssh")
     hosts = group.add_mutually_exclusive_group().add_argument
     hosts(
         "-H",
@@ -339,7 +349,7 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="variable for the workers on all hosts, with this value or its own; may be repeated",
     )
-    group = parser.add_argument_group("pods as hosts (docs/kubernetes_pods.md)")
+    group = parser.add_topic("pods", "pods as hosts (docs/kubernetes_pods.md)")
     setting = _Settings(group).add
     setting("discovery", choices=DISCOVERIES, help="find hosts there: kubernetes: the pods that --selector selects")
     setting("pod_selector", metavar="LABELS", help="of the job's pods, as app=train")
@@ -355,7 +365,7 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     setting("rack_from", metavar="LABEL", help="the nodes' label that names their rack (default {default})")
     text = "of nodes that are about to go, beside those known; may be repeated"
     setting("departure_taints", action="append", metavar="KEY,...", help=text)
-    group = parser.add_argument_group("agents and network")
+    group = parser.add_topic("network", "agents and network")
     add, setting = group.add_argument, _Settings(group).add
     text = "let hosts join by themselves (elasticrun join); without fixed hosts or a script the job waits for them"
     setting("accept_agents", action="store_const", const=True, help=text)
@@ -406,7 +416,7 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         metavar="CLOUD",
         help="have each host watch for what its cloud (aws, gcp or azure) says of the machine's end, and leave before",
     )
-    group = parser.add_argument_group("started by mpirun (docs/horovod.md)")
+    group = parser.add_topic("mpi", "started by mpirun (docs/horovod.md)")
     add = group.add_argument
     starters = group.add_mutually_exclusive_group().add_argument
     starters("--mpi", action="store_true", help="have mpirun start the ranks, which then stay as they are")
@@ -417,8 +427,8 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     add("--binding-args", metavar="TEXT", help=text)
 
 
-def _output_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output and logging")
+def _output_flags(parser: Parser) -> None:
+    group = parser.add_topic("output", "output and logging")
     add = _Settings(group).add
     add("output_filename", metavar="DIR", help="also append workers' output to DIR/rank.R/stdout and stderr")
     add(
@@ -464,8 +474,8 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
     add("page", action="store_const", const=False, help="no page for browsers")
 
 
-def _tuning_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tuning (exported to the workers)")
+def _tuning_flags(parser: Parser) -> None:
+    group = parser.add_topic("tuning", "tuning (exported to the workers)")
     add = group.add_argument
     text = "for workers to connect to each other (default {default})"
     _Settings(group).add("gloo_timeout_s", type=_integer, metavar="S", help=text)
@@ -477,7 +487,7 @@ def _tuning_flags(parser: argparse.ArgumentParser) -> None:
     add("--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="before the job fails; 0 never")
     add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
     text = "tuning of Horovod's own library (no effect on other workers: docs/horovod.md)"
-    group = parser.add_argument_group(text)
+    group = parser.add_topic("horovod", text)
     add = group.add_argument
     add("--cycle-time-ms", type=_number, metavar="MS", help="between two looks for tensors to send")
     add("--cache-capacity", type=_integer, metavar="N", help="tensors whose negotiation is remembered")

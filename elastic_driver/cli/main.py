@@ -46,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             if place is not None:
                 place.leave(journal)
             return parent.exit_code(go_on(journal))
+        if words[:1] == ["help"]:
+            from elastic_driver.cli.flags import build_parser
+            from elastic_driver.cli.help import help_on
+
+            print(help_on(build_parser(), words[1]), end="")
+            return 0
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:
@@ -110,8 +116,10 @@ def _refused(error: SettingsError, place: _Place | None) -> int:
 def _as_flags(words: list[str]) -> list[str]:
     """``help``, ``help SUBCOMMAND`` and ``version`` are what people try first."""
     match words:
-        case ["help", *rest]:
-            return [*rest[:1], "--help"]
+        case ["help"]:
+            return ["--help"]
+        case ["help", word, *_] if _subcommand(word) is not None or word == "resume":
+            return [word, "--help"]
         case ["version"]:
             return ["--version"]
         case _:

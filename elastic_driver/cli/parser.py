@@ -12,11 +12,21 @@ from elastic_driver.settings.journal_place import KEY_FLAG
 
 
 class Parser(argparse.ArgumentParser):
-    """See argparse. Raises SettingsError where that prints the usage and exits."""
+    """See argparse. Raises SettingsError where that prints the usage and exits.
+
+    Attributes:
+        topics: the groups of flags that can be asked for by a word.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._ambiguous: dict[str, str] = {}
+        self.topics: dict[str, argparse._ArgumentGroup] = {}
+
+    def add_topic(self, topic: str, title: str, description: str | None = None) -> argparse._ArgumentGroup:
+        """Adds a group of flags that can be asked for by a word."""
+        self.topics[topic] = self.add_argument_group(title, description)
+        return self.topics[topic]
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from elastic_driver.cli.parser import Parser
 from elastic_driver.settings.torchrun_options import OPTIONS
 
 _PREFIX = "torchrun_"
 _GROUP = (
-    "as torchrun has it",
+    "torchrun's flags",
     "Scripts for torchrun run unchanged: with one of these flags, or a variable PET_NPROC_PER_NODE and so on in place "
     "of one, 'train.py' means 'python -u train.py'. Underscores do as well as dashes. See docs/torchrun_flags.md.",
 )
 
 
-def add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
+def add_torchrun_flags(parser: Parser) -> None:
     """Adds all of them, as a group. What is not given is not in the result."""
-    group = parser.add_argument_group(*_GROUP)
+    group = parser.add_topic("torchrun", *_GROUP)
     for option in OPTIONS.values():
         more: dict[str, Any] = (
             {"metavar": option.metavar} if option.metavar else {"action": "store_const", "const": "1"}

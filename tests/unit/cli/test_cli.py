@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -288,7 +290,7 @@ def test_a_variable_that_is_no_number(name: str) -> None:
 
 
 def test_version_help_and_build(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--version"], ["-v"], ["--help"], ["-h"]):
+    for words in (["--version"], ["-v"], ["version"]):
         with pytest.raises(SystemExit) as caught:
             main(words)
         assert caught.value.code == 0
@@ -306,6 +308,43 @@ def test_version_help_and_build(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert "\n    [ ] TensorFlow\n" in horovods
     assert horovods.count("\n    [X] Gloo\n") == 2  # of the controllers and the operations
+
+
+def printed(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that succeeds prints."""
+    with contextlib.suppress(SystemExit):  # argparse ends with it
+        assert main(words) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def test_the_help_fits_two_screens_and_names_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed(["--help"], capsys)
+    assert text == printed(["-h"], capsys) == printed(["help"], capsys)
+    assert text.startswith("usage: elasticrun ")
+    assert len(text.splitlines()) <= 80
+    for flag in ("-np N", "--host-discovery-script COMMAND", "--nproc-per-node N", "--nnodes N|MIN:MAX"):
+        assert f"  {flag}" in text
+    everything = printed(["--help-all"], capsys)
+    parser = build_parser()
+    for topic, group in parser.topics.items():
+        assert f"\n  {topic} " in text
+        of_topic = printed(["help", topic], capsys)
+        for action in group._group_actions:
+            shown = action.help != argparse.SUPPRESS
+            assert (action.option_strings[0] in of_topic) == shown, action
+            assert not shown or action.option_strings[0] in everything
+
+
+def test_help_on_a_subcommand_and_on_nothing_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(["help", "drain"], capsys).startswith("usage: elasticrun drain")
+    assert printed(["help", "resume"], capsys).startswith("usage: elasticrun resume")
+    assert main(["help", "sailing"]) == 2
+    assert "there is no help on sailing: it is no subcommand, and none of torchrun, " in capsys.readouterr().err
 
 
 def test_the_help_tells_every_exit_code() -> None:
