@@ -40,7 +40,15 @@ class TakeoverError(SettingsError):
 
 
 class DiscoveryError(ElasticError):
-    """The host-discovery script failed, hung, or printed something that is not a list of hosts."""
+    """The host-discovery script failed, hung, or printed something that is not a list of hosts.
+
+    Attributes:
+        may_pass: whether the same command, left alone, may work in a while: a cloud's API that is down, a timeout.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class LaunchError(ElasticError):

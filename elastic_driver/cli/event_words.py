@@ -58,7 +58,7 @@ def _words(event: Event) -> str:
     match event:
         case HostsDiscovered():
             return _hosts(event)
-        case DiscoveryFailed(message):
+        case DiscoveryFailed(message=message):
             return f"host discovery failed: {message}"
         case HostsUnusable(reasons):
             return f"no host can be used: {reasons}"

@@ -29,7 +29,7 @@ from elastic_driver.core.invariants import check_invariants
 from elastic_driver.core.state import State
 from elastic_driver.errors import ElasticError
 
-VERSION = 16
+VERSION = 17
 
 
 class DocumentError(ElasticError, ValueError):

@@ -45,9 +45,15 @@ class HostsDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryFailed:
-    """Discovery gave no answer. The hosts known so far stay."""
+    """Discovery gave no answer. The hosts known so far stay.
+
+    Attributes:
+        message: why.
+        may_pass: whether that may pass by itself: else a job that knows no hosts yet ends.
+    """
 
     message: str
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

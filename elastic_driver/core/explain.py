@@ -63,7 +63,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
     match state.phase:
         case JobPhase.WAITING:
             if state.discovery.hosts is None:
-                return "waiting for the first hosts"
+                return f"waiting for the first hosts{_discovery(state, now)}{slots_left}"
             if state.last_call is not None:
                 slots = _count(usable_slots(state), "slot")
                 return f"{slots} there, giving others a moment{_left(state.last_call, now)}"

@@ -279,13 +279,14 @@ def _lift_drain_limits(t: Transition, records: list[WorkerRecord]) -> None:
 
 def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     discovery = t.state.discovery
-    if discovery.hosts is None:
+    if discovery.hosts is None and not event.may_pass:
         t.end(ExitCode.BAD_USAGE, event.message)
         return
+    going_on = "trying again" if discovery.hosts is None else "going on with the hosts known so far"
     told = discovery.told_at
     # A script that fails every now and then is not told of each time.
     if discovery.outage is None and (told is None or t.now - told >= DISCOVERY_TOLD_S):
-        t.report(f"{event.message}; going on with the hosts known so far", warning=True)
+        t.report(f"{event.message}; {going_on}", warning=True)
         discovery = replace(discovery, told_at=t.now)
     since = t.now if discovery.outage is None else discovery.outage.since
     t.state = replace(t.state, discovery=replace(discovery, outage=Outage(since, event.message)))

@@ -134,7 +134,7 @@ class CallerDiscovery:
                 line = await asyncio.shield(self._answer)
         except TimeoutError:
             raise DiscoveryError(
-                f"the discovery object did not answer within {self._timeout_s:g} s (discovery_timeout)"
+                f"the discovery object did not answer within {self._timeout_s:g} s (discovery_timeout)", may_pass=True
             ) from None
         except OSError as error:
             self._answer = None
@@ -166,7 +166,7 @@ def _read(line: bytes) -> tuple[Host, ...]:
     """The hosts of an answer. Raises DiscoveryError."""
     data = json.loads(line)
     if _ERROR in data:
-        raise DiscoveryError(f"the discovery object raised {data[_ERROR]}")
+        raise DiscoveryError(f"the discovery object raised {data[_ERROR]}", may_pass=True)
     return _checked(Host(name, slots, tuple(labels)) for name, slots, labels in data[_HOSTS])
 
 

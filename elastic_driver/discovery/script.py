@@ -33,6 +33,8 @@ _MAX_OUTPUT_BYTES = 1 << 20
 _STDERR_BYTES = 65536
 _STDERR_LINES = 5
 _MAX_SAID = 1000
+# With these a shell says that what it was to run cannot be run, or is not there.
+_CANNOT_RUN = (126, 127)
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
 _REAP_S = 5.0
 # A script that runs for longer is reported while a job waits for it.
@@ -147,7 +149,8 @@ class ScriptDiscovery:
             output = self._error_output()
             raise DiscoveryError(
                 f"{self._subject} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
-                f"{output and f': {output}'}"
+                f"{output and f': {output}'}",
+                may_pass=True,
             ) from None
         except _TooMuchError:
             await run.kill_tree()
@@ -159,7 +162,8 @@ class ScriptDiscovery:
         if returncode:
             output = self._error_output()
             raise DiscoveryError(
-                f"{self._subject} {_failed(returncode)}: {output or 'it printed nothing on its standard error'}"
+                f"{self._subject} {_failed(returncode)}: {output or 'it printed nothing on its standard error'}",
+                may_pass=returncode not in _CANNOT_RUN,
             )
         try:
             hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots, least_slots=0)

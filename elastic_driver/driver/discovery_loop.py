@@ -82,13 +82,13 @@ class DiscoveryLoop:
                 hosts = await self._discovery.find_hosts()
             except DiscoveryError as error:
                 fails = True
-                self._stepper.post(DiscoveryFailed(str(error)))
+                self._stepper.post(DiscoveryFailed(str(error), error.may_pass))
             except Exception as error:
                 reason = shortage(error)
                 if not reason:
                     raise
                 fails = True
-                self._stepper.post(DiscoveryFailed(f"cannot look for hosts: {reason}"))
+                self._stepper.post(DiscoveryFailed(f"cannot look for hosts: {reason}", may_pass=True))
             else:
                 departures, down = self._discovery.departures(), self._discovery.down()
                 answered = not fails or self._discovery.answers()

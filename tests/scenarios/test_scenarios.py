@@ -11,7 +11,7 @@ A line that is not indented is input:
     TIME hosts a:2 down=b,c         these are listed, too, but not up; known-hosts instead: discovery does not answer
     TIME hosts a:2 b:1 anew=b       it is another machine than the one that had its name
     TIME hosts a:2 b:1 preparing=b  it imports what workers import, before a round of restarted workers ends for it
-    TIME discovery-failed MESSAGE
+    TIME discovery-failed MESSAGE   discovery-away instead: that may pass by itself
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
     TIME serving WHO                of jobs with --parameter-servers P [--restart-chief]: their servers answer
     TIME released WHO               the chief has taken them out
@@ -344,8 +344,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
             parts = [word.partition("=") for word in words]
             departures = [Departure(name, "a notice", float(left_s) if left_s else None) for name, _, left_s in parts]
             return job.feed(HostsDiscovered(job.state.hosts, tuple(departures)))
-        case "discovery-failed":
-            return job.feed(DiscoveryFailed(" ".join(words)))
+        case "discovery-failed" | "discovery-away":
+            return job.feed(DiscoveryFailed(" ".join(words), may_pass=verb == "discovery-away"))
         case ["hosts-unusable", *words]:
             return job.feed(HostsUnusable(" ".join(words)))
         case "hosts-unusable":

@@ -85,7 +85,8 @@ class Access:
         except DiscoveryError:
             raise
         except TimeoutError as error:
-            raise DiscoveryError(f"cannot log in to Kubernetes: no answer within {_LOGIN_S:g} s") from error
+            why = f"cannot log in to Kubernetes: no answer within {_LOGIN_S:g} s"
+            raise DiscoveryError(why, may_pass=True) from error
         except Exception as error:  # what is read is anybody's, and the package checks little of it
             source = ":".join(map(str, files)) if files else f"what the service account has in {self._folder}"
             reason = " ".join(in_words(error).split())[:500]

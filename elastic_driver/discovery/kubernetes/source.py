@@ -72,7 +72,7 @@ class KubernetesDiscovery:
         self._following: asyncio.Task[None] | None = None
         self._pods: Reflector[Pod] | None = None
         self._nodes: Reflector[Node] | None = None
-        self._nowhere = ""  # why there is no way to the server
+        self._nowhere: DiscoveryError | None = None  # why there is no way to the server
         self._has_begun = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_stale = True
@@ -94,9 +94,12 @@ class KubernetesDiscovery:
         pods = self._pods
         self._changed.clear()
         if pods is None or not pods.listed:
-            raise DiscoveryError(self._nowhere or (pods.trouble if pods is not None else "") or self._slow())
+            if self._nowhere is not None:
+                raise DiscoveryError(str(self._nowhere), may_pass=self._nowhere.may_pass)
+            trouble, may_pass = ("", True) if pods is None else (pods.trouble, not pods.is_forbidden)
+            raise DiscoveryError(trouble or self._slow(), may_pass=may_pass)
         if pods.trouble and time.monotonic() - pods.since >= _TOLD_AFTER_S:
-            raise DiscoveryError(pods.trouble)
+            raise DiscoveryError(pods.trouble, may_pass=not pods.is_forbidden)
         self._tell_of_nodes()
         if self._is_stale:
             self._look(pods)
@@ -116,8 +119,8 @@ class KubernetesDiscovery:
     def remark(self) -> str:
         """That the server cannot be asked, or which pods are no hosts yet."""
         pods = self._pods
-        if self._nowhere or pods is None:
-            return self._nowhere
+        if self._nowhere is not None or pods is None:
+            return "" if self._nowhere is None else str(self._nowhere)
         if pods.trouble:
             return pods.trouble
         if not pods.listed:
@@ -137,11 +140,11 @@ class KubernetesDiscovery:
     # --- following -------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        self._nowhere = ""
+        self._nowhere = None
         try:
             client = await self._access.client()
         except DiscoveryError as error:
-            self._nowhere = str(error)
+            self._nowhere = error
             return
         finally:
             self._has_begun.set()

@@ -388,14 +388,29 @@ def test_hosts_that_were_sorted_as_texts(tmp_path: Path) -> None:
 # --- in a job ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_failure_ends_the_job(tmp_path: Path) -> None:
-    command = script(tmp_path, "echo no credentials >&2; exit 3")
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("no_such_program", "failed with exit code 127: .*no_such_program: .*not found"),
+        ("echo a:b", "printed no list of hosts: line 1: cannot read 'a:b' as a host: slots 'b' is not an integer"),
+    ],
+)
+def test_a_script_that_never_worked_ends_the_job(tmp_path: Path, body: str, why: str) -> None:
+    command = script(tmp_path, body)
     with Job(tmp_path, None, "-np", "2", "--host-discovery-script", command) as job:
         assert job.wait() == 2
-    assert job.said() == (
-        f"elasticrun: job failed: the host discovery script '{command}' failed with exit code 3: no credentials "
-        "(exit code 2)\n"
-    )
+    found = f"elasticrun: job failed: the host discovery script '{re.escape(command)}' {why} \\(exit code 2\\)\n"
+    assert re.fullmatch(found, job.said()), job.said()
+
+
+def test_a_failure_that_may_pass_is_waited_for_at_the_first_call_too(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    command = script(tmp_path, f"test -e {done} || {{ echo no answer >&2; exit 3; }}; echo localhost:2")
+    with Job(tmp_path, None, "-np", "2", "--host-discovery-script", command, command=["true"]) as job:
+        job.wait_to_say(f"warning: the host discovery script '{command}' failed with exit code 3: no answer; trying ")
+        done.touch()
+        assert job.wait() == 0
+        assert "host discovery answers again" in job.said()
 
 
 def test_later_failures_are_told_and_borne(tmp_path: Path) -> None:
@@ -439,11 +454,11 @@ chronicle._WAIT_S, chronicle._WORRY_S, script._SLOW_S = 0.1, 0.2, 0.05  # not 5,
     [
         (
             "echo connecting >&2; sleep 1000",
-            ["--discovery-timeout", "2"],
-            2,
-            r"waiting for the first hosts; the host discovery script '.*' has run for \d s of 2 "
+            ["--discovery-timeout", "2", "--elastic-timeout", "3"],
+            3,
+            r"waiting for the first hosts; \d s left; the host discovery script '.*' has run for \d s of 2 "
             r"\(--discovery-timeout\), and says on its standard error: connecting",
-            "was killed: connecting",
+            "was killed: connecting; gave up after 3 s (--elastic-timeout)",
         ),
         (
             "echo no pods >&2",

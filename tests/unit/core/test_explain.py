@@ -17,7 +17,7 @@ def said(job: Job, *, at: float | None = None) -> str:
 
 
 def test_before_discovery_has_answered() -> None:
-    assert said(Job()) == "waiting for the first hosts"
+    assert said(Job()) == "waiting for the first hosts; 600 s left"
 
 
 def test_too_few_slots_to_start() -> None:
