@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from elastic_driver.cli.main import main
 from tests.support.paths import ROOT
+from tests.support.processes.carriers import carriers_of, in_words
 from tests.support.processes.jobs import AFRESH, FORKED, FORKING, Job, capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -41,14 +41,7 @@ class Ran:
 
 
 def left_running(mark: str) -> list[str]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {process.cmdline()}")
-        except (psutil.Error, OSError):
-            continue
-    return found
+    return in_words(carriers_of(MARK, mark.__eq__))
 
 
 def none_is_left_running(mark: str) -> None:

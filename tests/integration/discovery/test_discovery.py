@@ -24,6 +24,7 @@ from elastic_driver.launch.local import locality
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
 from tests.support.clusters.config_volume import ConfigVolume
+from tests.support.processes.carriers import carriers_of
 from tests.support.processes.jobs import FAULTY, PATIENCE_S, Job, capture_elasticrun
 
 pytestmark = [pytest.mark.integration]
@@ -53,14 +54,7 @@ def fails(command: str, *, timeout_s: float = PATIENCE_S) -> str:
 
 def marked(mark: str) -> list[int]:
     """Living processes that a script of this mark left."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return found
+    return [process.pid for process in carriers_of(MARK, mark.__eq__)]
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from elastic_driver.system.keeping import Keeping
 from tests.support.fakes.fleet_fakes import welcome_facts
 from tests.support.paths import PROGRAMS
 from tests.support.processes import forked
+from tests.support.processes.carriers import carriers_of
 
 _PROGRAM = PROGRAMS / "forked_agent_program.py"
 PATIENCE_S = 150.0
@@ -362,15 +363,7 @@ async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
 
 def marked(job_id: str) -> list[psutil.Process]:
     """All processes that carry the job's mark."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if (
-                process.environ().get("ELASTIC_DRIVER_MARK", "").partition("-")[0] == job_id
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(process)
-    return found
+    return carriers_of("ELASTIC_DRIVER_MARK", lambda mark: mark.partition("-")[0] == job_id)
 
 
 async def gone(processes: Sequence[psutil.Process]) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from tests.support.paths import PROGRAMS
+from tests.support.processes.carriers import carriers_of, in_words
 from tests.support.processes.jobs import AFRESH, Job
 
 PROGRAM = PROGRAMS / "horovod_program.py"
@@ -111,14 +110,7 @@ class HorovodJob(Job):
         return found
 
     def _running(self) -> list[str]:
-        found = super().leftovers()
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self._mark and process.status() != "zombie":
-                    found.append(f"{process.pid} {process.cmdline()}")
-            except (psutil.Error, OSError):
-                continue
-        return found
+        return super().leftovers() + in_words(carriers_of(MARK, self._mark.__eq__))
 
 
 class Start(Protocol):

@@ -18,6 +18,7 @@ import psutil
 from tests.support.fakes.event_schema import complaints
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import forked
+from tests.support.processes.carriers import carriers_of, in_words
 from tests.support.processes.json_lines import JsonLines
 
 PROGRAM = PROGRAMS / "step_program.py"
@@ -171,17 +172,8 @@ class Job:
         started = self.events("job_started")
         if not started:
             return []
-        job_id, found = started[-1]["job_id"], []
-        for process in psutil.process_iter():
-            try:
-                if (
-                    process.environ().get("ELASTIC_DRIVER_MARK", "").partition("-")[0] == job_id
-                    and process.status() != "zombie"
-                ):
-                    found.append(f"{process.pid} {process.cmdline()}")
-            except (psutil.Error, OSError):
-                continue
-        return found
+        job_id = started[-1]["job_id"]
+        return in_words(carriers_of("ELASTIC_DRIVER_MARK", lambda mark: mark.partition("-")[0] == job_id))
 
 
 def _start_forked(

@@ -20,6 +20,7 @@ import psutil
 
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import forked
+from tests.support.processes.carriers import carriers_of
 
 PROGRAM = PROGRAMS / "launched_program.py"
 PATIENCE_S = 200.0
@@ -177,18 +178,9 @@ def nothing_left(folder: Path) -> Iterator[None]:
     """Whatever has this folder in its environment has ended at the end, soon."""
     yield
     end = time.monotonic() + PATIENCE_S
-    while left := _running(folder):
+    while left := carriers_of("ANSWERS", str(folder).__eq__):
         if time.monotonic() > end:
             for process in left:
                 process.kill()
             raise AssertionError(f"left running: {left}")
         psutil.wait_procs(left, timeout=1)
-
-
-def _running(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("ANSWERS") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found

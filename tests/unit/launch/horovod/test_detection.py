@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from elastic_driver.dialects.horovod_shim import ALWAYS, ENV_SHIM, SHIM_FOLDER
 from elastic_driver.launch.agent.horovod import detection as detection_module
 from elastic_driver.launch.agent.horovod.detection import Detection
+from tests.support.processes.carriers import carriers_of
 
 pytestmark = pytest.mark.integration
 
@@ -101,17 +100,9 @@ def test_a_python_that_hangs_is_ended_with_all_that_it_started(
     mark = os.path.basename(tmp_path)
     assert not is_horovods([hangs, script(tmp_path)], tmp_path, MARK=mark)
     end = time.monotonic() + 150
-    while is_left(mark):
+    while carriers_of("MARK", mark.__eq__):
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def is_left(mark: str) -> bool:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                return True
-    return False
 
 
 def test_each_python_is_asked_once(tmp_path: Path) -> None:
