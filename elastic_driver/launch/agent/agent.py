@@ -567,8 +567,8 @@ class Agent:
             left_s = max(0.0, self._gone_at - self._loop.time())
             if self._link.connected and self._link.channel.is_seen(said):
                 self._link.send(Leaves(why, left_s))
-            if not left_s:
-                return
+                if not left_s:
+                    return
 
     async def _watch_spot(self, cloud: Cloud) -> None:
         def load() -> tuple[type[SpotWatch], type[Told], Callable[[], Endpoint]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_what_was_heard_late_is_said_again_at_once(tmp_path: Path, monkeypatch: 
     with fake_cloud(spot) as fake:
         monkeypatch.setenv(ENV_AWS, fake.url)
         act(main)
+
+
+def test_that_nothing_is_left_is_said_until_it_is_heard(tmp_path: Path) -> None:
+    """A driver that stood still for longer than the machine had must not take it for one that has all that left."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner(grace_s=1.5))
+            driver = one.driver
+            driver.pause(driver.link)
+            at = time.monotonic()
+            agent.popen.send_signal(signal.SIGTERM)
+            await driver.until(lambda: time.monotonic() > at + 4, "that the machine's end has passed")
+            driver.resume(driver.link)
+            assert (await driver.hears(Leaves)).within_s == 1.5
+            assert (await driver.hears(Leaves, nth=2)).within_s == 0.0
+            driver.tell(Close())
+            assert (await agent.ends())[0] == 0
+
+    act(main)
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
