@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +58,18 @@ def no_step_is_repeated(job: Job) -> None:
         steps = [line["step"] for line in lines if line["worker"] == worker]
         assert steps == list(range(steps[0], steps[0] + len(steps)))
     check_agreement(lines)
+
+
+def told_to_have_left(job: Job, host: str) -> list[float]:
+    """For how long a host's machine is there yet, each time that the driver has said so."""
+    line = rf"host {host} leaves at the next commit: .*; its machine goes away in ([\d.]+) s"
+    return [float(left) for left in re.findall(line, job.said())]
+
+
+def is_told_once(job: Job, host: str) -> bool:
+    """Again only by a driver that was too busy to hear of it at once: it has less time then, by more than a second."""
+    left = told_to_have_left(job, host)
+    return bool(left) and all(before - after > 1 for before, after in itertools.pairwise(left))
 
 
 def test_who_commits_in_time_loses_nothing(tmp_path: Path, runtime: Path) -> None:
@@ -244,7 +258,8 @@ def test_two_clouds_take_machines_back_at_once(tmp_path: Path, runtime: Path) ->
         assert first.wait(PATIENCE_S) == second.wait(PATIENCE_S) == 0, "they have left long before"
         for name in ("node-x", "node-y"):
             line = f"host {name} leaves at the next commit: Azure takes this spot machine back (Preempt); its machine"
-            assert spots.job.said().count(line) == 1
+            assert line in spots.job.said()
+            assert is_told_once(spots.job, name)
         assert "node-z" not in spots.job.said().partition("Azure")[2]
 
 
@@ -293,8 +308,9 @@ def test_a_driver_that_stood_still_when_the_notice_came(tmp_path: Path, runtime:
         job.wait_for_steps(1, after=resumed)
         killed = [event for event in job.events("worker_stopped") if "had not left" in event["reason"]]
         assert len(killed) == 1
-        # Counted from when it has heard, that would be nine seconds later, at the least.
-        assert all(event["time"] < max(end, resumed) + 9 for event in killed), [e["time"] - end for e in killed]
+        # Counted from when it has heard, it would have all of the twenty seconds.
+        *_, left = told_to_have_left(job, "node-x")
+        assert left <= max(0.0, end - resumed)
 
 
 @hosts_that_join
@@ -327,7 +343,7 @@ def test_a_pod_that_is_deleted(tmp_path: Path, runtime: Path, has_hook: bool) ->
             if has_hook
             else "SIGTERM; its machine goes away in 400 s"
         )
-        assert spots.job.said().count("host node-x leaves at the next commit") == 1
+        assert is_told_once(spots.job, "node-x")
         assert said in spots.job.said()
 
 

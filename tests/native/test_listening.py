@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from elastic_driver.system.interfaces import host_addresses
 from elastic_driver.worker.engine import native_loader
 from elastic_driver.worker.engine.native import NativeEngine
 from tests.native.engines import NEVER_S, Meeting, each_rank, make_engine
+from tests.support.network.ports import free_ports
 
 native: Any = native_loader.load()
 
@@ -38,21 +38,6 @@ def link_local() -> str | None:
         if one.version == 6 and one.is_link_local:
             return str(one) if "%" in str(one) else f"{one}%{interface}"
     return None
-
-
-@contextlib.contextmanager
-def free_range(count: int) -> Iterator[tuple[int, int]]:
-    """So many ports in a row that nobody uses, out of the system's own range for connections."""
-    for low in range(20000, 30000, count):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(low, low + count):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-        yield low, low + count - 1
-        return
-    raise AssertionError("no free ports")
 
 
 def group(rank: int, size: int, **given: Any) -> Any:
@@ -85,29 +70,29 @@ def connect(members: list[Any], blobs: list[bytes]) -> list[np.ndarray]:
 
 
 def test_each_rank_listens_at_a_port_of_the_range_and_again_in_the_next_round() -> None:
-    with free_range(3) as ports:
-        kept = []
-        for _ in range(3):  # the connections of the rounds before stay open
-            members = [group(rank, 3, ports=ports) for rank in range(3)]
-            blobs = [member.prepare() for member in members]
-            assert sorted(map(port_of, blobs)) == list(range(ports[0], ports[1] + 1))
-            assert all((value == 3).all() for value in connect(members, blobs))
-            kept += members
-        for member in kept:
-            member.close()
+    ports = free_ports(3)
+    kept = []
+    for _ in range(3):  # the connections of the rounds before stay open
+        members = [group(rank, 3, ports=(ports[0], ports[-1])) for rank in range(3)]
+        blobs = [member.prepare() for member in members]
+        assert sorted(map(port_of, blobs)) == list(ports)
+        assert all((value == 3).all() for value in connect(members, blobs))
+        kept += members
+    for member in kept:
+        member.close()
 
 
 def test_ports_in_use_are_passed_over_and_where_none_is_left_that_is_said() -> None:
-    with free_range(3) as (low, high):
-        one = group(1, 2, ports=(low, high))
-        with socket.create_server(("127.0.0.1", low + 1)), socket.create_server(("127.0.0.1", high)):
-            assert port_of(one.prepare()) == low
-            another = group(0, 2, ports=(low, high))
-            said = rf"cannot listen on 127\.0\.0\.1: all ports from {low} to {high} \(--port-range\) are in use"
-            with pytest.raises(native.CollectiveError, match=said):
-                another.prepare()
-        one.close()
-        another.close()
+    low, middle, high = free_ports(3)
+    one = group(1, 2, ports=(low, high))
+    with socket.create_server(("127.0.0.1", middle)), socket.create_server(("127.0.0.1", high)):
+        assert port_of(one.prepare()) == low
+        another = group(0, 2, ports=(low, high))
+        said = rf"cannot listen on 127\.0\.0\.1: all ports from {low} to {high} \(--port-range\) are in use"
+        with pytest.raises(native.CollectiveError, match=said):
+            another.prepare()
+    one.close()
+    another.close()
 
 
 @pytest.mark.parametrize("ports", [(5, 4), (0, 5), (1, 65536), (-1, 5), (-2, -1)])
@@ -128,9 +113,10 @@ def over(address: str, machines: str = "", **settings: Any) -> list[NativeEngine
 
 
 def test_an_engine_keeps_to_its_range() -> None:
-    with free_range(4) as ports, contextlib.ExitStack() as stack:
+    ports = free_ports(4)
+    with contextlib.ExitStack() as stack:
         for _ in range(2):
-            for engine in over("127.0.0.1", "aabb", ports=ports):
+            for engine in over("127.0.0.1", "aabb", ports=(ports[0], ports[-1])):
                 stack.callback(engine.close)
 
 
@@ -144,9 +130,9 @@ def test_contexts_over_ipv6() -> None:
 
 @needs_v6
 def test_an_engine_over_ipv6_within_a_range() -> None:
-    with free_range(4) as ports:
-        for engine in over("::1", "aabb", ports=ports):
-            engine.close()
+    ports = free_ports(4)
+    for engine in over("::1", "aabb", ports=(ports[0], ports[-1])):
+        engine.close()
 
 
 @pytest.mark.skipif(link_local() is None, reason="this machine has no link-local address")

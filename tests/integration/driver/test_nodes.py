@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.network.ports import free_port
 from tests.support.paths import ROOT
-from tests.support.processes.nodes import WORKER, NodesJob, free_port
+from tests.support.processes.nodes import WORKER, NodesJob
 
 pytestmark = pytest.mark.integration
 

@@ -27,8 +27,8 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.system.local_socket import SocketFolder, path_of, url_of
+from tests.support.network.ports import free_port, free_ports
 from tests.support.processes.jobs import AFRESH, Job
-from tests.support.processes.nodes import free_port
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.integration
@@ -98,6 +98,21 @@ def held(process: psutil.Process) -> set[str]:
         except OSError:
             continue
     return found
+
+
+def remove(folder: Path) -> None:
+    """At one stroke: who looks at it while it is removed would make anew what is missing in it."""
+    gone = folder.rename(folder.with_name(f"gone-{folder.name}"))
+    shutil.rmtree(gone, ignore_errors=True)  # whose it was may remove what it has made anew elsewhere
+
+
+def put_a_file_in_place_of(folder: Path) -> None:
+    """Likewise."""
+    while True:
+        remove(folder)
+        with contextlib.suppress(FileExistsError):  # it was made anew just before
+            folder.touch(exist_ok=False)
+            return
 
 
 def lacks(process: psutil.Process, sockets: set[str]) -> bool:
@@ -173,23 +188,23 @@ def test_what_opens_a_port_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_port_range_holds_for_a_port_that_is_opened_later(tmp_path: Path) -> None:
-    low = 21330  # below the ports that the system hands out to others
-    taken = socket.create_server(("127.0.0.1", low + 2))
-    flags = ("-np", "1", "--port-range", f"{low}-{low + 2}")
+    first, second, last = free_ports(3)
+    taken = socket.create_server(("127.0.0.1", last))
+    flags = ("-np", "1", "--port-range", f"{first}-{last}")
     with taken, Job(tmp_path, "localhost:1\n", *flags, command=SLEEPS) as job:
         started(job)
-        assert re.match(rf"http://127\.0\.0\.1:({low}|{low + 1})/login", elasticrun("page").stdout)
+        assert re.match(rf"http://127\.0\.0\.1:({first}|{second})/login", elasticrun("page").stdout)
 
 
 def test_where_no_port_is_free_whoever_asks_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
-    low = 21340
-    taken = [socket.create_server(("127.0.0.1", low + number)) for number in range(2)]
-    with Job(tmp_path, "localhost:1\n", "-np", "1", "--port-range", f"{low}-{low + 1}", command=SLEEPS) as job:
+    low, high = free_ports(2)
+    taken = [socket.create_server(("127.0.0.1", port)) for port in (low, high)]
+    with Job(tmp_path, "localhost:1\n", "-np", "1", "--port-range", f"{low}-{high}", command=SLEEPS) as job:
         started(job)
         for words in (["page"], ["jobs", "--write-token", str(tmp_path / "token")]):
             refused = elasticrun(*words)
             assert refused.returncode == 2
-            assert f"ports {low} to {low + 1} are all in use (--port-range)" in refused.stderr
+            assert f"ports {low} to {high} are all in use (--port-range)" in refused.stderr
         assert not (tmp_path / "token").exists()
         assert job.process.poll() is None
         for each in taken:
@@ -233,8 +248,8 @@ def test_what_somebody_removes_of_it_comes_back(tmp_path: Path, runtime: Path) -
         where, file = socket_of(job), runtime / "elasticrun" / f"{job_id}.json"
         (agent,) = workers_sockets(job)
         for path in (where, agent):
-            shutil.rmtree(path.parent)
-        shutil.rmtree(file.parent)
+            remove(path.parent)
+        remove(file.parent)
         for path in (where, agent):
             told = f"{path} was removed (does something clean up there?); it was made anew"
             job.wait_for("a word of it", functools.partial(is_said, job, told))
@@ -253,8 +268,7 @@ def test_a_driver_whose_path_another_has_by_now_is_found_elsewhere(tmp_path: Pat
     with Job(tmp_path, "localhost:1\n", "-np", "1") as job:
         job.wait_for_steps(1)
         where = socket_of(job)
-        shutil.rmtree(where.parent)
-        where.parent.touch()
+        put_a_file_in_place_of(where.parent)
         try:
             job.wait_for("a word of it", lambda: f"{where} was removed" in job.said())
             job.wait_for("the job's new file", lambda: not elasticrun("status").returncode)

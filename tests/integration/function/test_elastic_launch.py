@@ -18,8 +18,8 @@ import pytest
 from elastic_driver import LaunchConfig, elastic_launch
 from elastic_driver.errors import SettingsError
 from elastic_driver.function import torch_launcher
+from tests.support.network.ports import free_port
 from tests.support.processes.forked_function import fork_drivers
-from tests.support.processes.nodes import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.network.ports import free_port
 from tests.support.paths import PROGRAMS
 from tests.support.processes.jobs import FORKED, Job
-from tests.support.processes.nodes import NodesJob, free_port
+from tests.support.processes.nodes import NodesJob
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

@@ -37,6 +37,7 @@ from tests.support.fakes.rendezvous_service import (
     request,
     serving,
 )
+from tests.support.network.ports import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -159,15 +160,16 @@ def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
 
 def test_a_range_of_ports() -> None:
     async def main() -> None:
-        low = 21310  # below the ports that the system hands out to others
-        taken = socket.create_server(("127.0.0.1", low + 2))
+        low, middle, high = free_ports(3)
+        downwards = range(high, low - 1, -1)
+        taken = socket.create_server(("127.0.0.1", high))
         server, second, third = (RendezvousServer(Handler().routes, key_of=KEY.of) for _ in range(3))
-        assert await server.start("127.0.0.1", range(low + 2, low - 1, -1)) == low + 1
-        taken_too = socket.create_server(("127.0.0.2", low + 1))
-        assert await server.listeners.open("127.0.0.2", (low + 1, *range(low + 2, low - 1, -1))) == low + 2
-        assert await second.start("127.0.0.1", range(low + 2, low - 1, -1)) == low
-        with pytest.raises(SettingsError, match=r"ports 21310 to 21312 are all in use \(--port-range\)"):
-            await third.start("127.0.0.1", range(low + 2, low - 1, -1))
+        assert await server.start("127.0.0.1", downwards) == middle
+        taken_too = socket.create_server(("127.0.0.2", middle))
+        assert await server.listeners.open("127.0.0.2", (middle, *downwards)) == high
+        assert await second.start("127.0.0.1", downwards) == low
+        with pytest.raises(SettingsError, match=rf"ports {low} to {high} are all in use \(--port-range\)"):
+            await third.start("127.0.0.1", downwards)
         for each in (server, second, third):
             await each.close()
         taken.close()

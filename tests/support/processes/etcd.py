@@ -20,7 +20,7 @@ from elastic_driver.etcd.client import EtcdClient, EtcdError
 from elastic_driver.etcd.place import EtcdPlace
 from tests.support.fakes.etcd_jobs import until
 from tests.support.network.namespaces import NamespaceHost
-from tests.support.processes.nodes import free_port
+from tests.support.network.ports import free_port
 
 ETCD = shutil.which("etcd") or "etcd"
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd here: scripts/install-etcd installs it")

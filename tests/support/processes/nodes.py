@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,22 +22,6 @@ WORKER = [sys.executable, str(PROGRAMS / "node_worker.py")]
 PATIENCE_S = 150.0
 
 _T = TypeVar("_T")
-
-
-def free_port() -> int:
-    """A port of loopback below those that the system gives to others, and above those that tests name.
-
-    Drawn: that of a test beside this one may be free still when this one looks.
-    """
-    for _ in range(1000):
-        port = random.randrange(23000, 32000)
-        with socket.socket() as sock:
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")
 
 
 class Node:

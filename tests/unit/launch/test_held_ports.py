@@ -13,6 +13,7 @@ import pytest
 from elastic_driver.launch.agent import ports as ports_module
 from elastic_driver.launch.agent.ports import HeldPorts, bound_port
 from elastic_driver.rendezvous.agent_messages import Close, HoldPort, LetGo, PortHeld, PortLevel, Said
+from tests.support.network.ports import free_ports
 
 pytestmark = pytest.mark.unit
 
@@ -81,7 +82,7 @@ def test_a_thief_that_takes_every_free_port_does_not_get_it(told: Told) -> None:
         assert port not in got
     # All of a range that is smaller than what is asked for.
     with contextlib.ExitStack() as stack:
-        base = next(base for base in range(20000, 30000, 8) if all(listens(base + i, reuse=False) for i in range(4)))
+        base = free_ports(4)[0]
         held = told.hold(2, [base, base + 3]).port
         assert base <= held <= base + 3
         taken = []
@@ -94,7 +95,7 @@ def test_a_thief_that_takes_every_free_port_does_not_get_it(told: Told) -> None:
 
 
 def test_two_jobs_with_one_range_never_hold_the_same_port(told: Told) -> None:
-    base = next(base for base in range(30000, 32000, 8) if all(listens(base + i, reuse=False) for i in range(2)))
+    base = free_ports(2)[0]
     with contextlib.closing(Told()) as other:
         got = {told.hold(1, [base, base + 1]).port, other.hold(1, [base, base + 1]).port}
         assert got == {base, base + 1}
