@@ -47,7 +47,7 @@ from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.warm.program import Program
 from elastic_driver.launch.words import OutputSink
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
+from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_MAY_CHANGE, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
@@ -240,6 +240,7 @@ def _run_recorded(
             **settings.passed_env,
             ENV_HEARTBEAT: f"{heard_s:g}",
             ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
+            ENV_MAY_CHANGE: str(int(settings.elastic)),
             **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
             **durable_env(settings),
             **({} if settings.numa_binding is None else {ENV_BINDING: settings.numa_binding}),

@@ -13,6 +13,7 @@ ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id
 # one job may be on one machine, and each ends what is its own.
 ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
+ENV_MAY_CHANGE = "ELASTIC_DRIVER_MAY_CHANGE"  # "1": hosts may come and go
 ENV_HOST_TIMEOUT = "ELASTIC_DRIVER_HOST_TIMEOUT_S"  # how long a peer may acknowledge nothing
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
 # The place planned for it then: the numbers of its SlotInfo, with commas.

@@ -11,6 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
 from elastic_driver.words import ReadyCause
 from elastic_driver.worker.durable.commits import durable
+from elastic_driver.worker.rounds.advice import advice
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import Runtime, runtime
 from elastic_driver.worker.state import State
@@ -52,11 +53,12 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
             try:
                 if again:
                     state.on_reset()
-                _enter(process, state)
+                _enter(process, state, func)
                 result = func(state, *args, **kwargs)
                 _finish(state)
                 process.note_exception(raised=False)
                 process.note_end_of_training()
+                advice().leave_run()
                 return result
             except Exception as error:
                 if not isinstance(error, HorovodInternalError) and not _comes_of_the_round(error):
@@ -112,7 +114,7 @@ def _origin(error: Exception) -> tuple[str, bool]:
     return where, raised and isinstance(error, HorovodInternalError)
 
 
-def _enter(process: Runtime, state: State) -> None:
+def _enter(process: Runtime, state: State, func: Callable[..., object]) -> None:
     """Brings the state in step with the round and tells the driver."""
     on_disc = durable()
     if on_disc is not None:
@@ -120,6 +122,7 @@ def _enter(process: Runtime, state: State) -> None:
     if current().assignment.sync:
         state.sync()
     process.report_running(state._commits)
+    advice().enter_run(func, lambda: state._commits, current().progress()[0])
 
 
 def _finish(state: State) -> None:

@@ -21,6 +21,7 @@ from elastic_driver.rendezvous.environment import (
     ENV_HEARTBEAT,
     ENV_HOST_TIMEOUT,
     ENV_JOB,
+    ENV_MAY_CHANGE,
     ENV_OWNER,
     ENV_PATIENCE,
     ENV_PLACE,
@@ -147,7 +148,8 @@ class WorkerSettings:
         vitals: the file of its agent's on which it says how it is; "" for none.
         warm: set in a process that is to be held in its start, for workers to be forked from.
         hostname: this machine's name in the job, for messages.
-        elastic: whether membership may change.
+        elastic: whether a driver has started it.
+        may_change: whether hosts may come and go.
         build_timeout_s: how long connecting to the peers may take, seconds.
         collective_timeout_s: how long a collective operation may take, seconds.
         backend: the only one to be used; None for the best that all members have.
@@ -187,6 +189,7 @@ class WorkerSettings:
     warm: str = field(default="", metadata=_by(ENV_WARM, str))
     hostname: str = field(default="", metadata=_by("HOROVOD_HOSTNAME", str))
     elastic: bool = field(default=False, metadata=_by("HOROVOD_ELASTIC", _switch))
+    may_change: bool = field(default=False, metadata=_by(ENV_MAY_CHANGE, _switch))
     # Horovod's, as those of fusion and stall checks.
     build_timeout_s: float = field(
         default=GLOO_TIMEOUT_S, metadata=_by("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds(MOST_GLOO_S))

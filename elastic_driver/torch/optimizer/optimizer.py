@@ -22,6 +22,7 @@ from elastic_driver.torch.optimizer.reducer import Reducer
 from elastic_driver.torch_private.tensors import note_step
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.rounds import vitals
+from elastic_driver.worker.rounds.advice import advice
 from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set
 
@@ -80,6 +81,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         current_round().refuse_if_forked()  # and count no step of the worker's
         vitals.note_step()
+        advice().note_step()
         note_step(self._wrapped)  # for schedulers made before this optimizer, which watch whether the other one steps
         base_step = functools.partial(self._wrapped_class.step, self)
         if not self._should_synchronize:

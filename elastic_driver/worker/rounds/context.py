@@ -28,6 +28,7 @@ from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_
 from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.protocol import Engine, Operation, Result
 from elastic_driver.worker.engine.seal import Seal
+from elastic_driver.worker.rounds.advice import advice
 from elastic_driver.worker.rounds.ending import end_process
 from elastic_driver.worker.rounds.meeting import RoundClient, RoundMeeting
 from elastic_driver.worker.rounds.patience import Patience
@@ -287,6 +288,10 @@ class Context:
     def disc(self) -> DiscReport | None:
         """Watch thread: what the driver is to know of commits on disc."""
         return self._disc()
+
+    def look(self) -> None:
+        """Watch thread: the user may have to be told of something that the script has forgotten."""
+        advice().look(self.progress()[0])
 
     def progress(self) -> tuple[int, bool]:
         """Watch thread: operations finished so far, and whether one waits for other members; connecting is waiting."""

@@ -52,6 +52,7 @@ from elastic_driver.worker.launched import across
 from elastic_driver.worker.launched.launcher import Launch, launch_of
 from elastic_driver.worker.rounds import canary, devices, leaving, stacks, vitals
 from elastic_driver.worker.rounds import process_sets as sets
+from elastic_driver.worker.rounds.advice import advice
 from elastic_driver.worker.rounds.context import QUIESCE_S, Context, TimelineSettings
 from elastic_driver.worker.rounds.current import CurrentRound, current_round
 from elastic_driver.worker.rounds.meeting import RoundClient
@@ -418,6 +419,7 @@ class Runtime:
                 context.open()
                 sets.enter_round(context)
                 vitals.enter_round(assignment.round_id, assignment.slot.rank)
+                advice().enter_round(self._advised_rank(assignment), may_change=worker_settings().may_change)
                 break
             except HorovodInternalError as error:
                 if self._launched is not None:
@@ -432,6 +434,10 @@ class Runtime:
                 self._retire(context)
                 raise
         self._current.tell_of_change()
+
+    def _advised_rank(self, assignment: RoundAssignment) -> int:
+        """See Advice.enter_round. Where no driver looks after the ranks, there is nothing to prepare for."""
+        return -1 if self._worker is None or self._launched is not None else assignment.slot.rank
 
     def _open(self, assignment: RoundAssignment, limits: Limits) -> Context:
         # A client of its own: closing it ends what the round's threads wait for, and nothing else.

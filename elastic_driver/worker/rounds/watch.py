@@ -54,6 +54,9 @@ class Listener(Protocol):
     def disc(self) -> DiscReport | None:
         """What the driver is to know of commits on disc; None for nothing."""
 
+    def look(self) -> None:
+        """It is some time since the last look."""
+
     def progress(self) -> tuple[int, bool]:
         """A number that grows with each operation finished, and whether one waits for other members."""
 
@@ -92,6 +95,7 @@ class Watch:
         reported = False
         while not self._stopped.is_set():
             try:
+                self._listener.look()
                 progress, waiting = self._listener.progress()
                 disc = self._listener.disc()
                 request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disc=disc)

@@ -1,0 +1,212 @@
+"""What a training script has most likely forgotten: its commits, or ``elastic.run`` itself. Said once, by rank 0.
+
+Owns the count of steps that this is decided by. A step costs an addition and a comparison; all else happens once, or
+in the watch thread. Knows nothing of rounds but this process's rank. What it cannot know it says nothing of.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+
+STEPS = 100
+"""Of an optimizer, after which something is said. Horovod's examples commit after each tenth batch or more often."""
+LONG_S = 60.0
+"""After so many seconds it is, too, where there was a step; or, without an optimizer, OPERATIONS of the engine."""
+OPERATIONS = 100
+
+_NEVER = sys.maxsize
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_OURS = ("elastic_driver", "horovod")
+
+
+def _say(text: str) -> None:
+    print(f"elastic_driver: warning: {text}", file=sys.stderr, flush=True)
+
+
+class Advice:
+    """Watches one process. All methods but ``look`` are called by the thread that trains.
+
+    Args:
+        say: says something to the user.
+        clock: seconds.
+    """
+
+    def __init__(self, say: Callable[[str], None] = _say, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._rank = -1
+        self._may_change = False
+        self._thread = 0
+        self._has_run = False  # elastic.run was entered
+        self._function: Callable[..., object] | None = None  # that it has called
+        self._commits: Callable[[], int] = lambda: 0
+        self._is_told: set[str] = set()
+        self._begin(0, due=_NEVER)
+
+    def _begin(self, finished: int, *, due: int = STEPS) -> None:
+        """Counts anew."""
+        self._since = self._clock()
+        self._finished = finished
+        self._steps = 0
+        self._due = due  # the step at which something may have to be said
+
+    def enter_round(self, rank: int, *, may_change: bool) -> None:
+        """This process has a place; -1 for a rank where nothing is ever to be said.
+
+        Args:
+            rank: there.
+            may_change: whether hosts may come and go.
+        """
+        self._rank, self._may_change, self._thread = rank, may_change, threading.get_ident()
+        if not self._has_run:
+            self._begin(0, due=STEPS if rank == 0 and may_change else _NEVER)
+
+    def enter_run(self, function: Callable[..., object], commits: Callable[[], int], finished: int) -> None:
+        """``elastic.run`` is about to call a function.
+
+        Args:
+            function: which.
+            commits: how many its state has.
+            finished: operations that the engine has finished so far.
+        """
+        self._has_run = True
+        self._function, self._commits = function, commits
+        self._begin(finished, due=STEPS if self._rank == 0 else _NEVER)
+
+    def leave_run(self) -> None:
+        """The function has returned: what comes now is the script's own business."""
+        self._function = None
+        self._due = _NEVER
+
+    def note_step(self) -> None:
+        """An optimizer steps."""
+        self._steps += 1
+        if self._steps >= self._due:
+            self._judge(sys._getframe(1))
+
+    def look(self, finished: int) -> None:
+        """In the watch thread, every half a minute or so.
+
+        Args:
+            finished: operations that the engine has finished so far.
+        """
+        if self._due == _NEVER or self._clock() - self._since < LONG_S:
+            return
+        if self._steps:
+            self._due = 0  # the next step says where it is
+        elif finished - self._finished >= OPERATIONS:
+            self._judge(sys._current_frames().get(self._thread))
+
+    def _judge(self, frame: FrameType | None) -> None:
+        self._due = _NEVER
+        took_s = self._clock() - self._since
+        what = f"{self._steps} steps" if self._steps >= STEPS else f"{took_s:.0f} s"
+        if self._function is not None:
+            self._judge_commits(self._function, what)
+        elif not self._has_run and "run" not in self._is_told:
+            self._is_told.add("run")
+            self._say(
+                f"{_place(frame)} has trained for {what} outside of elastic.run: when a worker is lost, all others "
+                "fail with HorovodInternalError instead of going on, and hosts that come are not used. Put the loop "
+                "into a function with @hvd.elastic.run, and commit its state (README, Quickstart)"
+            )
+
+    def _judge_commits(self, function: Callable[..., object], what: str) -> None:
+        if self._commits() or "commit" in self._is_told or may_commit(function):
+            return
+        self._is_told.add("commit")
+        self._say(
+            f"{_name_of(function)} has trained for {what} and has no commit: when a worker is lost, the others go "
+            "back to the state that they began with; that hosts have come, or are to leave, is noticed at commits "
+            "only. Add this line to its loop, behind the step: state.commit()"
+        )
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    function = inspect.unwrap(function)
+    name, code = getattr(function, "__name__", "the training function"), getattr(function, "__code__", None)
+    return f"{name}()" + (f" ({_file(code)}:{code.co_firstlineno})" if isinstance(code, CodeType) else "")
+
+
+def _file(code: CodeType) -> str:
+    return os.path.basename(code.co_filename)
+
+
+def _place(frame: FrameType | None) -> str:
+    """The line of the user's own code that a thread is in, and its function."""
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "this script"
+    where = f"{_file(frame.f_code)}:{frame.f_lineno}"
+    name = frame.f_code.co_name
+    return where if name.startswith("<") else f"{name}() ({where})"
+
+
+def _is_users(path: str) -> bool:
+    """Whether this is a file of neither this package, nor Python's library, nor anything that was installed."""
+    return not path.startswith((_PACKAGE, _LIBRARY, "<")) and not any(folder in path for folder in _INSTALLED)
+
+
+def may_commit(function: Callable[..., object]) -> bool:
+    """Whether a commit can stand anywhere in the code that a training function may run: one that is just seldom.
+
+    Read are the user's own modules, and installed ones that import this library. What cannot be read may have one.
+    """
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return True
+    try:
+        first = code.co_varnames[0] if code.co_argcount else ""
+        return any(_has_commit(path, first) for path in {code.co_filename, *_sources()})
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return True
+
+
+def _sources() -> Iterator[str]:
+    """Files that a commit may be in. No module is asked for anything: many have attributes that import or warn."""
+    modules = [(name, module) for name, module in list(sys.modules.items()) if issubclass(type(module), ModuleType)]
+    ours = {id(module) for name, module in modules if name.partition(".")[0] in _OURS}
+    for _, module in modules:
+        names = ModuleType.__getattribute__(module, "__dict__")
+        path = names.get("__file__")
+        if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_PACKAGE):
+            continue
+        if _is_users(path) or any(id(value) in ours for value in list(names.values())):
+            yield path
+
+
+def _has_commit(path: str, state: str) -> bool:
+    """Whether a file names a commit, a look for host updates, or a save of the state; in code, not in comments."""
+    for node in ast.walk(ast.parse(Path(path).read_bytes())):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr="save") if owner == state:
+                return True
+            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.FunctionDef(name=name) | ast.alias(name=name):
+                pass
+            case ast.Constant(value=str(text)) if text.isidentifier():
+                name = text
+            case _:
+                continue
+        if "commit" in name.lower() or name == "check_host_updates":
+            return True
+    return False
+
+
+_advice = Advice()
+
+
+def advice() -> Advice:
+    """The process's one Advice."""
+    return _advice
