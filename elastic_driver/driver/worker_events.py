@@ -22,6 +22,7 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.state import WorkerPhase, record_of
+from elastic_driver.driver.scripts import Scripts
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
@@ -61,6 +62,7 @@ class WorkerEvents:
         self._standings = standings
         self._forget = forget
         # Of those that are dying, or have ended, until the core has said whether that was expected.
+        self._scripts = Scripts()
         self._ends: dict[WorkerId, tuple[Worker, ExitStatus | None]] = {}
         self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
 
@@ -69,6 +71,8 @@ class WorkerEvents:
     def started(self, worker: Worker) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker.id, worker.pid)
+        if other := self._scripts.started(worker):
+            self._chronicle.warning(other)
         self._standings.started(worker.id)
         if not self._stepper.state.policy.on_change.asks_for_rounds:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker.id))
@@ -107,6 +111,7 @@ class WorkerEvents:
             return
         self._ends[worker.id] = worker, status
         self._forget(worker.id)
+        self._scripts.ended(worker.id)
         if status.returncode:
             self._keep_error_file(worker, status.returncode)
         draw, how = random.random(), str(status)
@@ -125,6 +130,7 @@ class WorkerEvents:
         for worker in workers:
             self._ends[worker.id] = worker, _LOST
             self._forget(worker.id)
+            self._scripts.ended(worker.id)
             hosts.setdefault(worker.id.hostname, []).append(worker.id)
         for hostname, there in hosts.items():
             self._stepper.report(HostLost(hostname, why, tuple(there), random.random()))

@@ -30,7 +30,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.vitals import Vitals
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -656,10 +656,19 @@ class Levels(Said, name="levels"):
 
 @dataclass(frozen=True)
 class Started(Said, name="started"):
-    """A worker's process runs."""
+    """A worker's process runs.
+
+    Attributes:
+        worker: whose.
+        pid: its id.
+        script: the path of the file that its command runs, as far as it names one; else "".
+        digest: SHA-256 of what is in it, in hexadecimal digits; "" where that cannot be read.
+    """
 
     worker: str
     pid: int
+    script: OsText = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,20 @@ Decides nothing. Knows nothing of rounds and connections.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from elastic_driver.errors import LaunchError, RendezvousProtocolError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.backlog import Backlog
+from elastic_driver.launch.agent.script import script_of
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.local.input import WorkerInput
@@ -74,6 +77,7 @@ class _Worker:
     Attributes:
         order: to start it, with what has changed since.
         pid: the process that the driver was told of; 0 before it runs.
+        script: what it runs, and the digest of that; see script_of.
         has_ended: whether the driver was told that it is dead.
         replaced: whether its process is ended to be replaced by another.
         death: of that process, which the driver was not told.
@@ -84,6 +88,7 @@ class _Worker:
 
     order: Start
     pid: int = 0
+    script: tuple[str, str] = ("", "")
     has_ended: bool = False
     replaced: bool = False
     death: Exited | None = None
@@ -381,6 +386,7 @@ class HostWorkers:
         if self._bad_folder:
             raise CommandNotFoundError(self._bad_folder)
         env |= await self._more_of(worker, one.order.command, env)
+        one.script = await asyncio.to_thread(script_of, one.order.command, Path.cwd())
         return Launch(
             one.order.command,
             env,
@@ -435,7 +441,7 @@ class HostWorkers:
             one.input.started()
         if not one.pid:
             one.pid = process.pid
-            self._send(Started(worker.key, process.pid))
+            self._send(Started(worker.key, process.pid, *one.script))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """See ProcessListener. To the driver the end of one that has taken another's place is that of both."""

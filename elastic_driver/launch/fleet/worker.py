@@ -45,6 +45,7 @@ class Worker:
         phase: how far it is.
         link: to the agent that starts it, and whose word is taken on it; None while it waits.
         pid: its process's id on its host: for people, in messages and logs.
+        script, digest: see Started; "" where another driver has started it.
         is_dying: whether it was told that it ends, and not well.
         last_lines: the end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most. Where it left
             its traceback in its error file only, with the end of that. Known when it is dying, or dead.
@@ -60,6 +61,8 @@ class Worker:
     phase: Phase = Phase.WAITING
     link: AgentLink | None = None
     pid: int = 0
+    script: str = ""
+    digest: str = ""
     is_dying: bool = False
     last_lines: Sequence[str] = ()
     error_file: str = ""

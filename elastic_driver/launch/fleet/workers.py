@@ -438,9 +438,9 @@ class Workers:
             case Output(key, stream, data):
                 if one := self._record(link, key):
                     self._around.sink.write(one.id, "stderr" if stream == "stderr" else "stdout", data)
-            case Started(key, pid):
+            case Started(key):
                 if (one := self._record(link, key)) and one.phase is Phase.ORDERED:
-                    self._started(one, pid)
+                    self._started(one, message)
             case NotStarted(key, error, bad_command):
                 if (one := self._record(link, key)) and one.phase in (Phase.ORDERED, Phase.ENDS):
                     self._not_started(one, self._why_not(one, link, error, bad_command=bad_command))
@@ -469,9 +469,9 @@ class Workers:
         one = self._workers.get(worker_named(key))
         return one if one is not None and one.link is link else None
 
-    def _started(self, one: Worker, pid: int) -> None:
-        one.phase, one.pid = Phase.RUNS, pid
-        self._around.sink.begin(one.id, pid, one.rank, one.label)
+    def _started(self, one: Worker, news: Started) -> None:
+        one.phase, one.pid, one.script, one.digest = Phase.RUNS, news.pid, news.script, news.digest
+        self._around.sink.begin(one.id, one.pid, one.rank, one.label)
         self._around.stdin.started(one.id)
         self._listener.started(one)
 
