@@ -353,7 +353,7 @@ def _of_lonely_workers(settings: Settings) -> Sequence[str]:
         return ()
     return (
         f"{script} does nothing to work with other workers: each of the {number} trains a model of its own. To train "
-        "one together, call elastic_driver.init() in it (README, Quickstart), or "
+        "one together, call elastic_driver.init() in it (docs/first-script.md), or "
         "torch.distributed.init_process_group(); to train it once, run it with -np 1",
     )
 

@@ -51,6 +51,7 @@ _LANDING = (
     "integration/horovod",
     "integration/kubernetes/test_jobs_on_pods.py",
     "integration/mpi",
+    "integration/test_first_script.py",
     "integration/test_network_faults.py",
     "integration/torch",
     "integration/torchelastic",

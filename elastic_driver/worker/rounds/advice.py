@@ -110,15 +110,16 @@ class Advice:
     def _judge(self, frame: FrameType | None) -> None:
         self._due = _NEVER
         took_s = self._clock() - self._since
-        what = f"{self._steps} steps" if self._steps >= STEPS else f"{took_s:.0f} s"
+        # Without an optimizer nobody knows whether it trains; an evaluation loses its work in the same way.
+        what = f"trained for {self._steps} steps" if self._steps >= STEPS else f"run for {took_s:.0f} s"
         if self._function is not None:
             self._judge_commits(self._function, what)
         elif not self._has_run and "run" not in self._is_told:
             self._is_told.add("run")
             self._say(
-                f"{_place(frame)} has trained for {what} outside of elastic.run: when a worker is lost, all others "
+                f"{_place(frame)} has {what} outside of elastic.run: when a worker is lost, all others "
                 "fail with HorovodInternalError instead of going on, and hosts that come are not used. Put the loop "
-                "into a function with @hvd.elastic.run, and commit its state (README, Quickstart)"
+                "into a function with @hvd.elastic.run, and commit its state (docs/first-script.md)"
             )
 
     def _judge_commits(self, function: Callable[..., object], what: str) -> None:
@@ -126,7 +127,7 @@ class Advice:
             return
         self._is_told.add("commit")
         self._say(
-            f"{_name_of(function)} has trained for {what} and has no commit: when a worker is lost, the others go "
+            f"{_name_of(function)} has {what} and has no commit: when a worker is lost, the others go "
             "back to the state that they began with; that hosts have come, or are to leave, is noticed at commits "
             "only. Add this line to its loop, behind the step: state.commit()"
         )

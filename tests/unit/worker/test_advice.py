@@ -93,7 +93,7 @@ def test_after_a_minute_it_need_not_be_that_many_steps(load: Load) -> None:
     played.advice.look(7)
     assert played.said == [], "what a step is in the middle of is left alone"
     script.train(None, played.advice, 1)
-    assert f"for {LONG_S:.0f} s and has no commit" in played.said[0]
+    assert f"has run for {LONG_S:.0f} s and has no commit" in played.said[0]
 
 
 def test_without_an_optimizer_what_the_engine_has_done_says_that_it_trains(load: Load) -> None:
