@@ -26,7 +26,7 @@ from elastic_driver.driver.scripts import Scripts
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import LaunchError
-from elastic_driver.health.last_words import last_words
+from elastic_driver.health.last_words import last_words, waited_for_input
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.worker import Worker
@@ -64,6 +64,7 @@ class WorkerEvents:
         # Of those that are dying, or have ended, until the core has said whether that was expected.
         self._scripts = Scripts()
         self._ends: dict[WorkerId, tuple[Worker, ExitStatus | None]] = {}
+        self._has_told_of_input = False
         self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
 
     # --- WorkerListener --------------------------------------------------------------------------------------------
@@ -116,6 +117,8 @@ class WorkerEvents:
             self._keep_error_file(worker, status.returncode)
         draw, how = random.random(), str(status)
         error, where = _last_words(worker) if status.returncode else ("", "")
+        if waited_for_input(error) and not worker.has_input:
+            self._tell_of_input(worker)
         age_s = worker.error_age_s if status.returncode else None
         starved = status.out_of_memory
         self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, starved, age_s))
@@ -146,6 +149,16 @@ class WorkerEvents:
         """A process is not ended: nothing is left of it but what has run it."""
         if order.exits:
             self._stepper.report(WorkerSpared(order.worker))
+
+    def _tell_of_input(self, worker: Worker) -> None:
+        if self._has_told_of_input:  # all ranks do the same, as a rule
+            return
+        self._has_told_of_input = True
+        rank = worker.label if worker.label.isdecimal() else "RANK"
+        self._chronicle.warning(
+            f"worker {worker.id} asked for input, as breakpoint() does, and has none: run elasticrun in a terminal "
+            f"with --stdin {rank} to debug that rank; elasticrun stacks shows where all ranks are (docs/debugging.md)"
+        )
 
     # --- commands --------------------------------------------------------------------------------------------------
 

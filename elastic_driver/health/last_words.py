@@ -14,6 +14,8 @@ from elastic_driver.health.dumps import frame_of, is_head
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # What faulthandler prints below all stacks.
 _MODULES = "Extension modules: "
+# How Python's debugger, and input(), end where nothing can be read.
+_NOTHING_TO_READ = ("bdb.BdbQuit", "BdbQuit", "EOFError: EOF when reading a line")
 # Before each line of a traceback, where torch.distributed is initialized.
 _RANK = re.compile(r"^\[rank\d+\]: ")
 
@@ -40,3 +42,8 @@ def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str
     last, match = named[-1]
     raised = next((text for text in plain[last + 1 :] if not text[0].isspace()), said[-1])
     return (raised if of_traceback else said[-1]), f"{match['file'].rpartition('/')[2]}:{match['line']}"
+
+
+def waited_for_input(error: str) -> bool:
+    """Whether this is the error of ``breakpoint()`` or ``input()`` in a process whose standard input is at its end."""
+    return error.startswith(_NOTHING_TO_READ)

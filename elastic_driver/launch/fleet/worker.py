@@ -53,6 +53,8 @@ class Worker:
         error_age_s: how long before it was dying, or dead, it wrote that; None for nothing.
         stop: how it is stopped as soon as its agent is told to start it; None where it is not.
         kill: an order that may take its time, or end in sparing it.
+        has_input: whether it was given a standard input; others read ``/dev/null``. False for one that another driver
+            has had started.
     """
 
     id: WorkerId
@@ -69,6 +71,7 @@ class Worker:
     error_age_s: float | None = None
     stop: Ending | None = None
     kill: KillWorker | None = None
+    has_input: bool = False
 
 
 class WorkerListener(Protocol):

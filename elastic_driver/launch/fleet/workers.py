@@ -242,7 +242,7 @@ class Workers:
 
     def _send_start(self, one: Worker, link: AgentLink, order: Start) -> None:
         link.send(order)
-        one.link, one.phase = link, Phase.ORDERED
+        one.link, one.phase, one.has_input = link, Phase.ORDERED, bool(order.stdin)
         self._of.setdefault(link.agent, set()).add(one.id)
         self._is_ordered(one, link)
         if one.stop is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_driver.health.last_words import last_words
+from elastic_driver.health.last_words import last_words, waited_for_input
 
 pytestmark = pytest.mark.unit
 
@@ -44,3 +44,17 @@ def test_what_a_dump_of_stacks_says() -> None:
     assert last_words(lines) == last_words([*lines, "", modules]) == ("", "train.py:54")
     assert last_words([*lines, "ValueError: 7"])[0] == "ValueError: 7"
     assert last_words(lines[:2]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"),
+    [
+        ("bdb.BdbQuit", True),
+        ("EOFError: EOF when reading a line", True),
+        ("EOFError", False),
+        ("ValueError: bdb.BdbQuit", False),
+        ("", False),
+    ],
+)
+def test_which_error_is_one_of_a_prompt(error: str, waited: bool) -> None:
+    assert waited_for_input(error) is waited
