@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elastic_driver.cli.doctor import parser_of_doctor
 from elastic_driver.cli.drain import parser_of_drain
 from elastic_driver.cli.end import parser_of_end
 from elastic_driver.cli.flags import build_parser
@@ -52,6 +53,7 @@ def parser_of_completion() -> Parser:
 
 SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "completion": parser_of_completion,
+    "doctor": parser_of_doctor,
     "drain": parser_of_drain,
     "end": parser_of_end,
     "jobs": parser_of_jobs,

@@ -34,6 +34,7 @@ subcommands (each has --help):
   status [JOB]          what a job does, its hosts and its workers
   page [JOB]            a link to its page in a browser
   stacks [JOB]          where the workers' Python is now, and who waits for whom
+  doctor [-H HOST,...]  what would stop or slow a job on these hosts
   report EVENTS         a job from its event log: a table, or a picture
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
@@ -88,7 +89,12 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         SettingsError: a flag is unknown, or its value cannot be read; one line for the user.
     """
-    given = vars(build_parser().parse_args(words))
+    return parse_by(build_parser(), words)
+
+
+def parse_by(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
+    """Likewise by a parser of :func:`build_parser` that knows more flags, whose values are in the result, too."""
+    given = vars(parser.parse_args(words))
     command = given["command"]
     given["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
     take_torchrun_flags(given)

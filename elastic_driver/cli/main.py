@@ -259,6 +259,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.completion import completion
 
             return completion
+        case "doctor":
+            from elastic_driver.cli.doctor import doctor
+
+            return doctor
         case "drain":
             from elastic_driver.cli.drain import drain
 

@@ -38,6 +38,7 @@ from elastic_driver.rendezvous.messages import (
     API,
     PIECE_BYTES,
     CallReply,
+    CheckupReply,
     DrainHostRequest,
     DrainReply,
     EndReply,
@@ -332,6 +333,19 @@ class RendezvousClient:
         return b"".join(
             self._request("GET", f"call/{number}", wait_s=_PIECE_S, expected=(200,))[1] for number in range(total)
         )
+
+    def ask_checkup(self) -> CheckupReply:
+        """What a worker of ``elasticrun doctor`` has to know.
+
+        Raises:
+            RendezvousError: the driver cannot be reached, or runs another job.
+        """
+        _, body = self._request("GET", "checkup", wait_s=_PIECE_S, expected=(200,))
+        return CheckupReply.from_json(body)
+
+    def post_facts(self, facts: bytes) -> None:
+        """Tells what is known of this worker's machine, in place of what was known before. Raises RendezvousError."""
+        self._request("POST", "facts", facts, wait_s=_PIECE_S, expected=(204,))
 
     def post_outcome(self, outcome: bytes) -> None:
         """Tells what came of the call. Blocks until the driver has all of it.

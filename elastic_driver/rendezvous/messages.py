@@ -9,7 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
-from elastic_driver.codec import OMITTABLE, CodecError, Count, Cut, Seconds, Within, encode, from_data, from_text
+from elastic_driver.codec import (
+    OMITTABLE,
+    CodecError,
+    Count,
+    Cut,
+    OsText,
+    Seconds,
+    Within,
+    encode,
+    from_data,
+    from_text,
+)
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.version import __version__
@@ -334,6 +345,21 @@ class CallReply(Body):
     """The answer to ``GET /v1/call``: the pickled call is in so many pieces, ``GET /v1/call/N``."""
 
     pieces: Count
+
+
+@dataclass(frozen=True, slots=True)
+class CheckupReply(Body):
+    """The answer to ``GET /v1/checkup``, in the job of ``elasticrun doctor``.
+
+    Attributes:
+        unix_s: the driver's clock.
+        is_over: whether nobody else is waited for.
+        folders: where a job would write on each host, by the flag that names it.
+    """
+
+    unix_s: float
+    is_over: bool
+    folders: dict[str, OsText]
 
 
 @dataclass(frozen=True, slots=True)

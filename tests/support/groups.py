@@ -46,6 +46,7 @@ _LANDING = (
     "integration/cli/test_journal.py",
     "integration/cli/test_parent.py",
     "integration/compat",
+    "integration/doctor",
     "integration/driver",
     "integration/function",
     "integration/horovod",

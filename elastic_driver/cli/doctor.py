@@ -1,0 +1,80 @@
+"""``elasticrun doctor``: looks at the hosts of a job before it runs there, and says what would stop it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from elastic_driver.cli.doctor_text import as_data, text_of
+from elastic_driver.cli.flags import build_parser, parse_by
+from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.settings.assembly import number, settings_from
+from elastic_driver.settings.settings import check_seconds
+
+_TIMEOUT_S = 60.0  # of ssh, a Python on a slow disc, and PyTorch's import together
+_STOPS = 1
+_HOSTS = ("hosts", "hostfile", "discovery_script")
+# A job has to have one; it is not run.
+_NO_COMMAND = ("no-command",)
+
+
+def parser_of_doctor() -> Parser:
+    """The flags of elasticrun, of which the help shows the hosts', and two of its own."""
+    parser = build_parser()
+    for action in parser._actions:
+        if action.dest not in ("help", "command", *_HOSTS):
+            action.help = argparse.SUPPRESS
+        elif action.dest == "command":
+            action.help = "of a job, as it stands in its command line; only its Python is used"
+    for group in parser._action_groups:
+        if all(action.help == argparse.SUPPRESS for action in group._group_actions):
+            group.description = None
+    parser.prog = "elasticrun doctor"
+    parser.usage = "elasticrun doctor [-H HOST,...] [flags of elasticrun] [--json] [--timeout S] [command ...]"
+    parser.description = """\
+Looks at the hosts of a job before it runs there: starts one worker on each as the job would, and
+shows what would stop or slow it: versions, GPUs, clocks, limits, discs, memory, the network between
+all hosts, an allreduce. Changes nothing on them. Takes the flags of elasticrun, so that a job's
+whole command line may follow. docs/debugging.md says what is looked at."""
+    parser.epilog = "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 130 interrupted."
+    add = parser.add_argument
+    add("--json", action="store_true", default=False, help="print all that was found out as JSON")
+    text = f"how long hosts may take to come and to answer (default {_TIMEOUT_S:g})"
+    add("--timeout", metavar="S", type=read_by(number), default=_TIMEOUT_S, help=text)
+    return parser
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, or these hosts cannot be looked at.
+    """
+    given = parse_by(parser_of_doctor(), words)
+    as_json, timeout_s = given.pop("json"), given.pop("timeout")
+    check_seconds("--timeout", timeout_s)
+    given.pop("check_build", None)
+    given["command"] = given["command"] or _NO_COMMAND
+    if not given.get("torchrun"):
+        given.setdefault("num_proc", 1)
+    settings = settings_from(given, os.environ)
+    # Late: --help needs no driver.
+    from elastic_driver.doctor.checkup import check_up
+    from elastic_driver.doctor.findings import findings_of, stops
+
+    if sys.stderr.isatty():
+        print("elasticrun doctor: looking, which takes a few seconds ...", file=sys.stderr, flush=True)
+    try:
+        found = check_up(settings, timeout_s)
+    except KeyboardInterrupt:
+        print("elasticrun doctor: interrupted; nothing of it runs any more", file=sys.stderr)
+        return 130
+    findings = findings_of(found.hosts, found.facts, found.seen, limit_s=timeout_s)
+    if as_json:
+        print(json.dumps(as_data(found, findings)))
+    else:
+        print(text_of(found, findings))
+    return _STOPS if stops(findings) else 0

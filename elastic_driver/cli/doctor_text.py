@@ -1,0 +1,152 @@
+"""What a checkup has found out, for people and for programs. Both can be shown to anybody: see doctor/facts.py."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from elastic_driver.cli.tables import table, width_of_output
+from elastic_driver.doctor.checkup import Checkup
+from elastic_driver.doctor.facts import LARGE_BYTES, UNLIMITED, HostFacts
+from elastic_driver.doctor.findings import Finding, Level
+from elastic_driver.report.printable import one_line
+from elastic_driver.version import __version__
+
+_WIDTH = 100
+_MARKS = {Level.STOPS: "[stops]", Level.WARNS: "[warns]"}
+# Of more hosts each problem names so many, and how many others.
+_SHOWN = 6
+
+
+def as_data(found: Checkup, findings: Sequence[Finding]) -> dict[str, Any]:
+    """For ``--json``."""
+    return {
+        "version": __version__,
+        "problems": [
+            {
+                "level": each.level.name.lower(),
+                "hosts": list(each.hosts),
+                "what": _without_home(each.what),
+                "advice": each.advice,
+            }
+            for each in findings
+        ],
+        "hosts": {host: None if host not in found.facts else _facts_as_data(found.facts[host]) for host in found.hosts},
+        "network": [asdict(link) for link in found.seen.links.values()],
+        "ended": _without_home(found.seen.message),
+    }
+
+
+def _facts_as_data(facts: HostFacts) -> dict[str, Any]:
+    return {name: _without_home(each) if isinstance(each, str) else each for name, each in asdict(facts).items()}
+
+
+def text_of(found: Checkup, findings: Sequence[Finding]) -> str:
+    """Problems first, then what there is on each host."""
+    width = min(width_of_output() or _WIDTH, _WIDTH)
+    return "\n".join([*_heading(found, findings), *_problems(findings, width), *_tables(found, width)])
+
+
+def _heading(found: Checkup, findings: Sequence[Finding]) -> Iterator[str]:
+    stops = sum(each.level is Level.STOPS for each in findings)
+    count = len(found.hosts)
+    hosts = f"{count} host{'s' * (count != 1)}"
+    if not findings:
+        yield f"elasticrun doctor {__version__}: {hosts}, nothing to complain of"
+    else:
+        verdict = f"{stops} would stop a job" if stops else "none would stop a job"
+        problems = f"{len(findings)} problem{'s' * (len(findings) != 1)}"
+        yield f"elasticrun doctor {__version__}: {hosts}, {problems}, {verdict}"
+
+
+def _problems(findings: Sequence[Finding], width: int) -> Iterator[str]:
+    for each in findings:
+        more = f" and {len(each.hosts) - _SHOWN} more" if len(each.hosts) > _SHOWN else ""
+        where = f"{', '.join(each.hosts[:_SHOWN])}{more}: " if each.hosts else ""
+        head = f"{_MARKS[each.level]} {where}{one_line(_without_home(each.what))}"
+        yield from textwrap.wrap(head, width, subsequent_indent=" " * 8, break_on_hyphens=False)
+        if each.advice:
+            indent = " " * 8
+            text = f"-> {one_line(each.advice)}"
+            yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent + "   ")
+
+
+def _tables(found: Checkup, width: int) -> Iterator[str]:
+    facts = found.facts
+    present = [host for host in found.hosts if host in facts]
+    if present:
+        heads = ("HOST", "PYTHON", "TORCH", "GPUS", "CPUS", "FREE/MEMORY", "TMP FREE", "CLOCK HERE")
+        yield ""
+        yield table(heads, [(host, *_row(facts[host])) for host in present], width=width)
+        more = ("HOST", "KERNEL", "LIBC", "DRIVER", "NOFILE", "NPROC", "MEMLOCK", "CORE", "SHM")
+        yield ""
+        yield table(more, [(host, *_more(facts[host])) for host in present], width=width)
+    links = sorted(found.seen.links.values(), key=lambda link: -link.rtt_ms)
+    if links:
+        rows = [
+            (" - ".join(link.hosts), f"{link.rtt_ms:.2f} ms", f"{link.mbit_s:,.0f} Mbit/s") for link in links[:_LINKS]
+        ]
+        yield ""
+        yield table(("NETWORK, SLOWEST FIRST", "ROUND TRIP", "SLOWER WAY"), rows, right=("ROUND TRIP", "SLOWER WAY"))
+        if len(links) > _LINKS:
+            yield f"and {len(links) - _LINKS} more links (--json has all)"
+    met = [each.meeting for each in facts.values() if each.meeting is not None]
+    if met:
+        size = max(each.size for each in met)
+        last = [each for each in met if each.size == size]
+        small_ms = max(each.small_s for each in last) * 1e3
+        large_ms = max(each.large_s for each in last) * 1e3
+        right = "right" if all(each.correct for each in met) else "WRONG"
+        yield ""
+        yield (
+            f"allreduce over {size} host{'s' * (size != 1)}: {right}, {small_ms:.2f} ms for 4 bytes, "
+            f"{large_ms:.1f} ms for {LARGE_BYTES >> 20} MB"
+        )
+
+
+_LINKS = 20
+
+
+def _row(facts: HostFacts) -> tuple[str, ...]:
+    gpus = f"{len(facts.gpus)} x {facts.gpus[0]}" if facts.gpus else "-"
+    tmp = next((disc for disc in facts.discs if disc.role == "tmp"), None)
+    clock = "?" if facts.clock_s is None else f"{facts.clock_s * 1e3:+.1f}±{facts.clock_error_s * 1e3:.1f} ms"
+    memory = facts.memory_bytes if facts.cgroup_bytes == UNLIMITED else facts.cgroup_bytes
+    return (
+        facts.python,
+        facts.torch or "-",
+        gpus,
+        str(facts.cpus),
+        f"{facts.available_bytes / (1 << 30):.0f}/{memory / (1 << 30):.0f} GB",
+        "?" if tmp is None or tmp.error else f"{tmp.free_bytes / (1 << 30):.0f} GB",
+        clock,
+    )
+
+
+def _more(facts: HostFacts) -> tuple[str, ...]:
+    return (
+        facts.kernel,
+        facts.libc or "?",
+        facts.gpu_driver or "-",
+        *(_limit(facts.limits.get(name), in_kilobytes=name in ("memlock", "core")) for name in _LIMITS),
+        f"{facts.shm_bytes / (1 << 30):.1f} GB",
+    )
+
+
+_LIMITS = ("nofile", "nproc", "memlock", "core")
+
+
+def _limit(value: int | None, *, in_kilobytes: bool) -> str:
+    if value is None:
+        return "?"
+    if value == UNLIMITED:
+        return "unlimited"
+    return f"{value >> 10} kB" if in_kilobytes and value else str(value)
+
+
+def _without_home(text: str) -> str:
+    home = os.path.expanduser("~")
+    return text.replace(home, "~") if len(home) > 1 else text

@@ -1,0 +1,246 @@
+"""Runs a checkup: a job of one worker a host, over the hosts and by the ways that a real job's settings name.
+
+Owns what such a job's settings are, how long it may take, and where its output goes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elastic_driver.discovery.script import ScriptDiscovery
+from elastic_driver.doctor.attendance import Attendance
+from elastic_driver.doctor.facts import HostFacts
+from elastic_driver.doctor.seen import Seen
+from elastic_driver.driver.job import run_job
+from elastic_driver.errors import DiscoveryError, SettingsError
+from elastic_driver.hosts import Host
+from elastic_driver.launch.warm.preload import is_python
+from elastic_driver.settings.logs import Logs
+from elastic_driver.settings.machines import NO_LAUNCHER
+from elastic_driver.settings.settings import IN_PLACE, Settings
+
+_WORKER = ("-m", "elastic_driver.doctor.worker")
+# Beyond what hosts may take to come: for the last allreduces, and the end of the job.
+_SLACK_S = 30.0
+# A worker that is frozen, or in a collective for so long, is given up.
+_HEARTBEAT_S = 10.0
+_GRACE_S = 2.0
+_INTERRUPTED = (129, 130, 131)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """What a checkup has found out.
+
+    Attributes:
+        hosts: that were looked at, in their order.
+        facts: what their workers said, by host.
+        seen: what has happened to them.
+        said: the last lines that the job itself has printed, for its errors.
+    """
+
+    hosts: Sequence[str]
+    facts: Mapping[str, HostFacts]
+    seen: Seen
+    said: str
+
+
+def check_up(given: Settings, limit_s: float) -> Checkup:
+    """Looks at all hosts. Blocks until that is done; what it has started has ended then.
+
+    Args:
+        given: of the job that these hosts are for. Its command is not run.
+        limit_s: how long hosts may take to come.
+
+    Raises:
+        SettingsError: these hosts cannot be looked at in this way.
+        KeyboardInterrupt: it was interrupted.
+    """
+    hosts = _hosts_of(given)
+    names = [host.name for host in hosts]
+    with tempfile.TemporaryDirectory(prefix="elastic-driver-doctor-") as folder:
+        events, output = Path(folder, "events.jsonl"), Path(folder, "output")
+        attendance = Attendance(names, _folders_of(given), events, limit_s)
+        with _output_in(output), _time_limit(limit_s + _SLACK_S) as timer:
+            code = run_job(_settings_of(given, hosts, events, limit_s), routes=attendance.routes)
+        attendance.look()
+        attendance.close()
+        said = output.read_text(errors="replace").splitlines()
+    if code in _INTERRUPTED or (code == 128 + signal.SIGTERM and not timer.is_over):
+        raise KeyboardInterrupt
+    return Checkup(names, attendance.facts, attendance.seen, "\n".join(said[-20:]))
+
+
+def _hosts_of(given: Settings) -> tuple[Host, ...]:
+    """The hosts that are to be looked at, with a slot each."""
+    if given.launcher == NO_LAUNCHER or given.discovery:
+        raise SettingsError(
+            "elasticrun doctor starts an agent on each host itself: name them by -H, --hostfile or "
+            "--host-discovery-script, without --launcher none and --discovery"
+        )
+    if given.nodes is not None and given.nodes.endpoint:
+        raise SettingsError("elasticrun doctor is for one command that starts all: name the other nodes by -H")
+    if given.mpi is not None:
+        raise SettingsError("elasticrun doctor starts agents, and knows nothing of mpirun: leave --mpi away")
+    hosts = given.hosts
+    if given.discovery_script is not None:
+        script = ScriptDiscovery(
+            given.discovery_script,
+            given.slots_per_host or 1,
+            given.discovery_timeout_s,
+            job_id=secrets.token_hex(8),
+            orders_hosts=given.orders_hosts,
+        )
+        try:
+            hosts = asyncio.run(script.find_hosts())
+        except DiscoveryError as error:
+            raise SettingsError(str(error)) from error
+    found = tuple(replace(host, slots=1) for host in hosts or () if host.slots)
+    if not found:
+        raise SettingsError("there is no host to look at: the list of hosts is empty")
+    return found
+
+
+def _folders_of(given: Settings) -> dict[str, str]:
+    """Where the job would write on its hosts, by flag. The journal and the event log are the driver's."""
+    folders = {
+        "--durable-dir": given.durable_dir,
+        "--journal": given.journal_folder,
+        "--output-filename": given.output_filename,
+    }
+    return {flag: str(folder) for flag, folder in folders.items() if folder is not None}
+
+
+def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s: float) -> Settings:
+    """A job that has the other's ways to its hosts, and nothing else of it."""
+    ways = {
+        name: getattr(given, name)
+        for name in (
+            "rsh_agent",
+            "launcher_command",
+            "launcher_bootstrap",
+            "remote_python",
+            "logins",
+            "ssh_port",
+            "ssh_identity_file",
+            "ssh_connect_timeout_s",
+            "port_range",
+            "rendezvous_port",
+            "rendezvous_address",
+            "network_interfaces",
+            "agent_timeout_s",
+            "host_timeout_s",
+            "gloo_timeout_s",
+            "worker_env",
+            "passed_env",
+        )
+    }
+    return Settings(
+        command=_command(given),
+        num_proc=1,
+        min_num_proc=1,
+        max_num_proc=len(hosts),
+        hosts=hosts,
+        elastic=True,
+        elastic_timeout_s=limit_s,
+        start_timeout_s=limit_s,
+        heartbeat_timeout_s=_HEARTBEAT_S,
+        hang_timeout_s=_HEARTBEAT_S,
+        check_network=True,
+        on_change=IN_PLACE,
+        warm_starts=False,
+        stdin="none",
+        page=False,
+        quiet=True,
+        event_log=events,
+        grace_s=_GRACE_S,
+        logs=Logs(),
+        **ways,
+    )
+
+
+def _command(given: Settings) -> tuple[str, ...]:
+    """By the Python of the job's command, where that is one: it may be another on each host."""
+    program = given.command[0]
+    if is_python(program):
+        return (program, *_WORKER)
+    # Of another command nobody knows the Python: then it is this one's path on all hosts.
+    if given.remote_python is None:
+        return (sys.executable, *_WORKER)
+    either = '[ -x "$0" ] || exec "$1" "$2" "$3"; exec "$0" "$2" "$3"'
+    return ("sh", "-c", either, given.remote_python, sys.executable, *_WORKER)
+
+
+@contextlib.contextmanager
+def _output_in(path: Path) -> Iterator[None]:
+    """Has all that this process and the job write go to a file: the report comes instead."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    with path.open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+class _Timer:
+    """Ends the job of this process after a while, as SIGTERM does.
+
+    Attributes:
+        is_over: whether it has.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.is_over = False
+        self._limit_s = limit_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="elasticrun-doctor", daemon=True)
+
+    def start(self) -> None:
+        """Time runs."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends its thread: a signal after that would be for another."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        if not self._stopped.wait(self._limit_s):
+            self.is_over = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _time_limit(limit_s: float) -> Iterator[_Timer]:
+    timer = _Timer(limit_s)
+
+    def terminated(number: int, frame: object) -> None:
+        # While the job runs, its driver takes this signal itself.
+        if not timer.is_over:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.stop()
+        signal.signal(signal.SIGTERM, before)

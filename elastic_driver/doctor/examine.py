@@ -1,0 +1,213 @@
+"""Looks at the machine that this process runs on, for ``elasticrun doctor``. Changes nothing, and needs no rights.
+
+Owns the questions to the kernel and to other programs. What the answers mean is judged in
+:mod:`elastic_driver.doctor.findings`. Whatever may hang (a network file system, a GPU's driver) is asked in a thread
+that is not waited for longer than a few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import platform
+import queue
+import resource
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
+from elastic_driver.errors import in_words
+from elastic_driver.system.cgroups import memory_limit
+from elastic_driver.version import __version__
+from elastic_driver.worker.engine.native_loader import load
+
+# What a question may take that a dead disc or a broken driver answers never.
+_PATIENCE_S = 5.0
+_LIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "core": resource.RLIMIT_CORE,
+}
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_SHM = "/dev/shm"
+
+_T = TypeVar("_T")
+_Gpus = tuple[tuple[str, ...], str, str]
+
+
+def facts_here(folders: Mapping[str, str]) -> HostFacts:
+    """What is known of this machine without importing anything large. Takes a few seconds at most.
+
+    Args:
+        folders: where the job would write, by the flag that names it; without that of temporary files.
+    """
+    memory = psutil.virtual_memory()
+    limit = memory_limit()
+    silent: _Gpus = (), "", f"nvidia-smi does not answer within {_PATIENCE_S:g} s"
+    gpus, driver, gpu_error = _in_time(_gpus, silent)
+    return HostFacts(
+        package=__version__,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        numpy=_version("numpy"),
+        native_error=_why_no_extension(),
+        kernel=platform.release(),
+        machine=platform.machine(),
+        libc=" ".join(platform.libc_ver()).strip(),
+        gpus=gpus,
+        gpu_driver=driver,
+        gpu_error=gpu_error,
+        limits={name: _soft(number) for name, number in _LIMITS.items()},
+        core_pattern=_first_line(Path("/proc/sys/kernel/core_pattern")),
+        shm_bytes=_in_time(lambda: _size(_SHM), 0),
+        discs=tuple(_disc(role, path) for role, path in {"tmp": tempfile.gettempdir(), **folders}.items()),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=memory.total,
+        available_bytes=memory.available,
+        cgroup_bytes=limit if limit is not None and limit < memory.total else UNLIMITED,
+        lacks=tuple(_lacks()),
+    )
+
+
+def with_torch(facts: HostFacts) -> HostFacts:
+    """The same, with what can be known only where PyTorch is imported, which may take seconds."""
+    if not facts.torch:
+        return facts
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            torch = importlib.import_module("torch")
+            cuda = torch.version.cuda or ""
+    except Exception as error:  # a library that is missing, or of another version
+        return replace(facts, torch_error=f"{type(error).__name__}: {error}"[:300])
+    return replace(facts, torch=str(torch.__version__), cuda=str(cuda))
+
+
+def _in_time(question: Callable[[], _T], otherwise: _T) -> _T:
+    """The answer to a question that may hang; the thread that asks it is left to itself then."""
+    answers: queue.SimpleQueue[_T] = queue.SimpleQueue()
+    # A daemon: what the kernel holds cannot be ended.
+    threading.Thread(target=lambda: answers.put(question()), name="doctor", daemon=True).start()
+    try:
+        return answers.get(timeout=_PATIENCE_S)
+    except queue.Empty:
+        return otherwise
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _why_no_extension() -> str:
+    try:
+        load()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def _gpus() -> _Gpus:
+    """The names of the GPUs, their driver's version, and why these are not known."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
+    except FileNotFoundError:
+        return (), "", ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return (), "", f"cannot run nvidia-smi: {in_words(error) if isinstance(error, OSError) else error}"
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode:
+        return (), "", f"nvidia-smi: {(lines or done.stderr.split(chr(10)))[0][:200]}"
+    rows = [line.rpartition(",") for line in lines]
+    return tuple(name.strip() for name, _, _ in rows), rows[0][2].strip() if rows else "", ""
+
+
+def _soft(number: int) -> int:
+    soft, _ = resource.getrlimit(number)
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def _first_line(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace").partition("\n")[0]
+    return ""
+
+
+def _size(folder: str) -> int:
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return 0
+    return stat.f_frsize * stat.f_blocks
+
+
+def _disc(role: str, path: str) -> Disc:
+    silent = Disc(role, error=f"its disc does not answer within {_PATIENCE_S:g} s")
+    return _in_time(lambda: _asked_disc(role, Path(path)), silent)
+
+
+def _asked_disc(role: str, folder: Path) -> Disc:
+    """Of a folder that is to be made: of the nearest one above that is there."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        stat = os.statvfs(folder)
+    except OSError as error:
+        return Disc(role, error=in_words(error))
+    return Disc(role, stat.f_frsize * stat.f_bavail, os.access(folder, os.W_OK | os.X_OK))
+
+
+def _lacks() -> list[str]:
+    """What this project uses, and is not to be had here: what comes of it, one line each."""
+    found = []
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        found.append("pidfd_open is not allowed: that a process has ended is seen later")
+    try:
+        os.close(os.memfd_create("doctor"))
+    except (OSError, AttributeError):
+        found.append("memfd_create is not allowed: workers of this host have no shared memory")
+    scope = _first_line(_PTRACE_SCOPE)
+    if scope in ("2", "3"):
+        found.append(
+            f"kernel.yama.ptrace_scope is {scope}: large allreduces inside of this host are slow; gdb needs root"
+        )
+    elif not _can_read_own_memory():
+        found.append("process_vm_readv is not allowed: large allreduces inside of this host are slower")
+    if not Path("/proc/self/cgroup").exists():
+        found.append("/proc has no cgroups: a container's limit of memory is not seen")
+    if not Path("/proc/self/stat").exists():
+        found.append("/proc is not mounted: hung workers are not told from busy ones")
+    return found
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _can_read_own_memory() -> bool:
+    """Whether the system call is there at all: seccomp may refuse it even for a process's own memory."""
+    read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if read is None:
+        return False
+    read.restype = ctypes.c_ssize_t
+    source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
+    there = _Piece(ctypes.cast(source, ctypes.c_void_p), 1)
+    here = _Piece(ctypes.cast(target, ctypes.c_void_p), 1)
+    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    return bool(read(os.getpid(), ctypes.byref(here), one, ctypes.byref(there), one, none) == 1)

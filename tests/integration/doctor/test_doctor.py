@@ -1,0 +1,107 @@
+"""elasticrun doctor, with real agents and workers on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes.jobs import capture_elasticrun
+from tests.support.processes.subcommands import elasticrun
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def rsh_agent(tmp_path: Path) -> str:
+    """Starts agents here, as if on other hosts; on some of these hosts in vain."""
+    program = tmp_path / "rsh"
+    program.write_text(
+        """#!/bin/sh
+        host=$1; shift
+        case $host in
+        refused) echo "connection refused" >&2; exit 255 ;;
+        silent) exec sleep 1000 ;;
+        *) exec sh -c "$*" ;;
+        esac
+        """
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_what_there_is_on_each_host_and_between_them(rsh_agent: str, tmp_path: Path) -> None:
+    """A host that cannot be reached is a line, and costs the others nothing. The command is not run."""
+    words = ["--rsh-agent", rsh_agent, "-np", "9", "-H", "localhost:4,node1:5,refused", "--event-log", "x/y"]
+    words += ["--durable-dir", str(tmp_path / "commits"), sys.executable, "train.py", "--json"]
+    ran = capture_elasticrun("doctor", "--json", "--timeout", "300", *words)
+    assert ran.stderr == ""
+    assert ran.returncode == 1
+    found = json.loads(ran.stdout)
+    stops = [each for each in found["problems"] if each["level"] == "stops"]
+    assert [each["hosts"] for each in stops] == [["refused"]]
+    assert "connection refused" in stops[0]["what"]
+    assert found["hosts"]["refused"] is None
+    for host in ("localhost", "node1"):
+        facts: dict[str, Any] = found["hosts"][host]
+        assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+        assert facts["meeting"]["size"] == 2
+        assert facts["meeting"]["correct"] is True
+        assert abs(facts["clock_s"]) <= facts["clock_error_s"], "it is the same clock"
+        assert [disc["role"] for disc in facts["discs"]] == ["tmp", "--durable-dir"]
+    [link] = found["network"]
+    assert link["hosts"] == ["localhost", "node1"]
+    assert link["mbit_s"] > 0
+    assert not (tmp_path / "commits").exists(), "nothing is changed"
+    assert str(tmp_path) not in ran.stdout.replace(stops[0]["what"], "")
+
+
+def test_the_report_for_people_fits_a_terminal() -> None:
+    ran = capture_elasticrun("doctor")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith("elasticrun doctor ")
+    assert " 1 host, " in lines[0]
+    assert max(map(len, lines)) <= 100
+    assert lines[-1].startswith("allreduce over 1 host: right, ")
+
+
+def test_ctrl_c_leaves_nothing(rsh_agent: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "elastic_driver", "doctor", "--timeout", "300", "--rsh-agent", rsh_agent]
+    mark, script = tmp_path / "runs", tmp_path / "python"
+    script.write_text(f'#!/bin/sh\necho $$ > {mark}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    script.chmod(0o755)
+    os.mkfifo(mark)
+    with subprocess.Popen(
+        [*command, "-H", "localhost,silent", str(script), "x.py"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        worker = int(mark.read_text())
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted" in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--launcher none --accept-agents", "name them by -H"),
+        ("--timeout 0", "--timeout 0 is not a number of seconds"),
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("--host-discovery-script false", "discovery script"),
+    ],
+)
+def test_what_is_refused(words: str, said: str) -> None:
+    ran = elasticrun("doctor", *words.split())
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
