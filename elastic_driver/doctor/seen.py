@@ -41,6 +41,7 @@ class Seen:
         links: by both hosts.
         slow: warnings of the network's check.
         round_size: workers of the present round; 0 before the first.
+        causes: of all rounds, in words.
         message: how the job has ended; "" while it runs.
     """
 
@@ -53,6 +54,7 @@ class Seen:
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
     round_size: int = 0
+    causes: list[str] = field(default_factory=list)
     message: str = ""
 
     def take_all(self, records: Iterable[Mapping[str, Any]]) -> Seen:
@@ -79,8 +81,9 @@ class Seen:
                 self.unready |= barred
                 for host in admitted:
                     self.unready.pop(host, None)
-            case {"event": "round_formed", "size": size, "members": members}:
+            case {"event": "round_formed", "size": size, "members": members, "cause": cause}:
                 self.round_size = size
+                self.causes.append(cause)
                 self.members = {_host_of(member["worker"]) for member in members}
             case {"event": "worker_exited", "worker": worker, "returncode": returncode} if returncode:
                 if not record.get("expected"):
@@ -88,9 +91,9 @@ class Seen:
                     self.ended[_host_of(worker)] = f"its worker ended {how}"
             case {"event": "worker_hung", "worker": worker, "reason": reason}:
                 self.hung[_host_of(worker)] = f"its worker hangs: {reason}"
-            case {"event": "first_failure", "worker": worker, "how": how, "last_lines": lines}:
+            case {"event": "first_failure", "worker": worker, "how": how, "last_lines": lines, "alike": alike}:
                 last = f": {lines[-1].strip()}" if lines else ""
-                self.ended[_host_of(worker)] = f"its worker {how}{last}"
+                self.ended |= {_host_of(each): f"its worker {how}{last}" for each in (worker, *alike)}
             case {"event": "job_ended", "message": message}:
                 self.message = message
             case _:
@@ -101,7 +104,8 @@ class Seen:
         for reasons in (self.lost, self.unready, self.hung, self.ended):
             if host in reasons:
                 return reasons[host]
-        return ""
+        # A worker that could not be started is no event of its own: the others' next round is for that.
+        return next((cause for cause in (*self.causes, self.message) if f"worker {host}[" in cause), "")
 
 
 def _host_of(worker: str) -> str:

@@ -47,8 +47,10 @@ def test_how_a_worker_has_ended() -> None:
     assert seen(killed).why_not("node1") == "its worker ended by signal 9"
     assert seen({**killed, "expected": True}).why_not("node1") == ""
     assert seen({**killed, "returncode": 0}).why_not("node1") == ""
-    first = event("first_failure", worker="node1[0]#0", how="exited with code 1", last_lines=["a", "No module b\n"])
-    assert seen(killed, first).why_not("node1") == "its worker exited with code 1: No module b"
+    how, alike = "exited with code 1", ["node2[0]#0"]
+    first = event("first_failure", worker="node1[0]#0", how=how, last_lines=["a", "No module b\n"], alike=alike)
+    for host in ("node1", "node2"):
+        assert seen(killed, first).why_not(host) == "its worker exited with code 1: No module b"
     hung = event("worker_hung", worker="node1[0]#0", reason="silent for 10 s")
     assert seen(hung, killed, first).why_not("node1") == "its worker hangs: silent for 10 s"
     lost = event("host_lost", host="node1", reason="its agent has gone")
@@ -57,7 +59,9 @@ def test_how_a_worker_has_ended() -> None:
 
 def test_who_is_in_the_round() -> None:
     members = [{"rank": 0, "worker": "node1[0]#0", "pid": 1}, {"rank": 1, "worker": "node2[0]#0", "pid": 2}]
-    formed = event("round_formed", size=2, members=members)
+    cause = "host node3 lost (worker node3[0] could not be started: there is no such command)"
+    formed = event("round_formed", size=2, members=members, cause=cause)
     ended = event("job_ended", exit_code=0, message="all workers ended with 0")
     found = seen(formed, event("of a later version"), ended)
     assert (found.round_size, found.members, found.message) == (2, {"node1", "node2"}, "all workers ended with 0")
+    assert (found.why_not("node3"), found.why_not("node1")) == (cause, "")
