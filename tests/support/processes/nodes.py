@@ -118,7 +118,7 @@ class NodesJob:
             elif forked.starts_afresh():
                 process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd)
             else:
-                process = forked.start_driver(words[1:], env, out, err, cwd)
+                process = forked.start_driver(words[1:], env, out, err, cwd, workers=True)
         node = Node(name, process, self.folder)
         self.started.append(node)
         return node
@@ -139,7 +139,14 @@ class NodesJob:
 
     def living(self) -> list[dict[str, Any]]:
         """What the workers have said that run."""
-        return [line for line in self.lines() if _is_living(line["pid"])]
+        return [line for line in self.lines() if self._is_living(line["pid"])]
+
+    def _is_living(self, pid: int) -> bool:
+        try:
+            # Not by its command line: that of a forked one is another's.
+            return bool(psutil.Process(pid).environ().get("LOG") == str(self.log))
+        except psutil.Error:
+            return False
 
     def wait_for_world(self, *names: str) -> dict[int, dict[str, Any]]:
         """Blocks until the workers that run are one world, on these nodes and no others. What they said, by rank."""
@@ -160,11 +167,3 @@ class NodesJob:
             assert time.monotonic() < end, f"{what}: not seen\n{self.log.read_text()[-3000:]}\n{said}"
             time.sleep(0.02)
         return answer
-
-
-def _is_living(pid: int) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and "node_worker.py" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return False

@@ -10,6 +10,8 @@ from elastic_driver.driver.nodes import run_node
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.nodes import Nodes
+from tests.support.processes.forked import starts_afresh
+from tests.support.processes.forked_agent import fork_first_agent, fork_first_workers
 
 
 def main(given_text: str, nodes_text: str, *command: str) -> int:
@@ -24,4 +26,7 @@ def main(given_text: str, nodes_text: str, *command: str) -> int:
 
 
 if __name__ == "__main__":
+    if not starts_afresh() and "tests.support.processes.forked_warm" in sys.modules:
+        fork_first_agent(warms=True)
+        fork_first_workers()
     sys.exit(main(*sys.argv[1:]))
