@@ -9,6 +9,7 @@ import pytest
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
+from tests.support import extent
 from tests.support.fakes.fake_job import FakeJob, workers_on
 
 pytestmark = pytest.mark.integration
@@ -37,8 +38,10 @@ def test_every_collective(backend: Backend, sharing: str, tmp_path: Path) -> Non
     with FakeJob(backend=backend, auto=False) as job:
         for worker in workers:
             env = {"ELASTIC_DRIVER_SHARED_MEMORY": sharing, "PYTHONWARNINGS": "error"}
-            which = "ALL" if sharing == "on" and backend is Backend.NATIVE else "FEW"
-            job.spawn(worker, "ops_program.everything", str(tmp_path), which, env=env)
+            kinds = ["FEW"]
+            if sharing == "on" and backend is Backend.NATIVE:
+                kinds = ["ALL"] if extent.is_whole else ["FLAT", "SHAPED"]
+            job.spawn(worker, "ops_program.everything", str(tmp_path), *kinds, env=env)
         job.plan(workers)
         for worker in workers:
             assert job.wait_end(worker).lines[-1] == {"ok": True}

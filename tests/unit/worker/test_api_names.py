@@ -46,6 +46,7 @@ OF_THE_PACKAGE = {
 def test_the_numpy_api_has_these_names_and_no_others() -> None:
     assert {name for name in dir(numpy_api) if not name.startswith("_")} == OF_ALL
     assert set(dir(elastic_driver)) >= OF_ALL | OF_THE_PACKAGE
+    assert all(getattr(elastic_driver, name) is not None for name in dir(elastic_driver) if not name.startswith("_"))
     for name in OF_ALL:
         assert getattr(elastic_driver, name) is getattr(numpy_api, name)
 
