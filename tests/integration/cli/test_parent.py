@@ -25,7 +25,7 @@ from elastic_driver.journal.past import read_job
 from elastic_driver.launch.agent.control import agents_here
 from elastic_driver.rendezvous.job_files import running_jobs
 from tests.support.fakes.left_jobs import leave
-from tests.support.processes.jobs import AFRESH, FAULTY, FORKING, Job, run_elasticrun
+from tests.support.processes.jobs import AFRESH, FAULTY, FORKING, Job, Process, heard_elasticrun, run_elasticrun
 from tests.support.processes.subcommands import elasticrun as subcommand
 
 pytestmark = pytest.mark.integration
@@ -557,7 +557,6 @@ def test_a_takeover_that_fails_leaves_the_job_to_the_next(tmp_path: Path, runtim
 _LACKS_ONCE = """
 import sys
 from pathlib import Path
-from elastic_driver.cli.main import main
 from elastic_driver.driver import job
 mark, console = Path(sys.argv.pop(1)), job.Console
 def console_or_fail(**more):
@@ -566,7 +565,6 @@ def console_or_fail(**more):
         raise MemoryError
     return console(**more)
 job.Console = console_or_fail
-sys.exit(main())
 """
 
 
@@ -579,19 +577,16 @@ def test_so_does_the_first_of_another_elasticrun(tmp_path: Path, runtime: Path, 
         job.process.kill()
         job.wait()
         again = ["--event-log", job.event_log, *job.words] if words == "command" else ["resume", kept]
-        lacking = [sys.executable, "-c", _LACKS_ONCE, mark, *again]
-        with subprocess.Popen(lacking, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as second:
-            assert second.stderr is not None
-            assert second.stderr.readline() == (
-                f"elasticrun: error: cannot take over the job in {kept}: no memory is left\n"
-            )
-            assert "has failed: starting it again" in second.stderr.readline()
+        lacking = (*FAULTY, _LACKS_ONCE, str(mark))
+        with heard_elasticrun(*again, cwd=tmp_path, elasticrun=lacking) as (second, errors):
+            assert errors.readline() == f"elasticrun: error: cannot take over the job in {kept}: no memory is left\n"
+            assert "has failed: starting it again" in errors.readline()
             while not job.events("took_over"):
                 assert second.poll() is None
                 time.sleep(0.02)
             second.send_signal(signal.SIGTERM)
-            second.communicate(timeout=150)
-        assert second.returncode == 128 + signal.SIGTERM
+            errors.read()
+            assert second.wait(150) == 128 + signal.SIGTERM
 
 
 # No driver but the first ever has the job; the third is the last.
@@ -728,28 +723,24 @@ def test_where_no_agent_comes_back_another_job_begins(tmp_path: Path, runtime: P
 
 
 @contextmanager
-def standing_by(folder: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+def standing_by(folder: Path) -> Iterator[tuple[Process, IO[str]]]:
     """elasticrun that stands by for a job of this process's, and what it says from then on."""
     kept = folder / "kept"
     leave(kept)
-    words = [sys.executable, "-m", "elastic_driver", *RUN, "--journal", str(kept), "--standby-driver", "true"]
-    with (
-        JournalFolder.take(kept, "0123"),
-        subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=folder) as process,
-    ):
-        assert process.stderr is not None
-        assert "standing by: job 0123 is driven by process" in process.stderr.readline()
-        yield process, process.stderr
+    words = (*RUN, "--journal", kept, "--standby-driver", "true")
+    with JournalFolder.take(kept, "0123"), heard_elasticrun(*words, cwd=folder) as (process, errors):
+        assert "standing by: job 0123 is driven by process" in errors.readline()
+        yield process, errors
 
 
 def test_signals_for_workers_mean_nothing_to_a_driver_that_stands_by(tmp_path: Path, runtime: Path) -> None:
     """It may do so for days, and has no workers."""
-    with standing_by(tmp_path) as (process, _):
+    with standing_by(tmp_path) as (process, errors):
         # Passed on in the order of their numbers.
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM):
             process.send_signal(number)
-        _, said = process.communicate(timeout=150)
-        assert (process.returncode, said) == (128 + signal.SIGTERM, "")
+        said = errors.read()
+        assert (process.wait(150), said) == (128 + signal.SIGTERM, "")
 
 
 def test_one_that_stands_by_ends_though_it_was_killed_before_it_took_the_signal(tmp_path: Path, runtime: Path) -> None:
@@ -763,8 +754,8 @@ def test_one_that_stands_by_ends_though_it_was_killed_before_it_took_the_signal(
         driver.suspend()
         process.send_signal(signal.SIGTERM)
         driver.kill()
-        _, said = process.communicate(timeout=150)
-        assert process.returncode == 128 + signal.SIGTERM
+        said = errors.read()
+        assert process.wait(150) == 128 + signal.SIGTERM
         assert said.count("was killed by SIGKILL: starting it again") == 1
 
 
@@ -807,11 +798,10 @@ def test_no_other_job_begins_where_one_is_to_be_ended_whose_agent_does_not_come_
 
 # Whose first driver locks the folder, leaves that to a child that outlives it, and is killed.
 _HELD = """
-import os, signal, sys
-from pathlib import Path
-from elastic_driver.cli.main import main
+import os, signal
 from elastic_driver.journal import held
 from elastic_driver.system import parent
+os.setpgid(0, 0)
 enter = held.read_job
 def read_job(path):
     if parent.started() is None:
@@ -824,18 +814,16 @@ def read_job(path):
         os._exit(0)
     return enter(path)
 held.read_job = read_job
-sys.exit(main())
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.release)])
 def test_a_driver_that_waits_for_a_dead_ones_lock_can_be_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
-    words = [sys.executable, "-c", _HELD, *RUN, "--journal", str(tmp_path / "kept"), "true"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, process_group=0, cwd=tmp_path) as process:
+    words = (*RUN, "--journal", tmp_path / "kept", "true")
+    with heard_elasticrun(*words, cwd=tmp_path, elasticrun=(*FAULTY, _HELD)) as (process, errors):
+        assert "was killed by SIGKILL: starting it again" in errors.readline()
         try:
-            assert process.stderr is not None
-            assert "was killed by SIGKILL: starting it again" in process.stderr.readline()
-            assert "which is dead: waiting until the kernel has let go of it" in process.stderr.readline()
+            assert "which is dead: waiting until the kernel has let go of it" in errors.readline()
             process.send_signal(number)
             assert process.wait(150) == 128 + number
         finally:

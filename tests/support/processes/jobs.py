@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -32,6 +33,7 @@ FORKING = (str(PROGRAMS / "forking_elasticrun.py"),)
 # Likewise, with a fault: to be followed by that (see there).
 FAULTY = (str(PROGRAMS / "faulty_elasticrun.py"),)
 PATIENCE_S = 150.0
+Process = subprocess.Popen[bytes] | forked.ForkedProcess
 _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from) [\w., ]*torch", re.MULTILINE)
 
 
@@ -77,7 +79,7 @@ class Job:
         self.stderr = folder / "stderr.txt"
         # hash() of bytes is compared between workers
         env = {**os.environ, "PYTHONHASHSEED": "0", "STEP_LOG": str(self.step_log), **(env or {})}
-        self.process: subprocess.Popen[bytes] | forked.ForkedProcess
+        self.process: Process
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             if is_afresh:
                 self.process = subprocess.Popen(
@@ -181,7 +183,7 @@ def _start_forked(
     command: Sequence[str],
     env: dict[str, str],
     stdout: IO[bytes],
-    stderr: IO[bytes],
+    stderr: IO[bytes] | int,
     cwd: Path,
 ) -> forked.ForkedProcess:
     """Forks an elasticrun, from what has imported all that its workers need where they are forked, too."""
@@ -211,6 +213,30 @@ def run_elasticrun(*words: str, env: dict[str, str], elasticrun: tuple[str, ...]
         return code, output.read().decode(errors="replace")
 
 
+@contextlib.contextmanager
+def heard_elasticrun(
+    *words: str | Path, cwd: Path, elasticrun: tuple[str, ...] = FORKED
+) -> Iterator[tuple[Process, IO[str]]]:
+    """One whose errors are read as it writes them; killed in the end.
+
+    Args:
+        words: of its command line.
+        cwd: its folder.
+        elasticrun: see Job.
+    """
+    reading_end, writing_end = os.pipe()
+    with open(reading_end) as errors, open(os.devnull, "wb") as nothing:
+        try:
+            process = _start(list(map(str, words)), dict(os.environ), nothing, writing_end, elasticrun, cwd)
+        finally:
+            os.close(writing_end)
+        try:
+            yield process, errors
+        finally:
+            process.kill()
+            process.wait()
+
+
 def capture_elasticrun(
     *words: str, env: dict[str, str] | None = None, elasticrun: tuple[str, ...] = FORKED, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
@@ -237,18 +263,27 @@ def _run(
     elasticrun: tuple[str, ...],
     cwd: Path,
 ) -> int:
-    process: subprocess.Popen[bytes] | forked.ForkedProcess
-    if forked.starts_afresh() or elasticrun == AFRESH:
-        program = elasticrun if elasticrun[:1] == FAULTY else AFRESH
-        command = [sys.executable, *program, *words]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
-    else:
-        process = _start_forked(elasticrun, [*elasticrun, *words], env, stdout, stderr, cwd)
+    process = _start(words, env, stdout, stderr, elasticrun, cwd)
     try:
         return process.wait(PATIENCE_S)
     finally:
         process.kill()
         process.wait()
+
+
+def _start(
+    words: Sequence[str],
+    env: dict[str, str],
+    stdout: IO[bytes],
+    stderr: IO[bytes] | int,
+    elasticrun: tuple[str, ...],
+    cwd: Path,
+) -> Process:
+    if forked.starts_afresh() or elasticrun == AFRESH:
+        program = elasticrun if elasticrun[:1] == FAULTY else AFRESH
+        command = [sys.executable, *program, *words]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
+    return _start_forked(elasticrun, [*elasticrun, *words], env, stdout, stderr, cwd)
 
 
 def check_agreement(lines: list[dict[str, Any]]) -> None:
