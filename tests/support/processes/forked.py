@@ -43,6 +43,9 @@ from typing import IO, Any, TextIO
 _SHARED = "ELASTIC_TESTS_FORK_FROM"
 # Of the environment: what is read once, at the start of Python or at the import of a library.
 _AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_", "ATEN_")
+# Of those: for hash() of bytes to be the same in all processes, and what workers have from their driver.
+_SEED = {"PYTHONHASHSEED": "0"}
+_FOR_WORKERS = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 _LONGEST = 1 << 20
 _ROOM = "ELASTIC_TESTS_ROOM"
 PATIENCE_S = 150.0
@@ -222,7 +225,6 @@ def start(
         for name, value in env.items()
         if value and name.startswith(_AT_START) and name != "PYTHONWARNINGS"  # an empty one is as none
     }
-    modules = _ALWAYS + (_WITH_TORCH if torch else ())
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
     stdin, stdout = open(in_write, "w"), open(out_read)  # noqa: SIM115 - the caller closes them
@@ -230,7 +232,10 @@ def start(
         os.close(out_write)  # nothing is to be read from it
         out_write = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        server = _server(tuple(sorted(at_start.items())), modules)
+        if torch and at_start | _SEED == _of_workers():
+            server = start_driver_server(workers=True, torch=True)  # another import of PyTorch would be seconds
+        else:
+            server = _server(tuple(sorted(at_start.items())), _ALWAYS + (_WITH_TORCH if torch else ()))
         process = server.start(command, env, (in_read, out_write, out_write), Path.cwd())
     finally:
         os.close(in_read)
@@ -275,21 +280,30 @@ def start_driver(
 
 def start_driver_server(*, workers: bool = False, torch: bool = False) -> ForkServer:
     """Starts what drivers are forked from, if it does not run; returns it."""
-    at_start = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-    at_start["PYTHONHASHSEED"] = "0"
+    at_start = _of_drivers()
     modules = _OF_DRIVERS
     if workers:
-        at_start["OMP_NUM_THREADS"] = "1"
+        at_start = _of_workers()
         # A worker's environment has to have room in that of what it is forked from (the hook's _show_environ).
         at_start[_ROOM] = "." * 16384
         modules += ("tests.support.processes.forked_warm", *_ALWAYS, *(_WITH_TORCH if torch else ()))
     return _server(tuple(sorted(at_start.items())), modules)
 
 
+def _of_drivers() -> dict[str, str]:
+    """What is read at the start of Python, of what drivers are forked from."""
+    return {name: value for name, value in os.environ.items() if name.startswith("PYTHON")} | _SEED
+
+
+def _of_workers() -> dict[str, str]:
+    """Likewise, where workers are forked from these."""
+    return _of_drivers() | _FOR_WORKERS
+
+
 def environment() -> dict[str, str]:
     """Ours without what makes a process a worker, and with what lets all be forked from the same processes."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
-    return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return env | _FOR_WORKERS
 
 
 def run(command: Sequence[str], env: dict[str, str] | None = None, *, torch: bool = True) -> tuple[int, str]:

@@ -17,7 +17,6 @@ from torch.distributed import distributed_c10d
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.utils import store
-from torch.distributed.tensor import Partial, placement_types
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
@@ -185,12 +184,14 @@ def anew(feature: Feature) -> Feature:
         (distributed_c10d, "_world", groups.PROCESS_GROUP),
         (distributed_c10d, "_new_process_group_helper", groups.SECOND_GROUP),
         (DistributedDataParallel, "_inside_ddp_forward", groups.COMPILE_AHEAD),
-        (placement_types, "_StridedShard", groups.STRIDED),
+        ("torch.distributed.tensor.placement_types", "_StridedShard", groups.STRIDED),
         (fake_pg, "FakeStore", groups.REHEARSAL),
         (SimpleElasticAgent, "_assign_worker_ranks", agents.AGENTS_RANKS),
     ],
 )
 def test_a_name_that_is_gone(owner: Any, name: str, feature: Feature, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(owner, str):  # an import of seconds, for the process alone that runs this
+        owner = importlib.import_module(owner)
     monkeypatch.delattr(owner, name)
     (change,) = anew(feature).changes
     assert name in change
@@ -300,6 +301,8 @@ def test_a_group_is_refused_before_the_round_knows_of_it(lacks: Any, monkeypatch
 
 
 def test_other_features_without_a_substitute(lacks: Any) -> None:
+    from torch.distributed.tensor import Partial
+
     for feature in (tensors.BATCH_NORM, tensors.SPARSE, groups.STRIDED, groups.REHEARSAL, groups.GLOO):
         lacks(feature)
     with pytest.raises(UnsupportedTorchError, match="SyncBatchNorm"):

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.torch.distributed.rehearsal import rehearse
@@ -23,6 +22,8 @@ PLANNED = SlotInfo(3, 4, 1, 2, 1, 2)
 
 
 def test_a_model_is_built_in_its_place_and_nothing_is_left_of_it() -> None:
+    from torch.distributed.fsdp import fully_shard  # here, as it takes seconds
+
     met: list[Any] = []
 
     def make(mesh: DeviceMesh) -> Any:

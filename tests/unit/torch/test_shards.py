@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.tensor import Partial, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.distributed import sharded_state
@@ -183,8 +182,18 @@ class Mesh:
         return self.coordinate
 
 
+@pytest.fixture(scope="module")
+def placed() -> Any:
+    """torch's words for how tensors are placed: an import of seconds, for the process alone that runs these tests."""
+    from torch.distributed.tensor import placement_types
+
+    return placement_types
+
+
 @given(length=st.integers(1, 40), data=st.integers(1, 4), tensor=st.integers(1, 3))
-def test_what_tensor_parallelism_divides_first_is_in_one_place(length: int, data: int, tensor: int) -> None:
+def test_what_tensor_parallelism_divides_first_is_in_one_place(
+    placed: Any, length: int, data: int, tensor: int
+) -> None:
     """FSDP2 divides what a rank has of it then, and torch calls that a strided shard."""
     whole_tensor = torch.arange(2 * length).view(length, 2)
     boxes = []
@@ -193,7 +202,7 @@ def test_what_tensor_parallelism_divides_first_is_in_one_place(length: int, data
         pieces = divided.chunk(data)
         expected = pieces[row] if row < len(pieces) else divided[:0]
         mesh = Mesh((data, tensor), (row, column))
-        box = box_of((length, 2), mesh, (_StridedShard(0, split_factor=tensor), Shard(0)))
+        box = box_of((length, 2), mesh, (placed._StridedShard(0, split_factor=tensor), placed.Shard(0)))
         boxes.append(box)
         full = Box((0, 0), (length, 2))
         assert torch.equal(full.within(whole_tensor, box), expected)
@@ -202,11 +211,15 @@ def test_what_tensor_parallelism_divides_first_is_in_one_place(length: int, data
 
 @pytest.mark.parametrize(
     "placements",
-    [(Partial(), Shard(0)), (Shard(0), _StridedShard(0, split_factor=2)), (_StridedShard(0, split_factor=3), Shard(0))],
+    [
+        lambda placed: (placed.Partial(), placed.Shard(0)),
+        lambda placed: (placed.Shard(0), placed._StridedShard(0, split_factor=2)),
+        lambda placed: (placed._StridedShard(0, split_factor=3), placed.Shard(0)),
+    ],
 )
-def test_what_is_not_in_one_place_is_refused(placements: tuple[Any, ...]) -> None:
+def test_what_is_not_in_one_place_is_refused(placed: Any, placements: Callable[[Any], tuple[Any, ...]]) -> None:
     with pytest.raises(UnsupportedOperationError, match="cannot keep a tensor that is placed as"):
-        box_of((8, 2), Mesh((2, 2), (0, 0)), placements)
+        box_of((8, 2), Mesh((2, 2), (0, 0)), placements(placed))
 
 
 def test_the_drivers_words_for_who_leaves() -> None:
@@ -215,9 +228,9 @@ def test_the_drivers_words_for_who_leaves() -> None:
     assert sharded_state._LEAVING.findall(text) == ["b", "c", "10.0.0.2"]
 
 
-def test_a_model_that_is_divided_otherwise_than_before_is_an_error() -> None:
+def test_a_model_that_is_divided_otherwise_than_before_is_an_error(placed: Any) -> None:
     state = FSDPState(lambda mesh: torch.nn.Linear(2, 2), rehearse=False)
     state.model = torch.nn.Linear(2, 2)  # make() has divided nothing in this round
-    divided = Sharded(0, (4, 4), "float32", (Shard(0), Shard(1)))
+    divided = Sharded(0, (4, 4), "float32", (placed.Shard(0), placed.Shard(1)))
     with pytest.raises(UnsupportedOperationError, match=r"2 dimensions of a mesh: .* divide the model alike"):
         state._set({"model": {"weight": divided}, "others": {}}, lambda sharded: torch.zeros(2, 2))
