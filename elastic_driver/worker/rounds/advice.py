@@ -6,15 +6,20 @@ in the watch thread. Knows nothing of rounds but this process's rank. What it ca
 
 from __future__ import annotations
 
-import ast
 import inspect
+import io
+import logging
 import os
+import re
 import sys
 import threading
 import time
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
+
+_log = logging.getLogger("elastic_driver.worker")
 
 STEPS = 100
 """Of an optimizer, after which something is said. Horovod's examples commit after each tenth batch or more often."""
@@ -27,10 +32,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OURS = ("elastic_driver", "horovod")
+# What a file has to have, to be worth a closer look.
+_WORDS = re.compile(rb"commit|check_host_updates|\bsave\b", re.IGNORECASE)
 
 
 def _say(text: str) -> None:
-    print(f"elastic_driver: warning: {text}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(f"elastic_driver: warning: {text}", file=sys.stderr, flush=True)
 
 
 class Advice:
@@ -109,6 +117,12 @@ class Advice:
 
     def _judge(self, frame: FrameType | None) -> None:
         self._due = _NEVER
+        try:
+            self._decide(frame)
+        except Exception:  # whatever it is, training has no part in it
+            _log.debug("elastic_driver: cannot advise", exc_info=True)
+
+    def _decide(self, frame: FrameType | None) -> None:
         took_s = self._clock() - self._since
         # Without an optimizer nobody knows whether it trains; an evaluation loses its work in the same way.
         what = f"trained for {self._steps} steps" if self._steps >= STEPS else f"run for {took_s:.0f} s"
@@ -164,14 +178,13 @@ def may_commit(function: Callable[..., object]) -> bool:
 
     Read are the user's own modules, and installed ones that import this library. What cannot be read may have one.
     """
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return True
     try:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if not isinstance(code, CodeType):
+            return True
         first = code.co_varnames[0] if code.co_argcount else ""
         return any(_has_commit(path, first) for path in {code.co_filename, *_sources()})
-    except (OSError, ValueError, SyntaxError, RecursionError):
+    except (OSError, ValueError, SyntaxError, tokenize.TokenError):
         return True
 
 
@@ -182,26 +195,26 @@ def _sources() -> Iterator[str]:
     for _, module in modules:
         names = ModuleType.__getattribute__(module, "__dict__")
         path = names.get("__file__")
-        if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_PACKAGE):
+        if not isinstance(path, str) or path.startswith(_PACKAGE):
             continue
         if _is_users(path) or any(id(value) in ours for value in list(names.values())):
-            yield path
+            yield path  # a compiled one has its names in it, and is no text
 
 
 def _has_commit(path: str, state: str) -> bool:
     """Whether a file names a commit, a look for host updates, or a save of the state; in code, not in comments."""
-    for node in ast.walk(ast.parse(Path(path).read_bytes())):
-        match node:
-            case ast.Attribute(value=ast.Name(id=owner), attr="save") if owner == state:
-                return True
-            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.FunctionDef(name=name) | ast.alias(name=name):
-                pass
-            case ast.Constant(value=str(text)) if text.isidentifier():
-                name = text
-            case _:
-                continue
-        if "commit" in name.lower() or name == "check_host_updates":
+    text = Path(path).read_bytes()
+    if not _WORDS.search(text):
+        return False
+    before = ["", ""]
+    for token in tokenize.tokenize(io.BytesIO(text).readline):  # unlike a parser it warns of nothing in the text
+        name = token.string.strip("\"'") if token.type == tokenize.STRING else token.string
+        is_name = token.type in (tokenize.NAME, tokenize.STRING) and name.isidentifier()
+        if is_name and ("commit" in name.lower() or name == "check_host_updates"):
             return True
+        if [*before, name] == [state, ".", "save"]:
+            return True
+        before = [before[1], token.string]
     return False
 
 

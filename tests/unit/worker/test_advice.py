@@ -160,7 +160,7 @@ def test_a_function_without_a_commit(text: str, load: Load) -> None:
 
 def test_what_cannot_be_read_may_commit(load: Load, tmp_path: Path) -> None:
     train = load(FORGETS).train
-    (tmp_path / "script.py").write_text("def (")
+    (tmp_path / "script.py").write_text("def (  # commit")
     assert may_commit(train)
     (tmp_path / "script.py").unlink()
     assert may_commit(train)
@@ -176,6 +176,28 @@ def train(advice, steps):
 def main(advice, steps):
     train(advice, steps)
 """
+
+
+def test_a_compiled_module_that_names_a_commit_may_commit(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, compiled = load(FORGETS).train, ModuleType("compiled")
+    compiled.__file__ = str(tmp_path / "compiled.so")
+    monkeypatch.setitem(sys.modules, "compiled", compiled)
+    Path(compiled.__file__).write_bytes(b"\x7fELF\0\xff\0step\0")
+    assert not may_commit(train)
+    Path(compiled.__file__).write_bytes(b"\x7fELF\0\xff\0step\0commit\0")
+    assert may_commit(train)
+
+
+def test_nothing_that_goes_wrong_here_disturbs_a_training() -> None:
+    def say(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    advice = Advice(say)
+    advice.enter_round(0, may_change=True)
+    for _ in range(STEPS):
+        advice.note_step()
 
 
 def test_a_loop_outside_of_elastic_run_is_told_of_once_and_by_its_line(load: Load) -> None:
