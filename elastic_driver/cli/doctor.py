@@ -13,6 +13,7 @@ from elastic_driver.cli.flags import build_parser, parse_by
 from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.settings.assembly import number, settings_from
 from elastic_driver.settings.settings import check_seconds
+from elastic_driver.words import ExitCode
 
 _TIMEOUT_S = 60.0  # of ssh, a Python on a slow disc, and PyTorch's import together
 _STOPS = 1
@@ -77,4 +78,7 @@ def doctor(words: Sequence[str]) -> int:
         print(json.dumps(as_data(found, findings)))
     else:
         print(text_of(found, findings))
+    if found.said:
+        print(f"elasticrun doctor: internal error: report it with these lines\n{found.said}", file=sys.stderr)
+        return ExitCode.INTERNAL_ERROR
     return _STOPS if stops(findings) else 0

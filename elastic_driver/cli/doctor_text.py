@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,9 @@ from elastic_driver.version import __version__
 
 _WIDTH = 100
 _MARKS = {Level.STOPS: "[stops]", Level.WARNS: "[warns]"}
+_LIMITS = ("nofile", "nproc", "memlock", "core")
+# Of more links the slowest are shown.
+_LINKS = 20
 # Of more hosts each problem names so many, and how many others.
 _SHOWN = 6
 
@@ -78,19 +81,20 @@ def _tables(found: Checkup, width: int) -> Iterator[str]:
     facts = found.facts
     present = [host for host in found.hosts if host in facts]
     if present:
-        heads = ("HOST", "PYTHON", "TORCH", "GPUS", "CPUS", "FREE/MEMORY", "TMP FREE", "CLOCK HERE")
+        columns = ("HOST", "PYTHON", "TORCH", "GPUS", "CPUS", "FREE/MEMORY", "TMP FREE", "CLOCK HERE")
         yield ""
-        yield table(heads, [(host, *_row(facts[host])) for host in present], width=width)
+        yield table(columns, [(host, *_row(facts[host])) for host in present], width=width)
         more = ("HOST", "KERNEL", "LIBC", "DRIVER", "NOFILE", "NPROC", "MEMLOCK", "CORE", "SHM")
         yield ""
-        yield table(more, [(host, *_more(facts[host])) for host in present], width=width)
+        yield table(more, _alike({host: _more(facts[host]) for host in present}), width=width)
     links = sorted(found.seen.links.values(), key=lambda link: -link.rtt_ms)
     if links:
         rows = [
             (" - ".join(link.hosts), f"{link.rtt_ms:.2f} ms", f"{link.mbit_s:,.0f} Mbit/s") for link in links[:_LINKS]
         ]
+        heads = ("NETWORK, SLOWEST FIRST", "ROUND TRIP", "SLOWER WAY")
         yield ""
-        yield table(("NETWORK, SLOWEST FIRST", "ROUND TRIP", "SLOWER WAY"), rows, right=("ROUND TRIP", "SLOWER WAY"))
+        yield table(heads, rows, right=heads[1:], width=width)
         if len(links) > _LINKS:
             yield f"and {len(links) - _LINKS} more links (--json has all)"
     met = [each.meeting for each in facts.values() if each.meeting is not None]
@@ -107,7 +111,12 @@ def _tables(found: Checkup, width: int) -> Iterator[str]:
         )
 
 
-_LINKS = 20
+def _alike(rows: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """One row for all hosts that have the same, by the name of the first."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for host, row in rows.items():
+        hosts.setdefault(row, []).append(host)
+    return [(f"{first}{f' and {len(more)} more' if more else ''}", *row) for row, (first, *more) in hosts.items()]
 
 
 def _row(facts: HostFacts) -> tuple[str, ...]:
@@ -134,9 +143,6 @@ def _more(facts: HostFacts) -> tuple[str, ...]:
         *(_limit(facts.limits.get(name), in_kilobytes=name in ("memlock", "core")) for name in _LIMITS),
         f"{facts.shm_bytes / (1 << 30):.1f} GB",
     )
-
-
-_LIMITS = ("nofile", "nproc", "memlock", "core")
 
 
 def _limit(value: int | None, *, in_kilobytes: bool) -> str:

@@ -13,7 +13,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from elastic_driver.hosts import Host
 from elastic_driver.launch.warm.preload import is_python
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import NO_LAUNCHER
-from elastic_driver.settings.settings import IN_PLACE, Settings
+from elastic_driver.settings.settings import IN_PLACE, NO_STDIN, Settings
+from elastic_driver.words import ExitCode
 
 _WORKER = ("-m", "elastic_driver.doctor.worker")
 # Beyond what hosts may take to come: for the last allreduces, and the end of the job.
@@ -35,6 +37,10 @@ _SLACK_S = 30.0
 # A worker that is frozen, or in a collective for so long, is given up.
 _HEARTBEAT_S = 10.0
 _GRACE_S = 2.0
+# Between two looks whether any host is left.
+_LOOK_S = 0.5
+# Of an error of our own.
+_LINES = 60
 _INTERRUPTED = (129, 130, 131)
 
 
@@ -46,7 +52,7 @@ class Checkup:
         hosts: that were looked at, in their order.
         facts: what their workers said, by host.
         seen: what has happened to them.
-        said: the last lines that the job itself has printed, for its errors.
+        said: what the job printed last, where an error of our own has ended it; else "".
     """
 
     hosts: Sequence[str]
@@ -71,14 +77,24 @@ def check_up(given: Settings, limit_s: float) -> Checkup:
     with tempfile.TemporaryDirectory(prefix="elastic-driver-doctor-") as folder:
         events, output = Path(folder, "events.jsonl"), Path(folder, "output")
         attendance = Attendance(names, _folders_of(given), events, limit_s)
-        with _output_in(output), _time_limit(limit_s + _SLACK_S) as timer:
+        # Its own, since the other is the event loop's; and needed where no worker ever asks.
+        watched = Attendance(names, {}, events, limit_s)
+
+        def in_vain() -> bool:
+            watched.look()
+            return all(map(watched.seen.why_not, names))
+
+        with _output_in(output), _time_limit(limit_s + _SLACK_S, in_vain) as timer:
             code = run_job(_settings_of(given, hosts, events, limit_s), routes=attendance.routes)
         attendance.look()
         attendance.close()
+        watched.close()
         said = output.read_text(errors="replace").splitlines()
     if code in _INTERRUPTED or (code == 128 + signal.SIGTERM and not timer.is_over):
         raise KeyboardInterrupt
-    return Checkup(names, attendance.facts, attendance.seen, "\n".join(said[-20:]))
+    return Checkup(
+        names, attendance.facts, attendance.seen, "\n".join(said[-_LINES:]) if code == ExitCode.INTERNAL_ERROR else ""
+    )
 
 
 def _hosts_of(given: Settings) -> tuple[Host, ...]:
@@ -159,7 +175,7 @@ def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s
         check_network=True,
         on_change=IN_PLACE,
         warm_starts=False,
-        stdin="none",
+        stdin=NO_STDIN,
         page=False,
         quiet=True,
         event_log=events,
@@ -201,15 +217,20 @@ def _output_in(path: Path) -> Iterator[None]:
 
 
 class _Timer:
-    """Ends the job of this process after a while, as SIGTERM does.
+    """Ends the job of this process, as SIGTERM does: after a while, or when nobody comes any more.
+
+    Args:
+        limit_s: how long it may take.
+        in_vain: whether no host comes; asked in a thread of its own.
 
     Attributes:
         is_over: whether it has.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, in_vain: Callable[[], bool]) -> None:
         self.is_over = False
-        self._limit_s = limit_s
+        self._until = time.monotonic() + limit_s
+        self._in_vain = in_vain
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="elasticrun-doctor", daemon=True)
 
@@ -223,14 +244,16 @@ class _Timer:
         self._thread.join()
 
     def _wait(self) -> None:
-        if not self._stopped.wait(self._limit_s):
-            self.is_over = True
-            os.kill(os.getpid(), signal.SIGTERM)
+        while not self._stopped.wait(_LOOK_S):
+            if time.monotonic() >= self._until or self._in_vain():
+                self.is_over = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
 
 @contextlib.contextmanager
-def _time_limit(limit_s: float) -> Iterator[_Timer]:
-    timer = _Timer(limit_s)
+def _time_limit(limit_s: float, in_vain: Callable[[], bool]) -> Iterator[_Timer]:
+    timer = _Timer(limit_s, in_vain)
 
     def terminated(number: int, frame: object) -> None:
         # While the job runs, its driver takes this signal itself.

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.doctor import checkup
 from tests.support.processes.jobs import capture_elasticrun
 from tests.support.processes.subcommands import elasticrun
 
@@ -89,6 +90,18 @@ def test_ctrl_c_leaves_nothing(rsh_agent: str, tmp_path: Path) -> None:
     assert "interrupted" in said
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+def test_an_error_of_our_own_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> int:
+        os.write(2, b"internal error: ZeroDivisionError\n")
+        return 70
+
+    monkeypatch.setattr(checkup, "run_job", fails)
+    ran = elasticrun("doctor")
+    assert ran.returncode == 70
+    assert "internal error: ZeroDivisionError" in ran.stderr
+    assert "no answer within 60 s" in ran.stdout
 
 
 @pytest.mark.parametrize(
