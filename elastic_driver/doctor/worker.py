@@ -97,7 +97,7 @@ def _api(facts: HostFacts) -> tuple[Any, Callable[[int, float], Any]]:
 
     import elastic_driver.torch
 
-    return elastic_driver.torch, lambda count, value: torch.full((count,), value)
+    return elastic_driver.torch, lambda count, value: torch.full((count,), value, device="cpu")
 
 
 def _allreduces(hvd: Any, full: Callable[[int, float], Any]) -> Meeting:

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "launch/warm/hook/sitecustomize.py": {"_exit", "_set_native_id", "_startTime"},  # Python's
     "worker/durable/commits.py": {"_commits", "_durable_values"},  # of our own State
     "worker/durable/format.py": {"_metadata"},  # of a state_dict; a file's form, whatever torch does
+    "worker/rounds/advice.py": {"_current_frames", "_getframe"},  # Python's
     "worker/rounds/ending.py": {"_exit"},  # Python's
     "worker/run.py": {"_commits", "_prepare"},  # of our own State
 }
