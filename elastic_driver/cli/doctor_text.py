@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from elastic_driver.cli.tables import table, width_of_output
+from elastic_driver.cli.tables import table, width_of_output, without_home
 from elastic_driver.doctor.checkup import Checkup
 from elastic_driver.doctor.facts import LARGE_BYTES, UNLIMITED, HostFacts
 from elastic_driver.doctor.findings import Finding, Level
@@ -32,19 +31,19 @@ def as_data(found: Checkup, findings: Sequence[Finding]) -> dict[str, Any]:
             {
                 "level": each.level.name.lower(),
                 "hosts": list(each.hosts),
-                "what": _without_home(each.what),
+                "what": without_home(each.what),
                 "advice": each.advice,
             }
             for each in findings
         ],
         "hosts": {host: None if host not in found.facts else _facts_as_data(found.facts[host]) for host in found.hosts},
         "network": [asdict(link) for link in found.seen.links.values()],
-        "ended": _without_home(found.seen.message),
+        "ended": without_home(found.seen.message),
     }
 
 
 def _facts_as_data(facts: HostFacts) -> dict[str, Any]:
-    return {name: _without_home(each) if isinstance(each, str) else each for name, each in asdict(facts).items()}
+    return {name: without_home(each) if isinstance(each, str) else each for name, each in asdict(facts).items()}
 
 
 def text_of(found: Checkup, findings: Sequence[Finding]) -> str:
@@ -69,7 +68,7 @@ def _problems(findings: Sequence[Finding], width: int) -> Iterator[str]:
     for each in findings:
         more = f" and {len(each.hosts) - _SHOWN} more" if len(each.hosts) > _SHOWN else ""
         where = f"{', '.join(each.hosts[:_SHOWN])}{more}: " if each.hosts else ""
-        head = f"{_MARKS[each.level]} {where}{one_line(_without_home(each.what))}"
+        head = f"{_MARKS[each.level]} {where}{one_line(without_home(each.what))}"
         yield from textwrap.wrap(head, width, subsequent_indent=" " * 8, break_on_hyphens=False)
         if each.advice:
             indent = " " * 8
@@ -151,8 +150,3 @@ def _limit(value: int | None, *, in_kilobytes: bool) -> str:
     if value == UNLIMITED:
         return "unlimited"
     return f"{value >> 10} kB" if in_kilobytes and value else str(value)
-
-
-def _without_home(text: str) -> str:
-    home = os.path.expanduser("~")
-    return text.replace(home, "~") if len(home) > 1 else text

@@ -8,11 +8,12 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.tables import table, width_of_output
+from elastic_driver.cli.tables import table, width_of_output, without_home
 from elastic_driver.cli.target import ask, choose_job, left_behind, target_of_job
 from elastic_driver.cli.undriven import Undriven, undriven_jobs
 from elastic_driver.errors import SettingsError, in_words
@@ -20,19 +21,25 @@ from elastic_driver.rendezvous.credentials import Role, reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import write_secret
+from elastic_driver.report.lengths import length
 from elastic_driver.report.metrics import PATH as METRICS
 from elastic_driver.report.printable import one_line
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
 
+# A driver that lives answers within milliseconds; one that is stopped is not to hold up the list.
+_PATIENCE_S = 2.0
+_MOST_AT_ONCE = 16
+
 
 def parser_of_jobs() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun jobs",
-        description="Lists your jobs whose driver runs on this machine; or writes a file with which one of them is "
-        "reached from elsewhere. Such a file is as good as a password. It is new, and only you can read it.",
+        description="Lists your jobs whose driver runs on this machine, and what they do; or writes a file with which "
+        "one of them is reached from elsewhere. Such a file is as good as a password. It is new, and only you can read "
+        "it.",
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -98,8 +105,18 @@ def jobs(words: Sequence[str]) -> int:
         print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
     elif arguments.json:
         shown: list[dict[str, Any]] = [
-            {"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command, "no_driver_s": None}
-            for job in running
+            {
+                "job": job.job_id,
+                "pid": job.pid,
+                "driver": job.url,
+                "command": job.command,
+                "folder": job.folder,
+                "no_driver_s": None,
+                "phase": None if answer is None else answer["phase"],
+                "age_s": None if answer is None else answer["age_s"],
+                "workers": None if answer is None else len(answer["workers"]),
+            }
+            for job, answer in zip(running, _asked(running), strict=True)
         ]
         for found in left:
             named = {"job": found.job.job_id, "pid": None, "driver": None, "command": found.job.command}
@@ -109,17 +126,41 @@ def jobs(words: Sequence[str]) -> int:
     elif not running and not left and not alone:
         print("no job of yours runs on this machine")
     else:
-        rows = [(job.job_id, str(job.pid), job.url, shlex.join(job.command)) for job in running]
-        rows += [(found.job.job_id, "-", _none(found), shlex.join(found.job.command)) for found in left]
-        rows += [(job.job_id, "-", job.words(), "-") for job in alone]
-        print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
+        rows = [_row(job, answer) for job, answer in zip(running, _asked(running), strict=True)]
+        rows += [(found.job.job_id, _none(found), "-", "-", "-", "-", shlex.join(found.job.command)) for found in left]
+        rows += [(job.job_id, job.words(), "-", "-", "-", "-", "-") for job in alone]
+        heads = ("JOB", "STATE", "AGE", "WORKERS", "PID", "FOLDER", "COMMAND")
+        print(table(heads, rows, right={"AGE", "WORKERS", "PID"}, width=width_of_output()))
     return 0
+
+
+def _asked(running: Sequence[JobFile]) -> list[dict[str, Any] | None]:
+    """What the driver of each says of it, all asked at once; None where one does not answer."""
+
+    def status_of(job: JobFile) -> dict[str, Any] | None:
+        try:
+            return ask(target_of_job(job), lambda client: client.status(), patience_s=_PATIENCE_S)
+        except SettingsError:
+            return None
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        return list(pool.map(status_of, running))
+
+
+def _row(job: JobFile, answer: dict[str, Any] | None) -> tuple[str, ...]:
+    facts = ("does not answer", "-", "-") if answer is None else _facts(answer)
+    return (job.job_id, *facts, str(job.pid), without_home(job.folder) or "-", shlex.join(job.command))
+
+
+def _facts(answer: dict[str, Any]) -> tuple[str, str, str]:
+    phase = "stalled" if answer.get("stalled") else answer["phase"]
+    return phase, length(answer["age_s"]), str(len(answer["workers"]))
 
 
 def _none(found: Recorded) -> str:
     from elastic_driver.cli.recorded import for_how_long
 
-    return f"none {for_how_long(found)}: elasticrun resume {shlex.quote(str(found.job.settings.journal))}"
+    return f"no driver {for_how_long(found)}: elasticrun resume {shlex.quote(str(found.job.settings.journal))}"
 
 
 def _tell_of_those_out_of_reach(running: Sequence[JobFile]) -> None:

@@ -176,14 +176,19 @@ def _listed(jobs: Sequence[JobFile]) -> str:
     return "; ".join(f"{job.job_id} ({shlex.join(job.command)})" for job in jobs)
 
 
-def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Answer:
-    """Asks the driver. Blocks for some ten seconds at most where it does not answer.
+def ask(target: Target, question: Callable[[RendezvousClient], _Answer], *, patience_s: float = _PATIENCE_S) -> _Answer:
+    """Asks the driver. Blocks for a little more than its patience where it does not answer.
+
+    Args:
+        target: whom.
+        question: what is asked.
+        patience_s: seconds that a driver which lives may take to answer.
 
     Raises:
         SettingsError: it cannot be reached, or refuses.
     """
     try:
-        client = RendezvousClient(target.url, target.credential, patience_s=_PATIENCE_S, stranger_s=_STRANGER_S)
+        client = RendezvousClient(target.url, target.credential, patience_s=patience_s, stranger_s=_STRANGER_S)
         try:
             return question(client)
         finally:

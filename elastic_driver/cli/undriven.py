@@ -37,7 +37,7 @@ class Undriven:
 
     def words(self) -> str:
         """What is seen of it, for a table."""
-        return f"none for {self.alone_s:.0f} s ({', '.join(map(_of, self.agents.values()))})"
+        return f"no driver for {self.alone_s:.0f} s ({', '.join(map(_of, self.agents.values()))})"
 
     def document(self) -> dict[str, Any]:
         """Likewise, for programs."""

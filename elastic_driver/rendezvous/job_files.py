@@ -39,6 +39,7 @@ class JobFile(Body):
         meets_at: the port on loopback at which its nodes meet, where all are on this machine; 0 where there are none.
         journal: the folder of its journal; "" where it has none.
         parent: the process that starts its driver again (:mod:`elastic_driver.system.process_name`); "" for none.
+        folder: the driver's working directory; "" where it is gone.
     """
 
     job_id: str
@@ -48,6 +49,7 @@ class JobFile(Body):
     meets_at: int = 0
     journal: OsText = ""
     parent: str = ""
+    folder: OsText = ""
 
     @property
     def url(self) -> str:
@@ -77,7 +79,10 @@ class Posting:
     ) -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
         kept_in = "" if journal is None else str(journal)
-        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at, kept_in, parent)
+        folder = ""
+        with contextlib.suppress(OSError):  # somebody has removed it
+            folder = os.getcwd()
+        job = JobFile(job_id, str(socket), os.getpid(), tuple(command), meets_at, kept_in, parent, folder)
         for attempt in range(3):
             try:
                 posting = cls(job, *_write(job))

@@ -74,7 +74,7 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
         ["1", "localhost[1]", "training"],
     ]
     listed = elasticrun("jobs").stdout
-    assert re.search(rf"{started['job_id']} +- +none for at most \d+ s: elasticrun resume {kept} ", listed), listed
+    assert re.search(rf"{started['job_id']} +no driver for at most \d+ s: elasticrun resume {kept} ", listed), listed
     asked = elasticrun("stacks", started["job_id"][:6])
     assert asked.stderr.startswith(f"elasticrun: error: job {started['job_id']} has no driver: it has died. ")
     (as_json,) = json.loads(elasticrun("jobs", "--json", started["job_id"]).stdout)
@@ -384,7 +384,7 @@ def test_a_job_whose_journal_is_no_more_is_told_of_and_can_be_ended(tmp_path: Pa
             case _:
                 kept.rename(tmp_path / "elsewhere")
         listed = elasticrun("jobs")
-        assert re.search(rf"{job_id} +- +none for \d+ s \(localhost: 2 workers\)", listed.stdout), listed
+        assert re.search(rf"{job_id} +no driver for \d+ s \(localhost: 2 workers\)", listed.stdout), listed
         why = f"job {job_id} has no driver, and nobody can take it over: cannot read {kept / JOURNAL}: "
         assert listed.stderr.startswith(why) == (how == "damaged")
         resumed = elasticrun("resume", str(kept))

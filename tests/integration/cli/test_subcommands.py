@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -44,10 +45,15 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     listed = elasticrun("jobs")
     assert (listed.returncode, listed.stderr) == (0, "")
     head, row = listed.stdout.splitlines()
-    assert head.split() == ["JOB", "PID", "DRIVER", "COMMAND"]
-    assert row.split()[:3] == [job_id, str(job.process.pid), here]
+    assert head.split() == ["JOB", "STATE", "AGE", "WORKERS", "PID", "FOLDER", "COMMAND"]
+    cells = re.split(r"  +", row)
+    assert cells[:2] == [job_id, "running"]
+    assert cells[3:6] == ["2", str(job.process.pid), os.getcwd()]
     [as_json] = json.loads(elasticrun("jobs", "--json").stdout)
-    assert as_json.keys() == {"job", "pid", "driver", "command", "no_driver_s"}, "and no secret"
+    of_driver = {"phase", "age_s", "workers"}
+    assert as_json.keys() == {"job", "pid", "driver", "command", "folder", "no_driver_s", *of_driver}, "and no secret"
+    assert as_json["driver"] == here
+    assert (as_json["phase"], as_json["workers"], as_json["age_s"] > 0) == ("running", 2, True)
 
     pids = {line["rank"]: line["pid"] for line in job.steps()}
     shown = elasticrun("status")
@@ -223,7 +229,7 @@ def test_a_job_whose_socket_is_not_seen_here_is_told_in_a_sentence(
     posting = posted("1f", Path("/tmp/elasticrun-no-such/driver.sock"))
     assert main(["jobs"]) == 0
     out, err = capsys.readouterr()
-    assert "unix:/tmp/elasticrun-no-such/driver.sock" in out
+    assert re.search(rf"^1f +does not answer +- +- +{os.getpid()} ", out, re.MULTILINE), out
     assert err == (
         "job 1f cannot be asked from here: there is no /tmp/elasticrun-no-such/driver.sock; its driver has another "
         "/tmp than this process (a container, a service with a private /tmp), or somebody has removed it\n"
