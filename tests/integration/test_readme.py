@@ -13,7 +13,7 @@ import pytest
 
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.words import ExitCode
-from tests.support.processes.jobs import FORKING
+from tests.support.processes.jobs import FORKING, capture_elasticrun
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,21 +44,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH whose elasticrun forks its first workers, too: each import of PyTorch takes seconds."""
-    folder = tmp_path_factory.mktemp("bin")
-    program = folder / "elasticrun"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *FORKING])} "$@"\n')
-    program.chmod(0o755)
-    return folder
-
-
-def run(folder: Path, command: str, *path: Path) -> tuple[int, str]:
+def run(folder: Path, command: str) -> tuple[int, str]:
     with subprocess.Popen(
         ["sh", "-c", f"exec {command}"],
         cwd=folder,
-        env={**os.environ, "PATH": ":".join([*map(str, path), str(Path(sys.executable).parent), os.environ["PATH"]])},
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,6 +62,14 @@ def run(folder: Path, command: str, *path: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+def run_forked(folder: Path, command: str) -> tuple[int, str]:
+    """Likewise, an elasticrun whose workers are forked: each import of PyTorch takes seconds."""
+    named = {"python": sys.executable, "train.py": str(folder / "train.py")}
+    _, *words = [named.get(word, word) for word in shlex.split(command)]
+    done = capture_elasticrun(*words, elasticrun=FORKING, cwd=folder)
+    return done.returncode, done.stdout + done.stderr
+
+
 # Some are put off, as PyTorch is imported for each: another one starts this script with more, and one this many.
 _PUT_OFF = ("elasticrun -np 2 python train.py",)
 
@@ -79,7 +77,7 @@ _PUT_OFF = ("elasticrun -np 2 python train.py",)
 @pytest.mark.parametrize(
     "command", [pytest.param(each, marks=[pytest.mark.release] * (each in _PUT_OFF)) for each in COMMANDS]
 )
-def test_command(folder: Path, forking: Path, command: str) -> None:
+def test_command(folder: Path, command: str) -> None:
     if command.startswith("make "):
         # What they do is run by other tests, or runs them; here it counts that there is such a target.
         command = f"make --dry-run --directory {ROOT} {command.removeprefix('make ')}"
@@ -87,7 +85,7 @@ def test_command(folder: Path, forking: Path, command: str) -> None:
         return
     asked = re.search(r"-np (\d+)", command)
     size = int(asked[1]) if asked else 1
-    code, output = run(folder, command, *([forking] if size == 4 else []))
+    code, output = (run_forked if size == 4 else run)(folder, command)
     assert code == 0, output
     ranks = re.findall(rf"rank (\d+) of {size}: (?:loss (\S+)|weights \[0\. 1\. 2\.\])", output)
     assert sorted(int(rank) for rank, _ in ranks) == list(range(size)), output
