@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elastic_driver.tensorflow.schedule import Member, Phase, Schedule
+from tests.support.extent import examples
 
 pytestmark = pytest.mark.property
 
@@ -152,3 +154,4 @@ class Coordinator(RuleBasedStateMachine):
 
 
 TestCoordinator = Coordinator.TestCase
+TestCoordinator.settings = settings(max_examples=examples(100))
