@@ -55,8 +55,7 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
     """
     memory = psutil.virtual_memory()
     limit = memory_limit()
-    silent: _Gpus = (), "", f"nvidia-smi does not answer within {_PATIENCE_S:g} s"
-    gpus, driver, gpu_error = _in_time(_gpus, silent)
+    gpus, driver, gpu_error = _in_time(_gpus, _silent_gpus())
     return HostFacts(
         package=__version__,
         python=platform.python_version(),
@@ -120,6 +119,10 @@ def _why_no_extension() -> str:
     return ""
 
 
+def _silent_gpus() -> _Gpus:
+    return (), "", f"nvidia-smi does not answer within {_PATIENCE_S:g} s"
+
+
 def _gpus() -> _Gpus:
     """The names of the GPUs, their driver's version, and why these are not known."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -127,8 +130,10 @@ def _gpus() -> _Gpus:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
     except FileNotFoundError:
         return (), "", ""
-    except (OSError, subprocess.SubprocessError) as error:
-        return (), "", f"cannot run nvidia-smi: {in_words(error) if isinstance(error, OSError) else error}"
+    except subprocess.TimeoutExpired:
+        return _silent_gpus()
+    except OSError as error:
+        return (), "", f"cannot run nvidia-smi: {in_words(error)}"
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     if done.returncode:
         return (), "", f"nvidia-smi: {(lines or done.stderr.split(chr(10)))[0][:200]}"

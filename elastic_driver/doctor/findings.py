@@ -151,8 +151,8 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
         yield warns("it has GPUs, and a PyTorch without CUDA", "install PyTorch with CUDA, if they are to be used")
     ahead_s, error_s = facts.clock_s, facts.clock_error_s
     if ahead_s is not None and abs(ahead_s) - error_s > _CLOCK_S:
-        way = "ahead" if ahead_s > 0 else "behind"
-        what = f"its clock is {abs(ahead_s):.3g} s {way} of the one here (± {error_s:.1g} s)"
+        way = "ahead of" if ahead_s > 0 else "behind"
+        what = f"its clock is {abs(ahead_s):.3g} s {way} the one here (± {error_s:.1g} s)"
         yield warns(what, "set the clocks by NTP: logs of several machines cannot be compared")
     yield from _limits(host, facts)
     for disc in facts.discs:

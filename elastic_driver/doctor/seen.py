@@ -105,7 +105,8 @@ class Seen:
             if host in reasons:
                 return reasons[host]
         # A worker that could not be started is no event of its own: the others' next round is for that.
-        return next((cause for cause in (*self.causes, self.message) if f"worker {host}[" in cause), "")
+        named = (cause for cause in (*self.causes, self.message) if f"worker {host}[" in cause)
+        return next((cause for cause in named if "could not be started" in cause), "")
 
 
 def _host_of(worker: str) -> str:

@@ -55,7 +55,7 @@ def test_two_good_hosts_have_no_problem() -> None:
         ({"gpu_driver": "550.2"}, Level.WARNS, "GPU driver: 550.2, on the other hosts 570.1"),
         ({"cuda": ""}, Level.WARNS, "it has GPUs, and a PyTorch without CUDA"),
         ({"gpu_error": "nvidia-smi: no devices were found"}, Level.WARNS, "no devices were found"),
-        ({"clock_s": -3.2}, Level.WARNS, "its clock is 3.2 s behind of the one here (± 0.001 s)"),
+        ({"clock_s": -3.2}, Level.WARNS, "its clock is 3.2 s behind the one here (± 0.001 s)"),
         ({"clock_s": 3.2, "clock_error_s": 2.5}, None, ""),
         ({"limits": {"nofile": 256}}, Level.WARNS, "its limit nofile is 256"),
         ({"limits": {"nproc": 100}}, Level.WARNS, "its limit nproc is 100"),

@@ -1,0 +1,87 @@
+"""What is found out about a machine: this one, and what other programs say there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.doctor import examine
+from elastic_driver.doctor.examine import facts_here, with_torch
+from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
+
+pytestmark = pytest.mark.integration
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    """Of a folder that is not there yet the disc is looked at, and nothing is made."""
+    facts = facts_here({"--durable-dir": str(tmp_path / "a" / "b")})
+    assert facts.python == ".".join(map(str, sys.version_info[:3]))
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert 0 < facts.available_bytes <= facts.memory_bytes
+    assert facts.limits["nofile"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert [(disc.role, disc.writable, disc.error) for disc in facts.discs] == [
+        ("tmp", True, ""),
+        ("--durable-dir", True, ""),
+    ]
+    assert facts.discs[1].free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+    assert HostFacts.from_json(facts.to_json()) == facts
+
+
+def test_a_limit_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert set(facts_here({}).limits.values()) == {UNLIMITED}
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (
+            'echo "NVIDIA H200, 570.1"; echo "NVIDIA H200, 570.1"',
+            (("NVIDIA H200", "NVIDIA H200"), "570.1", ""),
+        ),
+        ("exit 0", ((), "", "")),
+        ('echo "No devices were found"; exit 6', ((), "", "nvidia-smi: No devices were found")),
+        ("echo broken >&2; exit 9", ((), "", "nvidia-smi: broken")),
+        ("exec sleep 1000", ((), "", "nvidia-smi does not answer within 0.2 s")),
+    ],
+)
+def test_what_nvidia_smi_says(
+    script: str, found: tuple[tuple[str, ...], str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    if "sleep" in script:
+        monkeypatch.setattr(examine, "_PATIENCE_S", 0.2)
+    assert examine._gpus() == found
+
+
+def test_there_may_be_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert examine._gpus() == ((), "", "")
+
+
+def test_a_disc_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(examine, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(examine, "_asked_disc", lambda role, folder: os.read(reader, 1))
+    assert examine._disc("--durable-dir", str(tmp_path)) == Disc(
+        "--durable-dir", error="its disc does not answer within 0.2 s"
+    )
+    os.close(writer)
+
+
+def test_a_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    facts = HostFacts(package="1", python="3", torch="2.9.0")
+    assert with_torch(facts).torch_error == "OSError: libcudart.so.12: cannot open shared object file"
+    none = HostFacts(package="1", python="3")
+    assert with_torch(none) == none
