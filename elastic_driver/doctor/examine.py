@@ -27,6 +27,7 @@ from typing import TypeVar
 import psutil
 
 from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
+from elastic_driver.doctor.privacy import without_home
 from elastic_driver.errors import in_words
 from elastic_driver.system.cgroups import memory_limit
 from elastic_driver.version import __version__
@@ -89,7 +90,7 @@ def with_torch(facts: HostFacts) -> HostFacts:
             torch = importlib.import_module("torch")
             cuda = torch.version.cuda or ""
     except Exception as error:  # a library that is missing, or of another version
-        return replace(facts, torch_error=f"{type(error).__name__}: {error}"[:300])
+        return replace(facts, torch_error=without_home(f"{type(error).__name__}: {error}")[:300])
     return replace(facts, torch=str(torch.__version__), cuda=str(cuda))
 
 
@@ -115,7 +116,7 @@ def _why_no_extension() -> str:
     try:
         load()
     except ImportError as error:
-        return str(error)
+        return without_home(str(error))
     return ""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from elastic_driver.doctor.examine import facts_here, with_torch
 from elastic_driver.doctor.facts import LARGE_BYTES, HostFacts, Meeting
+from elastic_driver.doctor.privacy import without_home
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.worker.settings import way_to_driver
 
@@ -40,7 +41,7 @@ def main() -> int:
     except Exception as error:
         if facts is None:
             raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        why = without_home(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
         client.post_facts(replace(facts, error=why).to_json())
         return 1
     finally:

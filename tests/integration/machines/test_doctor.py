@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Any
 
-from tests.support.network.machines import made_machines, marks
+from tests.support.network.machines import command_of, made_machines, marks, wait_for
 from tests.support.network.namespaces import NamespaceHost
 
 pytestmark = marks
@@ -58,3 +59,15 @@ def test_a_machine_that_is_another_than_the_user_knows_is_a_line() -> None:
         assert list(stopping(found)) == ["node2"]
         assert "Host key verification failed" in stopping(found)["node2"]
         assert found["hosts"]["node1"]["meeting"]["correct"] is True
+
+
+def test_ctrl_c_leaves_nothing_on_any_machine() -> None:
+    """While one of them does not answer."""
+    with made_machines() as machines:
+        node0, node1, node2 = machines
+        node2.cut()
+        command = [sys.executable, "-m", "elastic_driver", "doctor", "--timeout", "300", "-H", "node1,node2"]
+        process = node0.popen(command)
+        wait_for("a worker", lambda: any("elastic_driver.doctor.worker" in command_of(pid) for pid in node1.pids()))
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
