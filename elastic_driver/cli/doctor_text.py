@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from elastic_driver.cli.tables import table, width_of_output, without_home
+from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.doctor.checkup import Checkup
 from elastic_driver.doctor.facts import LARGE_BYTES, UNLIMITED, HostFacts
 from elastic_driver.doctor.findings import Finding, Level
-from elastic_driver.doctor.privacy import without_home
-from elastic_driver.report.printable import one_line
+from elastic_driver.report.printable import one_line, without_home
 from elastic_driver.version import __version__
 
 _WIDTH = 100

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.tables import table, width_of_output, without_home
+from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, left_behind, target_of_job
 from elastic_driver.cli.undriven import Undriven, undriven_jobs
 from elastic_driver.errors import SettingsError, in_words
@@ -23,7 +23,7 @@ from elastic_driver.rendezvous.operator_token import read_operator_key
 from elastic_driver.rendezvous.token_file import write_secret
 from elastic_driver.report.lengths import length
 from elastic_driver.report.metrics import PATH as METRICS
-from elastic_driver.report.printable import one_line
+from elastic_driver.report.printable import one_line, without_home
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded

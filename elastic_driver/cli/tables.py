@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import sys
 from collections.abc import Collection, Sequence
@@ -48,9 +46,3 @@ def _fitted(cell: str, room: int) -> str:
 def width_of_output() -> int:
     """Characters of a line on the terminal; 0 where the output goes elsewhere, and is not to be cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
-def without_home(text: str) -> str:
-    """The text with a tilde for the user's home in each path."""
-    home = os.path.expanduser("~").rstrip("/")
-    return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?![\w.-])", "~", text) if home.startswith("/") else text

@@ -27,8 +27,8 @@ from typing import TypeVar
 import psutil
 
 from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
-from elastic_driver.doctor.privacy import without_home
 from elastic_driver.errors import in_words
+from elastic_driver.report.printable import without_home
 from elastic_driver.system.cgroups import memory_limit
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load

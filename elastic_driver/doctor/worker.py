@@ -16,8 +16,8 @@ from typing import Any
 
 from elastic_driver.doctor.examine import facts_here, with_torch
 from elastic_driver.doctor.facts import LARGE_BYTES, HostFacts, Meeting
-from elastic_driver.doctor.privacy import without_home
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.report.printable import without_home
 from elastic_driver.worker.settings import way_to_driver
 
 # The shortest of so many round trips tells the clocks apart best.

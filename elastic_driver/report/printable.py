@@ -7,6 +7,7 @@ otherwise than it is.
 
 from __future__ import annotations
 
+import os
 import re
 
 _NOT_PRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
@@ -25,3 +26,9 @@ def without_c1(data: bytes) -> bytes:
     The second set of control characters is of no such use, and hides from whoever looks for escape sequences.
     """
     return _C1.sub("\ufffd".encode(), data) if b"\xc2" in data else data
+
+
+def without_home(text: str) -> str:
+    """The text with a tilde for the user's home in each path."""
+    home = os.path.expanduser("~").rstrip("/")
+    return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?![\w.-])", "~", text) if home.startswith("/") else text
