@@ -363,6 +363,34 @@ def test_a_strangers_session_is_left_alone() -> None:
     run("asyncio", main)
 
 
+def test_who_has_an_id_since_its_owner_was_seen_is_left_alone() -> None:
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        try:
+            seen = guard._look(child.pid)
+            assert seen is not None
+            assert guard._process(child.pid, seen) == psutil.Process(child.pid)
+            seen.began -= 1
+            assert guard._process(child.pid, seen) is None
+        finally:
+            child.kill()
+
+
+def test_a_process_may_have_any_name() -> None:
+    source = "import time; open('/proc/self/comm', 'w').write('a) Z 1 1 1 ('); print('up', flush=True); time.sleep(999)"
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source)
+            await one.sink.has("up")
+            leader = psutil.Process(process.pid)
+            try:
+                assert guard.find_processes("no-such-job", {"a": leader}) == {"a": [leader]}
+            finally:
+                leader.kill()
+
+    run("asyncio", main)
+
+
 def test_what_a_stranger_has_started_is_left_alone_too() -> None:
     async def main() -> None:
         async with job() as one:
