@@ -303,14 +303,14 @@ def test_a_driver_that_stood_still_when_the_notice_came(tmp_path: Path, runtime:
             asked = len(fake.asked)
             job.wait_for("ten seconds of looks", lambda: len(fake.asked) >= asked + 10)
         finally:
+            resumed = time.time()
             driver.resume()
-        resumed = time.time()
         job.wait_for_steps(1, after=resumed)
         killed = [event for event in job.events("worker_stopped") if "had not left" in event["reason"]]
         assert len(killed) == 1
         # Counted from when it has heard, it would have all of the twenty seconds.
         *_, left = told_to_have_left(job, "node-x")
-        assert left <= max(0.0, end - resumed)
+        assert left < max(0.0, end - resumed) + 2, "Azure's times are whole seconds, and what is said is rounded"
 
 
 @hosts_that_join
