@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(help_on(build_parser(), words[1]), end="")
             return 0
+        if words[:1] == ["doctor"]:  # looks at what a job with these flags would find
+            words[1:1] = _options_of(os.environ)
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             if place is not None:

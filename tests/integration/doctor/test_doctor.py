@@ -92,6 +92,12 @@ def test_ctrl_c_leaves_nothing(rsh_agent: str, tmp_path: Path) -> None:
         os.kill(worker, 0)
 
 
+def test_flags_that_a_cluster_gives_to_each_job_count() -> None:
+    ran = elasticrun("doctor", ELASTIC_DRIVER_OPTIONS="--launcher none --accept-agents")
+    assert ran.returncode == 2
+    assert "name them by -H" in ran.stderr
+
+
 def test_an_error_of_our_own_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> int:
         os.write(2, b"internal error: ZeroDivisionError\n")
