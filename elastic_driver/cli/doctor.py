@@ -25,6 +25,11 @@ _NO_COMMAND = ("no-command",)
 def parser_of_doctor() -> Parser:
     """The flags of elasticrun, of which the help shows the hosts', and two of its own."""
     parser = build_parser()
+    by_flag = parser._option_string_actions
+    by_flag["-h"].help = "show this help, and exit"
+    # What is left to show is little.
+    by_flag["-h"] = by_flag["--help"] = by_flag["--help-all"]
+    by_flag["--help-all"].help = argparse.SUPPRESS
     for action in parser._actions:
         if action.dest not in ("help", "command", *_HOSTS):
             action.help = argparse.SUPPRESS
@@ -40,7 +45,9 @@ Looks at the hosts of a job before it runs there: starts one worker on each as t
 shows what would stop or slow it: versions, GPUs, clocks, limits, discs, memory, the network between
 all hosts, an allreduce. Changes nothing on them. Takes the flags of elasticrun, so that a job's
 whole command line may follow. docs/debugging.md says what is looked at."""
-    parser.epilog = "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 130 interrupted."
+    parser.epilog = (
+        "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 70 internal error,\n130 interrupted."
+    )
     add = parser.add_argument
     add("--json", action="store_true", default=False, help="print all that was found out as JSON")
     text = f"how long hosts may take to come and to answer (default {_TIMEOUT_S:g})"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.cli.main import main
 from elastic_driver.doctor import checkup
 from tests.support.processes.jobs import capture_elasticrun
 from tests.support.processes.subcommands import elasticrun
@@ -90,6 +91,17 @@ def test_ctrl_c_leaves_nothing(rsh_agent: str, tmp_path: Path) -> None:
     assert "interrupted" in said
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_help_has_what_is_different_from_a_job(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", flag])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for word in ("-H HOST", "--hostfile", "--host-discovery-script", "--json", "--timeout S", "Exit codes"):
+        assert word in shown
+    assert "--min-np" not in shown
 
 
 def test_flags_that_a_cluster_gives_to_each_job_count() -> None:
