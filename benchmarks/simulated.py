@@ -92,7 +92,7 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process, place_of_sockets
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, Bar, NoticeKind, ReadyCause
 
 SLOTS_PER_HOST = 8
 PATIENCE_S = 500.0
@@ -161,6 +161,8 @@ class _NoOutput:
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None: ...
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None: ...
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None: ...
 
     def end(self, worker: WorkerId) -> None: ...
 

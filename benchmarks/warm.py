@@ -30,6 +30,7 @@ from elastic_driver.launch.words import ExitStatus
 from elastic_driver.rendezvous.authentication import MAGIC
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 from elastic_driver.system.local_socket import SocketFolder, url_of
+from elastic_driver.words import Bar
 
 _SCRIPT = """\
 import torch
@@ -44,6 +45,9 @@ class _Sink:
 
     def write(self, worker: WorkerId, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         sys.stderr.buffer.write(data)
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        """See OutputSink."""
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink."""

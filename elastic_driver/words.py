@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Literal
 
 ETCD = "etcd://"
 """What the name of a journal begins with that is in etcd, and in no folder."""
@@ -153,3 +155,37 @@ class StragglerAction(StrEnum):
 def in_seconds(value: float, digits: int = 3) -> str:
     """With so many significant digits, and never as 1e+03: "0.0123 s", "1.5 s", "400 s", "3600 s"."""
     return f"{float(f'{value:.{digits}g}'):g} s"
+
+
+MOST_BARS = 8
+"""Progress bars that are shown at a time: those of the lowest ranks."""
+
+ALL_BARS, NO_BARS = "all", "none"
+"""Whose are shown; else that of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The newest state of a line that a worker redraws.
+
+    Attributes:
+        stream: of the worker.
+        label: what stands in the prefix of its output: its rank.
+        data: as a line, with prefix and newline; b"" where there is no such line any more.
+        is_line: whether it is one more of the lines that keep it, one now and then.
+    """
+
+    stream: Literal["stdout", "stderr"]
+    label: str
+    data: bytes
+    is_line: bool = False
+
+
+def is_chosen(label: str, whose: str) -> bool:
+    """Whether a worker is one of those whose progress is asked for: "all", "none" or one rank's."""
+    return whose == ALL_BARS or (whose != NO_BARS and label == whose)
+
+
+def may_be_shown(label: str, whose: str) -> bool:
+    """Whether a worker's progress may stand on a terminal, where not all find room."""
+    return is_chosen(label, whose) and (whose != ALL_BARS or not label.isdecimal() or int(label[:9]) < MOST_BARS)

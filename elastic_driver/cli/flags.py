@@ -443,6 +443,12 @@ def _output_flags(parser: Parser) -> None:
         help="the worker of this rank has this terminal, or whatever else the standard input is; none: no worker has "
         "(default: the only one that there is, or that --local-ranks-filter shows)",
     )
+    add(
+        "progress_rank",
+        metavar="RANK",
+        help="whose progress bars are shown: of this rank, of all, or of none (default: all; a terminal has room for "
+        "those of 8 ranks at most)",
+    )
     stamps = group.add_mutually_exclusive_group()
     _Settings(stamps).add(
         "prefix_timestamp",

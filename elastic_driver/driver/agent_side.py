@@ -103,6 +103,7 @@ def agents_of(
     gathering: Gathering | None,
     on_change: OnChange,
     stdin: StandardInput,
+    bars: str,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
     job, settings, journal = recorded.job, recorded.job.settings, recorded.journal
@@ -194,6 +195,7 @@ def agents_of(
         place=place_of_sockets(),
         etcd=None if recorded.lock is None else recorded.lock.place.of_agents(),
         etcd_cluster="" if recorded.lock is None else recorded.lock.cluster_id,
+        bars=bars,
     )
     return AgentSide(
         tickets,

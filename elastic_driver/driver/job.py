@@ -70,7 +70,7 @@ from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.threads import started_pool
-from elastic_driver.words import ExitCode, OnChange
+from elastic_driver.words import NO_BARS, ExitCode, OnChange, may_be_shown
 
 # A file's name has 255 bytes in most file systems.
 _MOST_NAME = 200
@@ -144,6 +144,7 @@ def _run_job(
             log_level=given.log_level,
             verbose=given.verbose,
             quiet=given.quiet,
+            progress_rank=given.progress_rank,
             event_log=given.event_log,
             keeping=Keeping() if given.has_journal else None,
         ) as console,
@@ -221,7 +222,8 @@ def _run_recorded(
         sink = Tails(outputs)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S), begins=None if before is None else before.clock)
-        agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin)
+        bars = console.bars_shown if leash is None else NO_BARS
+        agents = agents_of(recorded, clock, sink, chronicle, heard_s, local, gathering, on_change, stdin, bars)
         agents.fleet.keepings = tuple(filter(None, (console.keeping, in_files)))
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
@@ -250,7 +252,7 @@ def _run_recorded(
         dialect: Dialect
         if settings.num_parameter_servers:
             servers = dialect = ServerDialect(job.environment, exported=exported)
-            chief = _chief_of(settings, job_id, servers, agents.addresses, sink, chronicle)
+            chief = _chief_of(settings, job_id, servers, agents.addresses, sink, chronicle, bars)
         else:
             dialect = OurDialect(
                 # Nodes have their own, see agents_of.
@@ -382,6 +384,7 @@ def _chief_of(
     addresses: Addresses,
     outputs: OutputSink,
     chronicle: Chronicle,
+    bars: str,
 ) -> ChiefSide:
     """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them.
 
@@ -400,6 +403,7 @@ def _chief_of(
             prefix_timestamp=settings.prefix_timestamp,
             mark=f"{job_id}-{secrets.token_hex(4)}",
             warn=chronicle.warning,
+            is_watched=lambda label: may_be_shown(label, bars),
         ),
         servers.environment_of_chief,
         server_command(settings.command),

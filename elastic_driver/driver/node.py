@@ -39,6 +39,7 @@ from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import node_environment
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.settings import Settings
+from elastic_driver.words import Bar
 
 LOOK_S = 0.2
 """Between two looks for what no connection tells of: the port, a name, a token."""
@@ -190,7 +191,12 @@ class Node:
             grace_s=self._grace_s,
             source=self._source,
         )
-        with Console(log_level=settings.log_level, quiet=settings.quiet, hears_ends=False) as console:
+        with Console(
+            log_level=settings.log_level,
+            quiet=settings.quiet,
+            progress_rank=settings.progress_rank,
+            hears_ends=False,
+        ) as console:
             home = Home(
                 environ=lambda given: node_environment(own, given),
                 screen=_NodeScreen(console, settings.logs, nodes.role),
@@ -238,6 +244,7 @@ class _NodeScreen:
     """What this node's terminal shows of its own workers, as its flags have it. Files are the driver's."""
 
     def __init__(self, console: Console, logs: Logs, role: str) -> None:
+        self.bars = console.bars_shown
         shown = replace(logs, stdout_filters=(), stderr_filters=())
         self._console = console
         self._logs = RankLogs(shown, folder=Path(), name="", role=role, with_hosts=True)
@@ -247,6 +254,11 @@ class _NodeScreen:
         shown = self._logs.take(worker, stream, data)
         if shown:
             self._console.write(stream, shown)
+
+    def bar(self, worker: WorkerId, bar: Bar | None) -> None:
+        """See NodeScreen."""
+        shown = b"" if bar is None else self._logs.on_terminal(worker, bar.stream, bar.data)
+        self._console.bar(worker, replace(bar, data=shown) if bar is not None and shown else None)
 
 
 def _own_address(local_addr: str) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ENDED = 128 + signal.SIGTERM
 """What a job ends with that an operator ends."""
 # What is shown on this driver's terminal, and where the journal is, is as it was given now.
-_OF_NOW = ("hands_over", "journal", "log_level", "quiet", "standby_driver", "verbose")
+_OF_NOW = ("hands_over", "journal", "log_level", "progress_rank", "quiet", "standby_driver", "verbose")
 # What has no flag of its own, in words. The rest follows from others.
 _IN_WORDS = {
     "command": "the command",

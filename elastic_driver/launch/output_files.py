@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
@@ -21,6 +22,7 @@ from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.words import Stream
 from elastic_driver.system.file_writer import FileWriter
 from elastic_driver.system.keeping import Keeping
+from elastic_driver.words import Bar
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +36,17 @@ class Screen(Protocol):
     def write(self, stream: Stream, data: bytes) -> None:
         """Takes whole lines, prefix and newline included."""
 
+    def bar(self, worker: WorkerId, bar: Bar | None) -> None:
+        """Takes the newest state of a line that a worker redraws; None where it has none any more."""
+
 
 class _NoScreen:
     """Shows nothing: somebody else does."""
 
     def write(self, stream: Stream, data: bytes) -> None:
+        """See Screen."""
+
+    def bar(self, worker: WorkerId, bar: Bar | None) -> None:
         """See Screen."""
 
 
@@ -132,8 +140,21 @@ class OutputFiles:
         if shown and (self._is_shown is None or not self._is_shown(worker, stream)):
             self._screen.write(stream, shown)
 
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        """See OutputSink. What files get of it is not counted: a later state, or the last one, says more."""
+        files = self._files.get(worker)
+        if files is not None and bar.is_line:
+            files.write(bar.stream, bar.data)
+        shown = bar.data
+        if self._logs is not None and shown:
+            take = self._logs.take if bar.is_line else self._logs.on_terminal
+            shown = take(worker, bar.stream, shown)
+        if self._is_shown is None or not self._is_shown(worker, bar.stream):
+            self._screen.bar(worker, replace(bar, data=shown) if shown else None)
+
     def end(self, worker: WorkerId) -> None:
         """See OutputSink."""
+        self._screen.bar(worker, None)
         files = self._files.pop(worker, None)
         if files is not None:
             files.close()

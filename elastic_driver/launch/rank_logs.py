@@ -90,6 +90,10 @@ class RankLogs:
                 self._matches.write(stream, found)
         return shown if self.is_shown(worker, stream) else b""
 
+    def on_terminal(self, worker: WorkerId, stream: Stream, data: bytes) -> bytes:
+        """What the terminal shows of such lines, which are kept nowhere."""
+        return self._with_prefix(data, worker) if self.is_shown(worker, stream) else b""
+
     def end(self, worker: WorkerId) -> None:
         """Nothing more comes of this worker."""
         files = self._files.pop(worker, None)

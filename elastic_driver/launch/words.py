@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import Bar
 
 Stream = Literal["stdout", "stderr"]
 
@@ -82,6 +83,9 @@ class OutputSink(Protocol):
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         """Takes whole lines, prefix and newline included."""
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        """Takes the newest state of a line that the worker redraws; its last one comes as a line of its own, too."""
 
     def end(self, worker: WorkerId) -> None:
         """Nothing more comes of this worker."""

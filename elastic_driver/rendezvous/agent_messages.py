@@ -29,8 +29,9 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
 )
 from elastic_driver.vitals import Vitals
+from elastic_driver.words import NO_BARS
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -243,6 +244,7 @@ class Welcome(Said, name="welcome"):
         warm, preload: see Settings.warm_starts and preload; null to choose by the script.
         warm_first: whether the first workers are forked, too.
         prefix_timestamp: whether forwarded lines begin with the time.
+        bars: whose progress bars the driver shows now, "all", "none" or a rank: of these it is told each state.
         agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
         spot_notices: the cloud whose notices are watched for; "" for none.
         epoch: of this driver: higher than that of any before it; 0 for one without a journal.
@@ -274,6 +276,7 @@ class Welcome(Said, name="welcome"):
     place: str = ""
     etcd: EtcdPlace | None = None
     etcd_cluster: str = ""
+    bars: str = NO_BARS
 
 
 @dataclass(frozen=True)
@@ -758,6 +761,25 @@ class Output(Said, name="output", lasts=True):
 
     worker: str
     stream: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Redrawn(Said, name="redrawn"):
+    """What a line shows now that a worker redraws (a progress bar). The last of it comes by Output.
+
+    Attributes:
+        worker: whose.
+        stream: "stdout" or "stderr".
+        label: what stands in the prefix.
+        is_line: whether files and pipes get it as a line.
+        blob: that line, prefix and newline included; empty where there is no such line any more.
+    """
+
+    worker: str
+    stream: str
+    label: str
+    is_line: bool
     blob: bytes
 
 

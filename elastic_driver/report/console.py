@@ -2,7 +2,8 @@
 
 Owns standard output and standard error of the driver. The workers' output goes to the stream it came from, in whole
 lines; everything the driver says goes to standard error. When standard error is a terminal, its last line is a status
-line that is taken away before anything else is written and put back behind it; else there are no control characters.
+line, with the workers' progress bars above it; both are taken away before anything else is written and put back behind
+it. Else there are no control characters, and a bar is a line now and then.
 What a worker writes that has the terminal (:meth:`Console.lend`) is passed on as it is, and ends the status line.
 
 All writing is done by one thread, so that a reader that is slow or stopped (a pager, Ctrl-S) never stops the driver. A
@@ -23,12 +24,14 @@ from types import TracebackType
 from typing import Literal, Self
 
 from elastic_driver.errors import in_words
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report.bars import DrawnBars, cells
 from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.status_line import status_line
 from elastic_driver.report.tracebacks import Tracebacks
 from elastic_driver.system.keeping import Keeping
-from elastic_driver.words import ExitCode
+from elastic_driver.words import ALL_BARS, NO_BARS, Bar, ExitCode, is_chosen
 
 Stream = Literal["stdout", "stderr"]
 
@@ -39,11 +42,14 @@ _BACKLOG_BYTES = 64 << 20
 # Who leaves so much unread has stopped. Less than what agents have that is not kept (UNKEPT_BYTES, 4 MiB): then they
 # would give no more to the files.
 _STOPPED_BYTES = 1 << 20
+# A terminal that leaves so much unread is not drawn on: what it shows later is old by then.
+_DRAWN_BYTES = 16 << 10
 # How long the end of the job waits for a reader that is slow.
 _FLUSH_S = 5.0
 # What a reader can be thought to see still, when the job ends.
 _IN_VIEW_LINES, _IN_VIEW_BYTES = 60, 16384
 _ERASE_LINE = b"\r\x1b[2K"
+_ERASE_LINE_ABOVE = b"\x1b[A\x1b[2K"
 _LEVELS = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARNING": 2, "ERROR": 3, "FATAL": 3}
 
 
@@ -59,6 +65,7 @@ class Console:
         log_level: what is said at all: "TRACE", "DEBUG", "INFO", "WARNING", "ERROR" or "FATAL".
         verbose: whether details are said, too.
         quiet: whether nothing is said but warnings, errors and the last line, and there is no status line.
+        progress_rank: whose progress bars are shown: "all", "none" or one rank's.
         event_log: the file that has more than the summary; None for none.
         keeping: counts workers' output, and what of it is written; None where nobody wants to know.
         hears_ends: whether it hears of each worker's end (:meth:`worker_ended`): then a traceback that several print
@@ -76,6 +83,7 @@ class Console:
         log_level: str = "INFO",
         verbose: bool = False,
         quiet: bool = False,
+        progress_rank: str = ALL_BARS,
         event_log: Path | None = None,
         keeping: Keeping | None = None,
         hears_ends: bool = True,
@@ -96,9 +104,12 @@ class Console:
         self._lent = False
         self._written_to = False  # by the worker that has the terminal
         self._line_open = False  # what a worker has written to its terminal last was no whole line
+        self._progress_rank = progress_rank
+        self._bars = DrawnBars(self._color)
+        self._drawn: tuple[int, ...] = ()  # the widths of the rows that are drawn, the status line's too
         self._status = ""
         self._figures: tuple[str, ...] = ()
-        self._shown: tuple[str, tuple[str, ...]] | None = None
+        self._shown: tuple[str, tuple[str, ...], int] | None = None
         self._shown_at = 0.0
         self._began = time.monotonic()
         self._event_log = event_log
@@ -124,6 +135,7 @@ class Console:
     ) -> None:
         self._take_status_away()
         self._status = ""
+        self._bars.clear()
         self._show_rest()
         self._queue.put(None)
         self._writer.join(_FLUSH_S)
@@ -180,6 +192,24 @@ class Console:
             self._put_status_back()
         else:
             self._put_lines(stream, data)
+
+    @property
+    def bars_shown(self) -> str:
+        """Of whom each state of a progress bar is drawn: "all", "none" or one rank's; "none" without a terminal."""
+        return self._progress_rank if self._live else NO_BARS
+
+    def bar(self, worker: WorkerId, bar: Bar | None) -> None:
+        """The newest state of a worker's progress bar; None where it has none any more."""
+        if bar is None:
+            self._bars.remove(worker)
+        elif not is_chosen(bar.label, self._progress_rank):
+            return
+        elif self._live and self._shown_on_terminal[bar.stream]:
+            self._bars.set(worker, bar)
+        elif bar.is_line:
+            # Not among tracebacks, nor counted: a later state, or the last one, says more.
+            self._write(bar.stream, bar.data)
+        self._draw_anew()
 
     def lend(self, lent: bool) -> None:  # noqa: FBT001 - says it all
         """From now on a worker has the terminal, which takes what is written to it as it is; or it has it no more."""
@@ -247,14 +277,13 @@ class Console:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         self._status = f"[{minutes:02d}:{seconds:02d}] {one_line(text)}"
         self._figures = figures
-        if (self._status, self._figures) != self._shown and time.monotonic() - self._shown_at >= _STATUS_PERIOD_S:
-            self._take_status_away()
-            self._put_status_back()
+        self._draw_anew()
 
     def summary(self, summary: Summary, *, exit_code: int, message: str) -> None:
         """The closing table: what each change cost, if there was any; then the exit code and why."""
         self._take_status_away()
         self._status = ""
+        self._bars.clear()
         self._show_rest()
         changes = len(summary.first) + summary.left_out + len(summary.last) - 1
         if self._level <= 1 and changes > 0:
@@ -309,22 +338,59 @@ class Console:
         self._put_lines("stderr", line.encode(errors="replace") + b"\n")
         self._put_status_back()
 
+    def _draw_anew(self) -> None:
+        """The status line, or a bar, is another one: draws it, unless that was done a moment ago."""
+        shows = (self._status, self._figures, self._bars.version)
+        if not self._live or shows == self._shown or time.monotonic() - self._shown_at < _STATUS_PERIOD_S:
+            return
+        with self._lock:
+            if self._backlog > _DRAWN_BYTES:
+                return
+        self._draw(self._erased() + self._drawing())
+
     def _take_status_away(self) -> None:
-        if self._shown:
-            self._shown = None
-            self._put("stderr", _ERASE_LINE)
+        self._draw(self._erased())
 
     def _put_status_back(self) -> None:
-        if not self._live or not self._status or self._written_to:
-            return
-        try:
-            width = os.get_terminal_size(self._terminal).columns or 80
-        except OSError:
-            width = 80
-        text = status_line(self._status, self._figures, width=max(10, width - 1))
-        self._put("stderr", (f"\x1b[2m{text}\x1b[0m" if self._color else text).encode(errors="replace"))
-        self._shown = (self._status, self._figures)
+        self._draw(self._drawing())
+
+    def _draw(self, data: bytes) -> None:
+        if data:
+            self._put("stderr", data, stays=False)
+
+    def _erased(self) -> bytes:
+        """What takes away all that is drawn."""
+        if self._shown is None:
+            return b""
+        # A terminal that has become narrower has broken the rows.
+        width = self._size().columns
+        rows = sum(max(1, -(-drawn // width)) for drawn in self._drawn)
+        self._shown, self._drawn = None, ()
+        return _ERASE_LINE + _ERASE_LINE_ABOVE * (rows - 1)
+
+    def _drawing(self) -> bytes:
+        """What draws the bars, and the status line below them."""
+        if not self._live or self._written_to:
+            return b""
+        size = self._size()
+        width = max(10, size.columns - 1)
+        rows = [] if self._lent else self._bars.rows(width=width, lines=size.lines)
+        if self._status:
+            text = status_line(self._status, self._figures, width=width)
+            rows.append((f"\x1b[2m{text}\x1b[0m" if self._color else text, cells(text)))
+        if not rows:
+            return b""
+        self._drawn = tuple(drawn for _, drawn in rows)
+        self._shown = (self._status, self._figures, self._bars.version)
         self._shown_at = time.monotonic()
+        return without_c1("\n".join(text for text, _ in rows).encode(errors="replace"))
+
+    def _size(self) -> os.terminal_size:
+        try:
+            size = os.get_terminal_size(self._terminal)
+        except OSError:
+            size = os.terminal_size((0, 0))
+        return os.terminal_size((size.columns or 80, size.lines or 24))
 
     def _put_lines(self, stream: Stream, data: bytes) -> None:
         if self._lent and self._shown_on_terminal[stream]:
@@ -333,8 +399,8 @@ class Console:
             self._line_open = False
         self._put(stream, data)
 
-    def _put(self, stream: Stream, data: bytes) -> None:
-        if stream == "stderr":
+    def _put(self, stream: Stream, data: bytes, *, stays: bool = True) -> None:
+        if stream == "stderr" and stays:
             self._tail = (self._tail + data)[-_IN_VIEW_BYTES:]
         with self._lock:
             if self._backlog > _BACKLOG_BYTES:

@@ -37,7 +37,7 @@ from elastic_driver.settings.machines import (
 from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import AUTO_NAMES, KUBERNETES, RACK_FROM, SLOTS_FROM, check_pods
-from elastic_driver.words import Cloud, HangAction, OnChange, Sizing, StragglerAction
+from elastic_driver.words import ALL_BARS, NO_BARS, Cloud, HangAction, OnChange, Sizing, StragglerAction
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 DISCOVERIES = (KUBERNETES,)
@@ -111,6 +111,7 @@ class Settings:
         stdin: the rank that gets the driver's standard input, or NO_STDIN; None for the one worker that there is, or
             that is shown.
         verbose: whether details are told.
+        progress_rank: whose progress bars the terminal shows: "all", "none", or of one rank.
         quiet: whether only warnings, errors and the end are told.
         log_level: of the driver's lines.
         grace_s: between TERM and KILL.
@@ -218,6 +219,7 @@ class Settings:
     stdin: str | None = field(default=None, metadata=_given_by("--stdin"))
     prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
     verbose: bool = field(default=False, metadata=_given_by("--verbose"))
+    progress_rank: str = field(default=ALL_BARS, metadata=_given_by("--progress-rank"))
     quiet: bool = field(default=False, metadata=_given_by("--quiet"))
     log_level: str = field(default="INFO", metadata=_given_by("--log-level"))
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
@@ -366,6 +368,7 @@ class Settings:
         if self.quiet and self.verbose:
             raise SettingsError("--quiet and --verbose contradict each other")
         self._check_stdin()
+        self._check_progress_rank()
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
         if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):
@@ -397,12 +400,16 @@ class Settings:
     def _check_stdin(self) -> None:
         if self.stdin is None or self.stdin == NO_STDIN:
             return
-        if not (self.stdin.isascii() and self.stdin.isdecimal() and len(self.stdin) <= 6):
+        if not _is_rank(self.stdin):
             raise SettingsError(f"--stdin {self.stdin} is neither a rank nor {NO_STDIN}")
         if self.num_parameter_servers:
             raise SettingsError("--stdin is not for jobs with --parameter-servers: their chief has no rank")
         if self.max_num_proc is not None and int(self.stdin) >= self.max_num_proc:
             raise SettingsError(f"--stdin {self.stdin} is no rank of a job of {self.max_num_proc} workers at most")
+
+    def _check_progress_rank(self) -> None:
+        if self.progress_rank not in (ALL_BARS, NO_BARS) and not _is_rank(self.progress_rank):
+            raise SettingsError(f"--progress-rank {self.progress_rank} is neither a rank nor {ALL_BARS} nor {NO_BARS}")
 
     def _check_counts(self) -> None:
         _at_least("-np", self.num_proc, 1)
@@ -685,6 +692,10 @@ VARIABLES: Mapping[str, str] = {
     each.name: each.metadata["variable"] for each in fields(Settings) if each.metadata.get("variable")
 }
 """The environment variable of each field that has one; the flag and the config file win over it."""
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 6
 
 
 def _at_least(flag: str, value: int, least: int) -> None:

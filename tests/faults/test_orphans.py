@@ -51,6 +51,8 @@ class Sink:
         pass
     def write(self, worker, stream, data):
         pass
+    def bar(self, worker, bar):
+        pass
     def end(self, worker):
         pass
 

@@ -382,10 +382,11 @@ class Agent:
             "workers here end after --agent-timeout"
         )
 
-    def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
+    def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
         """See LinkOwner."""
         if self._workers is None:
             return  # it ends, since it could not begin
+        self._workers.bars.shown = welcome.bars
         within_s = None if math.isinf(self._gone_at) else max(0.0, self._gone_at - self._loop.time())
         leaves = Leaves(self._leaving, within_s) if self._leaving else None
         for message in all_again(self._workers, self._rounds, self._ports, leaves, untold, alone_s):

@@ -117,10 +117,11 @@ class LinkOwner(Protocol):
     def cannot_ask(self, why: str) -> None:
         """It is said nowhere who drives, as far as can be seen from here; told once of each driver."""
 
-    def taken_over(self, untold: Sequence[Said], alone_s: float) -> None:
+    def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
         """Another driver has the job, and has taken this agent in. Before its first message.
 
         Args:
+            welcome: what it has told this agent.
             untold: what was said to the one before and it has not kept, in order.
             alone_s: for how long that one had not been heard, seconds.
         """
@@ -511,18 +512,18 @@ class DriverLink:
         if is_first:
             self._owner.welcomed(welcome)
         elif is_another:
-            self._begin_anew(alone_s)
+            self._begin_anew(welcome, alone_s)
         seen, kept = (0, 0) if is_another else (welcome.seen, welcome.kept)
         self.channel.attach(met.connection, seen, kept)
 
-    def _begin_anew(self, alone_s: float) -> None:
+    def _begin_anew(self, welcome: Welcome, alone_s: float) -> None:
         """Another driver has the job."""
         if self._older is not None:
             # Before anything of the new one is taken: its driver may live, and must not be heard any more.
             self._older.met.connection.abort("another driver has the job")
         untold = [said(message) for message in self.channel.unkept()]
         self.channel = Channel(self._take, on_seen=self._owner.seen)
-        self._owner.taken_over(untold, alone_s)
+        self._owner.taken_over(welcome, untold, alone_s)
 
     def _take(self, message: Message) -> None:
         match said(message):

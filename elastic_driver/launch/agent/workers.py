@@ -20,6 +20,7 @@ from typing import Protocol
 from elastic_driver.errors import LaunchError, RendezvousProtocolError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.backlog import Backlog
+from elastic_driver.launch.agent.bars import BarScreen, BarsOfWorkers
 from elastic_driver.launch.agent.script import script_of
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
@@ -61,6 +62,7 @@ from elastic_driver.rendezvous.agent_messages import (
 from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Bar
 
 # What may be on its way that the driver has not taken. Then output is not read, and again when half of it is taken.
 CREDIT_BYTES = 64 << 10
@@ -106,7 +108,7 @@ class _Worker:
             given.close()
 
 
-class NodeScreen(Protocol):
+class NodeScreen(BarScreen, Protocol):
     """Shows what the workers of a node write, on that node."""
 
     def show(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
@@ -133,6 +135,7 @@ class HostWorkers:
         screen: shows what workers write here, too; None for nobody.
 
     Attributes:
+        bars: which of the workers' are told of.
         ends_by: the signal that workers are ended with from now on, in place of SIGTERM; None for that.
     """
 
@@ -173,7 +176,9 @@ class HostWorkers:
             warm_first=welcome.warm_first,
             preload=welcome.preload,
             on_warm=self._is_warm,
+            is_watched=lambda label: self.bars.are_watched(label),
         )
+        self.bars = BarsOfWorkers(send, lambda: self.has_said_all and has_room(), screen, welcome.bars)
         self._workers: dict[WorkerId, _Worker] = {}
         self._warmed: list[Said] = []  # what the driver was told of workers that can be forked
         self._error_files = ErrorFiles()
@@ -357,8 +362,13 @@ class HostWorkers:
         if self._screen is not None:
             self._screen.show(worker, stream, data)
 
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        """See OutputSink."""
+        self.bars.take(worker, bar)
+
     def end(self, worker: WorkerId) -> None:
         """See OutputSink: Finished says it."""
+        self.bars.end(worker)
 
     # --- orders ----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, Message
 from elastic_driver.version import __version__
+from elastic_driver.words import NO_BARS
 
 # From the exchange to the hello: it is sent in one piece.
 _HELLO_S = 10.0
@@ -57,7 +58,7 @@ class WelcomeFacts:
 
     Attributes:
         job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices, epoch,
-            driver, driver_timeout_s, place, etcd, etcd_cluster: see Welcome.
+            driver, driver_timeout_s, place, etcd, etcd_cluster, bars: see Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -78,6 +79,7 @@ class WelcomeFacts:
     place: str = ""
     etcd: EtcdPlace | None = None
     etcd_cluster: str = ""
+    bars: str = NO_BARS
 
 
 class Host(Protocol):
@@ -298,6 +300,7 @@ class Arrival:
                 etcd=welcome_facts.etcd,
                 etcd_cluster=welcome_facts.etcd_cluster,
                 kept=link.kept,
+                bars=welcome_facts.bars,
             )
         )
         connection = self.connection

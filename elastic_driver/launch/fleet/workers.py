@@ -31,7 +31,7 @@ from elastic_driver.launch.fleet.meetings import Meetings
 from elastic_driver.launch.fleet.stdin import StandardInput
 from elastic_driver.launch.fleet.warming import Warming
 from elastic_driver.launch.fleet.worker import Phase, Variables, Worker, WorkerListener, note_last_words
-from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, OutputSink
+from elastic_driver.launch.words import CommandNotFoundError, ExitStatus, OutputSink, Stream
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
@@ -45,6 +45,7 @@ from elastic_driver.rendezvous.agent_messages import (
     NotStarted,
     Output,
     PassOn,
+    Redrawn,
     Said,
     Shown,
     Spared,
@@ -56,7 +57,7 @@ from elastic_driver.rendezvous.agent_messages import (
     worker_named,
 )
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import Ending
+from elastic_driver.words import Bar, Ending
 
 # Between the signal that makes a hung worker print its stacks and the one that ends it.
 _LAST_WORDS_S = 2.0
@@ -438,6 +439,10 @@ class Workers:
             case Output(key, stream, data):
                 if one := self._record(link, key):
                     self._around.sink.write(one.id, "stderr" if stream == "stderr" else "stdout", data)
+            case Redrawn(key, stream, label, is_line, data):
+                if one := self._record(link, key):
+                    of: Stream = "stderr" if stream == "stderr" else "stdout"
+                    self._around.sink.bar(one.id, Bar(of, label, data, is_line))
             case Started(key):
                 if (one := self._record(link, key)) and one.phase is Phase.ORDERED:
                     self._started(one, message)

@@ -129,6 +129,7 @@ class ProcessKeeper:
         warm: whether workers may be forked from a warmed process, once warm_up() was called.
         preload: the modules that it imports; None to choose them by the script.
         warm_first: whether that is not waited for: the first workers are forked, too.
+        is_watched: whether somebody looks at the progress bars of a worker of this label now.
         on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
     """
 
@@ -144,10 +145,12 @@ class ProcessKeeper:
         preload: Sequence[str] | None = None,
         warm_first: bool = False,
         on_warm: Callable[[int, float], None] | None = None,
+        is_watched: Callable[[str], bool] = lambda label: False,
     ) -> None:
         self._sink = sink
         self._listener = listener
         self._prefix_timestamp = prefix_timestamp
+        self._is_watched = is_watched
         self._mark = mark
         self._complained = False
         self._warn = warn
@@ -406,6 +409,7 @@ class ProcessKeeper:
                 warn=self._warn,
                 paused=self._output_paused,
                 shown=launch.shown,
+                is_watched=self._is_watched,
             )
             self._sink.begin(worker, process.pid, launch.rank, one.label)
         except BaseException:

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from elastic_driver.errors import in_words
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.local.lines import LineReader
 from elastic_driver.launch.words import OutputSink, Stream
+from elastic_driver.words import Bar
 
-# A line longer than this is passed on in pieces, so that output without newlines cannot fill the memory.
-MAX_LINE = 65536
+BAR_PERIOD_S = 0.25
+"""Between two states of a bar that somebody looks at: 4 Hz is what an eye follows."""
+
+BAR_LINE_PERIOD_S = 10.0
+"""Between two states that are kept as lines, in files and pipes."""
+
 # One read empties a pipe of the usual size.
 _READ_SIZE = 65536
 # What is read at once when a worker has died: its pipes hold no more than this unless somebody enlarged them, and a
@@ -26,89 +32,41 @@ _READ_SIZE = 65536
 _READ_AT_ONCE = 2 << 20
 _LAST_LINES = 20
 _LAST_LINE_SIZE = 2000
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-class LineSplitter:
-    """Cuts a stream of bytes into lines; how the bytes were divided over the reads makes no difference.
+class BarPace:
+    """When a bar's state is passed on: as long as somebody looks, some times a second; as a line now and then."""
 
-    A newline, a carriage return (progress bars) or both end a line. A carriage return at the start of a line ends none:
-    progress bars write it before each of their texts.
-    """
+    def __init__(self) -> None:
+        self._shown, self._shown_at = b"", -math.inf
+        self._line, self._line_at = b"", math.inf
 
-    def __init__(self, max_line: int = MAX_LINE) -> None:
-        self._max_line = max_line
-        self._rest = bytearray()
-        self._after_cr = False
+    def take(self, state: bytes, now: float, *, is_watched: bool) -> tuple[bytes, bool] | None:
+        """What is passed on now, and whether that is a line; None for nothing.
 
-    @property
-    def rest(self) -> bytes:
-        """The beginning of the line that has not ended yet."""
-        return bytes(self._rest)
+        Args:
+            state: of the bar; b"" where there is none.
+            now: the time, in seconds of a monotonic clock.
+            is_watched: whether somebody looks.
+        """
+        if not state:
+            self._line, self._line_at = b"", math.inf
+        elif self._line_at == math.inf:
+            self._line_at = now
+        is_line = bool(state) and state != self._line and now - self._line_at >= BAR_LINE_PERIOD_S
+        is_news = state != self._shown and (is_watched or not state) and now - self._shown_at >= BAR_PERIOD_S
+        if not is_line and not is_news:
+            return None
+        self._shown, self._shown_at = state, now
+        if is_line:
+            self._line, self._line_at = state, now
+        return state, is_line
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in ``data``, without their ends."""
-        if not data:
-            return []
-        if self._after_cr and data.startswith(b"\n"):
-            data = data[1:]
-        if data:
-            self._after_cr = data.endswith(b"\r")
-        else:
-            self._after_cr = False
-            return []
-        lines: list[bytes] = []
-        if b"\r" not in data:
-            *ended, rest = data.split(b"\n")
-            for line in ended:
-                self._end_line(lines, line)
-        else:
-            start = 0
-            for match in _LINE_END.finditer(data):
-                line, start_next = data[start : match.start()], match.end()
-                if line or self._rest or match[0] != b"\r":
-                    self._end_line(lines, line)
-                elif start_next == len(data):
-                    # This one ended no line; a newline that comes next does.
-                    self._after_cr = False
-                start = start_next
-            rest = data[start:]
-        self._rest += rest
-        if len(self._rest) > self._max_line:
-            *pieces, last = self._pieces(bytes(self._rest))
-            lines += pieces
-            self._rest = bytearray(last)
-        return lines
-
-    def flush(self) -> list[bytes]:
-        """The unfinished last line, if there is one: the stream has ended."""
-        lines = self._pieces(bytes(self._rest)) if self._rest else []
-        self._rest.clear()
-        return lines
-
-    def _end_line(self, lines: list[bytes], line: bytes) -> None:
-        if self._rest:
-            line = bytes(self._rest + line)
-            self._rest.clear()
-        if len(line) > self._max_line:
-            lines += self._pieces(line)
-        else:
-            lines.append(line)
-
-    def _pieces(self, line: bytes) -> list[bytes]:
-        pieces: list[bytes] = []
-        start = 0
-        while len(line) - start > self._max_line:
-            end = start + self._max_line
-            # Not within a character: its second to fourth bytes are 10xxxxxx in UTF-8.
-            for back in range(4):
-                if line[end - back] & 0xC0 != 0x80:
-                    end -= back
-                    break
-            pieces.append(line[start:end])
-            start = end
-        pieces.append(line[start:])
-        return pieces
+    def due(self, state: bytes, *, is_watched: bool) -> float:
+        """When the next one is, if the state stays as it is; infinite for never."""
+        is_news = state != self._shown and (is_watched or not state)
+        news_at = self._shown_at + BAR_PERIOD_S if is_news else math.inf
+        return min(news_at, self._line_at + BAR_LINE_PERIOD_S if state != self._line else math.inf)
 
 
 class WorkerOutput:
@@ -123,6 +81,7 @@ class WorkerOutput:
         warn: takes reports of what went wrong.
         paused: whether nothing is read until :meth:`resume`.
         shown: takes what comes as "stdout" as it is, too, where that is a terminal; None for nobody.
+        is_watched: whether somebody looks at the bars of a worker of this label now.
     """
 
     def __init__(
@@ -136,8 +95,10 @@ class WorkerOutput:
         warn: Callable[[str], None],
         paused: bool = False,
         shown: Callable[[bytes], None] | None = None,
+        is_watched: Callable[[str], bool] = lambda label: False,
     ) -> None:
         self._shown = shown
+        self._is_watched = is_watched
         self._loop = asyncio.get_running_loop()
         self._open = dict(descriptors)
         self._paused = paused
@@ -147,7 +108,9 @@ class WorkerOutput:
         self._prefix_timestamp = prefix_timestamp
         self._warn = warn
         self._sink_failed = False
-        self._splitters: dict[Stream, LineSplitter] = {stream: LineSplitter() for stream in descriptors}
+        self._readers: dict[Stream, LineReader] = {stream: LineReader() for stream in descriptors}
+        self._paces: dict[Stream, BarPace] = {}  # of streams that have had a bar
+        self._looks: dict[Stream, asyncio.TimerHandle] = {}
         self._last: dict[Stream, deque[bytes]] = {stream: deque(maxlen=_LAST_LINES) for stream in descriptors}
         self._ended: asyncio.Future[None] = self._loop.create_future()
         for stream, descriptor in descriptors.items():
@@ -162,7 +125,7 @@ class WorkerOutput:
             if stream not in self._last:
                 continue
             lines = list(self._last[stream])
-            if rest := self._splitters[stream].rest:
+            if rest := self._readers[stream].rest:
                 lines.append(rest)
             if lines:
                 return [line[:_LAST_LINE_SIZE].decode(errors="replace") for line in lines[-_LAST_LINES:]]
@@ -214,7 +177,10 @@ class WorkerOutput:
         if data:
             if self._shown is not None and stream == "stdout":
                 self._shown(data)
-            self._pass_on(stream, self._splitters[stream].feed(data))
+            reader = self._readers[stream]
+            self._pass_on(stream, reader.feed(data, self._loop.time()))
+            if reader.has_bar or stream in self._paces:
+                self._follow_bar(stream)
         else:
             self._end(stream)
         return len(data)
@@ -223,19 +189,54 @@ class WorkerOutput:
         descriptor = self._open.pop(stream)
         self._loop.remove_reader(descriptor)
         os.close(descriptor)
-        self._pass_on(stream, self._splitters[stream].flush())
+        self._pass_on(stream, self._readers[stream].flush())
+        if look := self._looks.pop(stream, None):
+            look.cancel()
+        if stream in self._paces:
+            self._give_bar(stream, b"", is_line=False)
         if not self._open and not self._ended.done():
             self._ended.set_result(None)
+
+    def _follow_bar(self, stream: Stream) -> None:
+        """Passes on what its bar shows, when it is time for that."""
+        reader, pace = self._readers[stream], self._paces.setdefault(stream, BarPace())
+        state, is_watched = reader.state, self._is_watched(self._label())
+        if news := pace.take(state, self._loop.time(), is_watched=is_watched):
+            self._give_bar(stream, news[0], is_line=news[1])
+        due = min(pace.due(state, is_watched=is_watched), math.inf if reader.due is None else reader.due)
+        look = self._looks.get(stream)
+        if look is not None and look.when() != due:
+            self._looks.pop(stream).cancel()
+            look = None
+        if look is None and due < math.inf:
+            self._looks[stream] = self._loop.call_at(due, self._look, stream)
+        elif due == math.inf and not reader.has_bar:
+            del self._paces[stream]
+
+    def _look(self, stream: Stream) -> None:
+        del self._looks[stream]
+        self._pass_on(stream, self._readers[stream].look(self._loop.time()))
+        self._follow_bar(stream)
+
+    def _give_bar(self, stream: Stream, state: bytes, *, is_line: bool) -> None:
+        data = self._prefix(stream) + state + b"\n" if state else b""
+        self._give(lambda: self._sink.bar(self._worker, Bar(stream, self._label(), data, is_line)))
 
     def _pass_on(self, stream: Stream, lines: list[bytes]) -> None:
         if not lines:
             return
         self._last[stream].extend(lines[-_LAST_LINES:])
-        time_text = time.asctime() if self._prefix_timestamp else ""
-        prefix = f"{time_text}[{self._label()}]<{stream}>:".encode()
+        prefix = self._prefix(stream)
         data = prefix + (b"\n" + prefix).join(lines) + b"\n"
+        self._give(lambda: self._sink.write(self._worker, stream, data))
+
+    def _prefix(self, stream: Stream) -> bytes:
+        time_text = time.asctime() if self._prefix_timestamp else ""
+        return f"{time_text}[{self._label()}]<{stream}>:".encode()
+
+    def _give(self, give: Callable[[], None]) -> None:
         try:
-            self._sink.write(self._worker, stream, data)
+            give()
         except Exception as error:
             if not self._sink_failed:
                 self._sink_failed = True

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.printable import one_line
+from elastic_driver.words import Bar
 
 _BYTES, _LINES, _LINE = 16 << 10, 100, 2000
 # Of those that have ended; a job of weeks has thousands.
@@ -27,6 +28,9 @@ class Sink(Protocol):
 
     def write(self, worker: WorkerId, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         """Takes whole lines."""
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        """Takes the newest state of a line that it redraws."""
 
     def end(self, worker: WorkerId) -> None:
         """Nothing more comes of it."""
@@ -55,6 +59,13 @@ class Tails:
         if tail is not None:
             tail.add(data)
         self._sink.write(worker, stream, data)
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        """See Sink."""
+        tail = self._living.get(worker.key)
+        if tail is not None and bar.is_line:
+            tail.add(bar.data)
+        self._sink.bar(worker, bar)
 
     def end(self, worker: WorkerId) -> None:
         """See Sink."""

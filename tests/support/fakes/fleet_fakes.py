@@ -39,7 +39,7 @@ from elastic_driver.rendezvous.frames import Frame, FrameReader, Message, pack_f
 from elastic_driver.rendezvous.server.own_certificate import OwnCertificate
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
-from elastic_driver.words import OnChange
+from elastic_driver.words import Bar, OnChange
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 
 AGENT_TIMEOUT_S = 15.0
@@ -327,6 +327,7 @@ class Sink:
     def __init__(self) -> None:
         self.began: list[tuple[WorkerId, int, int]] = []
         self.written: list[tuple[WorkerId, Stream, bytes]] = []
+        self.bars: list[tuple[WorkerId, Bar]] = []
         self.ended: list[WorkerId] = []
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
@@ -334,6 +335,9 @@ class Sink:
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         self.written.append((worker, stream, data))
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        self.bars.append((worker, bar))
 
     def end(self, worker: WorkerId) -> None:
         self.ended.append(worker)

@@ -23,6 +23,7 @@ from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.guard import find_processes
 from elastic_driver.launch.words import ExitStatus
+from elastic_driver.words import Bar
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -52,6 +53,9 @@ class Sink:
         assert data.endswith(b"\n")
         self.data[stream] += data
         self._written.set()
+
+    def bar(self, worker: WorkerId, bar: Bar | None) -> None:
+        """See Screen."""
 
     def lines(self, stream: str = "stdout") -> list[str]:
         return self.data[stream].decode().splitlines()

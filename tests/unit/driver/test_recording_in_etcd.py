@@ -32,7 +32,7 @@ from elastic_driver.settings.journal_place import JournalPlace
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock
-from elastic_driver.words import OnChange
+from elastic_driver.words import NO_BARS, OnChange
 from tests.support.fakes.etcd_jobs import until
 from tests.support.fakes.fake_etcd import FakeEtcd, fake_etcd
 from tests.support.fakes.fleet_fakes import Sink
@@ -529,7 +529,9 @@ def test_agents_are_told_of_etcd_what_is_given_for_them(place: Place, monkeypatc
 
     async def welcome(recorded: Recording) -> object:
         stdin, chronicle = StandardInput(None, None), Chronicle()
-        side = agents_of(recorded, JobClock(), Sink(), chronicle, 1.0, LocalDialler(), None, OnChange.IN_PLACE, stdin)
+        side = agents_of(
+            recorded, JobClock(), Sink(), chronicle, 1.0, LocalDialler(), None, OnChange.IN_PLACE, stdin, NO_BARS
+        )
         return side.admission._welcome_facts.etcd
 
     with recording(place.settings(), "0456", Told()) as recorded:

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_driver.launch.local.output import MAX_LINE, LineSplitter
+from elastic_driver.launch.local.lines import MAX_LINE, LineReader
+from elastic_driver.launch.local.output import BarPace
 
 pytestmark = pytest.mark.unit
 
 
 def lines_of(*chunks: bytes, max_line: int = MAX_LINE) -> list[bytes]:
-    splitter = LineSplitter(max_line)
-    lines = [line for chunk in chunks for line in splitter.feed(chunk)]
-    return lines + splitter.flush()
+    reader = LineReader(max_line)
+    lines = [line for chunk in chunks for line in reader.feed(chunk, 0.0)]
+    return lines + reader.flush()
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,8 @@ def lines_of(*chunks: bytes, max_line: int = MAX_LINE) -> list[bytes]:
         (b"one\ntwo\n", [b"one", b"two"]),
         (b"one\n\ntwo\n", [b"one", b"", b"two"]),
         (b"one\r\ntwo\r\n\r\n", [b"one", b"two", b""]),
-        (b"10%\r20%\r30%\n", [b"10%", b"20%", b"30%"]),
-        (b"\r10%\r20%\n", [b"10%", b"20%"]),
+        (b"10%\r20%\r30%\n", [b"30%"]),
+        (b"\r10%\r20%\n", [b"20%"]),
         (b"unfinished", [b"unfinished"]),
         (b"last\r", [b"last"]),
         (b"\x00\xff\n", [b"\x00\xff"]),
@@ -39,16 +40,16 @@ def test_lines(data: bytes, lines: list[bytes]) -> None:
 
 
 def test_a_line_is_there_as_soon_as_it_ends() -> None:
-    splitter = LineSplitter()
-    assert splitter.feed(b"on") == []
-    assert splitter.rest == b"on"
-    assert splitter.feed(b"e\rtw") == [b"one"]
-    assert splitter.feed(b"o\n") == [b"two"]
-    assert splitter.flush() == []
+    reader = LineReader()
+    assert reader.feed(b"on", 0.0) == []
+    assert reader.rest == b"on"
+    assert reader.feed(b"e\ntw", 0.0) == [b"one"]
+    assert reader.feed(b"o\r\n", 0.0) == [b"two"]
+    assert (reader.flush(), reader.state, reader.due) == ([], b"", None)
 
 
 def test_crlf_in_two_reads_is_one_end() -> None:
-    assert lines_of(b"one\r", b"\ntwo\r", b"\r\n") == [b"one", b"two", b""]
+    assert lines_of(b"one\r", b"\ntwo\r", b"\n\r", b"\n") == [b"one", b"two", b""]
 
 
 def test_a_character_in_two_reads_stays_whole() -> None:
@@ -69,15 +70,131 @@ def test_a_line_of_the_longest_length_is_not_cut() -> None:
 
 
 def test_endless_line_keeps_memory_bounded() -> None:
-    splitter = LineSplitter()
+    reader = LineReader()
     for _ in range(100):
-        splitter.feed(b"x" * 40000)
-        assert len(splitter.rest) <= MAX_LINE
+        reader.feed(b"x" * 40000, 0.0)
+        assert len(reader.rest) <= MAX_LINE
+
+
+# --- bars ----------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_line_that_is_redrawn_the_newest_state_is_known_and_the_last_one_is_a_line() -> None:
+    reader = LineReader()
+    for percent in range(5):
+        assert reader.feed(b"\r%3d%%" % percent, 0.0) == []
+        assert reader.state == b"%3d%%" % percent
+    assert reader.due is None
+    # Whether it is the last one is not clear before something else comes, or nothing for a moment.
+    assert reader.feed(b"\n", 1.0) == []
+    assert (reader.state, reader.due) == (b"  4%", 1.25)
+    assert (reader.look(1.2), reader.look(1.25)) == ([], [b"  4%"])
+    assert (reader.state, reader.due) == (b"", None)
+    assert reader.feed(b"ordinary\n", 1.3) == [b"ordinary"]
+
+
+def test_an_ordinary_line_waits_for_no_bar_and_stands_behind_it() -> None:
+    reader = LineReader()
+    assert reader.feed(b"before\n\r50%\r100%\nafter\nopen", 0.0) == [b"before", b"100%", b"after"]
+    assert reader.rest == b"open"
+
+
+def test_a_carriage_return_behind_a_state_shows_it() -> None:
+    reader = LineReader()
+    assert reader.feed(b"10%\r", 0.0) == []
+    assert reader.state == b"10%"
+    reader.feed(b"20%\r", 0.0)
+    assert reader.state == b"20%"
+
+
+def test_a_bar_that_is_wiped_is_no_line() -> None:
+    reader = LineReader()
+    assert reader.feed(b"\r 50%|##  |\r           \r", 0.0) == []
+    assert reader.state == b""
+    assert reader.feed(b"a message\n", 0.0) == [b"a message"]
+    assert reader.feed(b"\r 60%|##  |", 0.0) == []
+    assert reader.state == b" 60%|##  |"
+
+
+@pytest.mark.parametrize("head", [b"", b"[rank0]: "])
+def test_a_traceback_behind_a_bar_begins_on_a_line_of_its_own(head: bytes) -> None:
+    text = head + b"Traceback (most recent call last):"
+    lines = lines_of(b"\r 50%|##  |", text + b"\n", b"  File\n")
+    assert lines == [b" 50%|##  |", text, b"  File"]
+
+
+UP = b"\x1b[A"
+
+
+def test_nested_bars_of_tqdm_are_redrawn_in_their_rows() -> None:
+    reader = LineReader()
+    reader.feed(b"\router", 0.0)
+    for step in range(3):  # as it writes them: each move, and each text, by itself
+        for piece in (b"\n", b"\rinner %d" % step, UP):
+            assert reader.feed(piece, 0.0) == []
+        assert reader.state == b"inner %d" % step
+        assert reader.feed(b"\router %d" % step, 0.0) == []
+        assert reader.state == b"outer %d" % step
+    # Wiped, a message, and drawn again.
+    wiped = [b"\r       \r", b"\n", b"\r       \r", UP]
+    drawn = [b"\router 3", b"\n", b"\rinner 3", UP]
+    lines = [line for piece in (*wiped, b"message", b"\n", *drawn) for line in reader.feed(piece, 0.0)]
+    assert lines == [b"message"]
+    # The inner one leaves nothing, the outer one its last state.
+    end = [b"\n", b"\r       \r", UP, b"\router 4", b"\n", b"done\n"]
+    assert [line for piece in end for line in reader.feed(piece, 0.0)] == [b"outer 4", b"done"]
+
+
+def test_frames_of_rich_are_redrawn() -> None:
+    reader = LineReader()
+    back = b"\r\x1b[2K\x1b[1A\x1b[2K"
+    assert reader.feed(b"\x1b[?25lone 0\ntwo 0", 0.0) == [b"\x1b[?25lone 0"]
+    for step in range(1, 3):
+        assert reader.feed(back + b"one %d\n\x1b[32mtwo %d\x1b[0m" % (step, step), 0.0) == []
+        assert reader.state == b"\x1b[32mtwo %d\x1b[0m" % step
+    assert reader.feed(back + b"said\none 3\ntwo 3", 0.0) == [b"said"]
+    assert reader.feed(back + b"one 4\ntwo 4\n\x1b[?25h", 0.0) == [b"one 4"]
+    assert reader.feed(b"end\n", 0.0) == [b"two 4", b"end"]
+
+
+def test_a_state_steers_no_terminal() -> None:
+    reader = LineReader()
+    reader.feed(b"\r\x1b[31m5\x1b[5C0%\x07\x1b]0;title\x07 \x1b[?25h\n", 0.0)
+    assert reader.state == b"\x1b[31m50%"
+
+
+def test_rows_that_only_grow_keep_memory_bounded() -> None:
+    reader = LineReader()
+    lines = [line for step in range(1000) for line in reader.feed(b"\r%d\n" % step, 0.0)]
+    assert len(lines) > 900
+    assert lines + reader.flush() == [b"%d" % step for step in range(1000)]
+    reader.feed(b"\x1b[9999A\x1b[9999B\x1b[9999A", 0.0)
+    assert len(reader._rows) < 300
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_bar_is_passed_on_some_times_a_second_and_as_a_line_now_and_then(is_watched: bool) -> None:
+    pace, news = BarPace(), []
+    for tick in range(1001):
+        taken = pace.take(b"%d" % tick, tick / 40, is_watched=is_watched)
+        news += [(tick / 40, taken[1])] if taken else []
+    lines = [at for at, is_line in news if is_line]
+    assert lines == [10.0, 20.0]
+    assert len(news) == (101 if is_watched else 2)
+    assert pace.due(b"1000", is_watched=is_watched) == 30.0
+    # It has gone: that is said once, if anything was.
+    assert pace.take(b"", 26.0, is_watched=is_watched) == (b"", False)
+    assert pace.take(b"", 27.0, is_watched=is_watched) is None
 
 
 @pytest.mark.property
 @given(
-    data=st.lists(st.sampled_from([b"a", b"\n", b"\r", "é".encode(), "😀".encode(), b"\x80", b"bc"]), max_size=60),
+    data=st.lists(
+        st.sampled_from(
+            [b"a", b"\n", b"\r", "é".encode(), "😀".encode(), b"\x80", b"bc", b" ", UP, b"\x1b[2K", b"\x1b[1m"]
+        ),
+        max_size=60,
+    ),
     cuts=st.lists(st.integers(0, 200), max_size=12),
 )
 def test_the_division_into_reads_makes_no_difference(data: list[bytes], cuts: list[int]) -> None:
@@ -87,5 +204,6 @@ def test_the_division_into_reads_makes_no_difference(data: list[bytes], cuts: li
     expected = lines_of(whole, max_line=8)
     assert lines_of(*chunks, max_line=8) == expected
     assert all(len(line) <= 8 for line in expected)
-    # Nothing but line ends is lost.
-    assert b"".join(expected) == whole.replace(b"\n", b"").replace(b"\r", b"")
+    # Nothing but line ends is lost, where nothing is redrawn.
+    if b"\x1b" not in whole and b"\r" not in whole:
+        assert b"".join(expected) == whole.replace(b"\n", b"")

@@ -13,6 +13,7 @@ from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.settings.logs import OUT, Logs, Streams
 from elastic_driver.system.keeping import Keeping
+from elastic_driver.words import Bar
 
 pytestmark = [pytest.mark.unit]
 
@@ -23,6 +24,9 @@ class Screen:
     """Shows nothing."""
 
     def write(self, stream: str, data: bytes) -> None:
+        """See Screen."""
+
+    def bar(self, worker: WorkerId, bar: Bar | None) -> None:
         """See Screen."""
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from elastic_driver.hosts import WorkerId
 from elastic_driver.report import console as console_module
 from elastic_driver.report import tracebacks
 from elastic_driver.report.console import Console
 from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.tracebacks import Tracebacks
 from elastic_driver.system.keeping import Keeping
+from elastic_driver.words import Bar
 
 pytestmark = [pytest.mark.unit]
 
@@ -614,3 +616,102 @@ def test_quiet_and_a_higher_level_both_hold() -> None:
     screen.console.warning("look")
     screen.console.error("wrong")
     assert screen.end()[1] == "elasticrun: wrong\n"
+
+
+# --- progress bars -------------------------------------------------------------------------------------------------
+
+ABOVE = "\x1b[A\x1b[2K"
+
+
+def bar(rank: int, text: str, *, is_line: bool = False) -> tuple[WorkerId, Bar]:
+    data = f"[{rank}]<stderr>:{text}\n".encode()
+    return WorkerId("a", rank, 0), Bar("stderr", str(rank), data, is_line)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is drawn as it comes."""
+    monkeypatch.setattr(console_module, "_STATUS_PERIOD_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_bars_stand_above_the_status_line_and_below_the_lines() -> None:
+    screen = Screen(terminal=True)
+    screen.console.bar(*bar(1, "10%"))
+    screen.console.status("runs")
+    screen.console.bar(*bar(0, "20%"))
+    screen.console.write("stderr", b"[0]<stderr>:line\n")
+    screen.console.bar(WorkerId("a", 1, 0), None)
+    drawn = "[0]<stderr>:20%\n[1]<stderr>:10%\n[00:00] runs"
+    assert screen.end()[1] == (
+        f"[1]<stderr>:10%{ERASE}[1]<stderr>:10%\n[00:00] runs{ERASE}{ABOVE}{drawn}"
+        f"{ERASE}{ABOVE}{ABOVE}[0]<stderr>:line\n{drawn}"
+        f"{ERASE}{ABOVE}{ABOVE}[0]<stderr>:20%\n[00:00] runs{ERASE}{ABOVE}"
+    )
+
+
+def test_a_bar_is_not_drawn_more_often_than_an_eye_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "_STATUS_PERIOD_S", 1e9)
+    screen = Screen(terminal=True)
+    screen.console._shown_at = -2e9
+    for percent in range(100):
+        screen.console.bar(*bar(0, f"{percent}%"))
+    assert screen.end()[1] == f"[0]<stderr>:0%{ERASE}"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_where_not_all_bars_find_room_those_of_the_lowest_ranks_are_shown() -> None:
+    screen = Screen(terminal=True)
+    for rank in (10, *range(9)):
+        screen.console.bar(*bar(rank, "5%"))
+    rows = screen.end()[1].rpartition("\r\x1b[2K")[0].rpartition("\x1b[2K")[2].splitlines()
+    assert rows == [*(f"[{rank}]<stderr>:5%" for rank in range(7)), "3 more progress bars"]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("whose", "seen"), [("all", "01"), ("1", "1"), ("none", "")])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_whose_bars_are_shown(whose: str, seen: str, terminal: bool) -> None:
+    screen = Screen(terminal=terminal, progress_rank=whose)
+    assert screen.console.bars_shown == (whose if terminal else "none")
+    for rank in range(2):
+        screen.console.bar(*bar(rank, "5%", is_line=True))
+    assert "".join(sorted(set(re.findall(r"\[(\d)\]", screen.end()[1])))) == seen
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_where_no_bars_are_drawn_one_is_a_line_now_and_then(terminal: bool) -> None:
+    screen = Screen(terminal=terminal, quiet=terminal)
+    screen.console.bar(*bar(0, "5%"))
+    screen.console.bar(*bar(0, "6%", is_line=True))
+    screen.console.bar(WorkerId("a", 0, 0), None)
+    assert screen.end()[1] == "[0]<stderr>:6%\n"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_bars_are_cut_by_the_columns_that_they_take_and_only_their_colours_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    screen = Screen(terminal=True, columns=20)
+    screen.console.bar(*bar(0, "\x1b[32m進進進進\x1b[5C"))
+    assert screen.end()[1] == f"[0]<stderr>:\x1b[32m進進進…\x1b[0m{ERASE}"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_that_has_become_narrower_is_cleaned_of_broken_rows() -> None:
+    screen = Screen(terminal=True, columns=60)
+    screen.console.bar(*bar(0, "x" * 30))
+    fcntl.ioctl(screen._stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    screen.console.bar(WorkerId("a", 0, 0), None)
+    assert screen.end()[1] == f"[0]<stderr>:{'x' * 30}{ERASE}{ABOVE}{ABOVE}"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_worker_that_has_the_terminal_has_it_without_bars() -> None:
+    screen = Screen(terminal=True, both=True)
+    screen.console.bar(*bar(0, "1%"))
+    screen.console.lend(True)
+    screen.console.show(b"> ")
+    screen.console.bar(*bar(0, "2%"))
+    assert screen.end()[1] == f"[0]<stderr>:1%{ERASE}> "

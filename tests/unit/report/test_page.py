@@ -35,7 +35,7 @@ from elastic_driver.report.happenings import (
 from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story
 from elastic_driver.report.page.tails import Tails
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.words import Backend, Bar, NoticeKind
 from tests.support.fakes.shown_job import JOB, ShownJob
 
 pytestmark = pytest.mark.unit
@@ -447,6 +447,9 @@ class Nowhere:
 
     def write(self, worker: WorkerId, stream: str, data: bytes) -> None:
         self.data += data
+
+    def bar(self, worker: WorkerId, bar: Bar) -> None:
+        pass
 
     def end(self, worker: WorkerId) -> None:
         pass

@@ -122,6 +122,7 @@ def make(**values: Any) -> Settings:
             {"launcher_command": "a", "launcher_bootstrap": "mail"},
             "--launcher-bootstrap mail is none of stdin, command",
         ),
+        ({"progress_rank": "two"}, "--progress-rank two is neither a rank nor all nor none"),
         ({"port_range": (0, 5)}, "--port-range 0-5 is not a range of ports within 1 to 65535"),
         ({"port_range": (9, 5)}, "--port-range 9-5 is not a range of ports"),
         ({"port_range": (9, 65536)}, "--port-range 9-65536 is not a range of ports"),
