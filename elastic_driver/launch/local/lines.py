@@ -164,6 +164,8 @@ class LineReader:
             data: what has come.
             now: the time, in seconds of a monotonic clock.
         """
+        if b"\r" not in data and b"\x1b" not in data and not self._rows and not self._held:
+            return self._split(data)
         if self._held:
             data, self._held = self._held + data, b""
         if b"\r" in data:
@@ -204,17 +206,15 @@ class LineReader:
     # --- lines that are never redrawn ------------------------------------------------------------------------------
 
     def _split(self, data: bytes) -> list[bytes]:
-        lines: list[bytes] = []
-        *ended, rest = data.split(b"\n")
-        for line in ended:
-            if self._rest:
-                line = bytes(self._rest + line)
-                self._rest.clear()
-            if len(line) > self._max_line:
-                lines += self._pieces(line)
-            else:
-                lines.append(line)
-        self._rest += rest
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines and self._rest:
+            lines[0] = bytes(self._rest + lines[0])
+            self._rest.clear()
+        if lines and max(len(lines[0]), len(data)) > self._max_line:
+            lines = [piece for line in lines for piece in self._pieces(line)]
+        if rest:
+            self._rest += rest
         if len(self._rest) > self._max_line:
             *pieces, last = self._pieces(bytes(self._rest))
             lines += pieces
