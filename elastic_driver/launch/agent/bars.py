@@ -10,7 +10,7 @@ from typing import Protocol
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.agent_messages import Redrawn
-from elastic_driver.words import NO_BARS, Bar, may_be_shown
+from elastic_driver.words import NO_BARS, Bar, is_chosen, may_be_shown
 
 
 class BarScreen(Protocol):
@@ -50,7 +50,8 @@ class BarsOfWorkers:
     def are_watched(self, label: str) -> bool:
         """Whether somebody looks at those of a worker with this label."""
         here = NO_BARS if self._screen is None else self._screen.bars
-        return may_be_shown(label, self.shown) or may_be_shown(label, here)
+        # All that are here are few, whatever their ranks.
+        return may_be_shown(label, self.shown) or is_chosen(label, here)
 
     def take(self, worker: WorkerId, bar: Bar) -> None:
         """The newest state of one. Where something is on its way to the driver, a later one follows it."""

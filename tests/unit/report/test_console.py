@@ -708,6 +708,18 @@ def test_a_terminal_that_has_become_narrower_is_cleaned_of_broken_rows() -> None
 
 
 @pytest.mark.usefixtures("at_once")
+def test_nothing_is_drawn_on_a_terminal_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal=True)
+    screen.console.bar(*bar(0, "1%"))
+    # Whatever is unread is too much.
+    monkeypatch.setattr(console_module, "_DRAWN_BYTES", -1)
+    screen.console.bar(*bar(0, "2%"))
+    monkeypatch.undo()
+    screen.console.write("stderr", b"line\n")
+    assert screen.end()[1] == f"[0]<stderr>:1%{ERASE}line\n[0]<stderr>:2%{ERASE}"
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_worker_that_has_the_terminal_has_it_without_bars() -> None:
     screen = Screen(terminal=True, both=True)
     screen.console.bar(*bar(0, "1%"))

@@ -510,6 +510,14 @@ def test_the_last_output_is_kept_without_escape_sequences() -> None:
     assert tails.of(WORKER.key) == lines
 
 
+def test_of_a_bar_the_last_output_has_a_line_now_and_then() -> None:
+    tails = Tails(Nowhere())
+    tails.begin(WORKER, 1, 0, "0")
+    for percent in range(3):
+        tails.bar(WORKER, Bar("stderr", "0", b"%d%%\n" % percent, is_line=percent == 1))
+    assert tails.of(WORKER.key) == ["1%"]
+
+
 def test_dots_take_no_more_room_than_lines() -> None:
     tails = Tails(Nowhere())
     tails.begin(WORKER, 1, 0, "0")
