@@ -9,6 +9,7 @@ it is not shown again; files under ``--output-filename`` have all of it. Owns wh
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 # A process that prints its last traceback is gone within milliseconds, with exit handlers within tenths of a second.
@@ -20,7 +21,8 @@ _MARK = b"]<stderr>:"
 _RANK = re.compile(rb"\[rank\d+\]: ")
 # The last two: a script that Python cannot compile, or find.
 _FIRST_LINE = re.compile(
-    re.escape(_MARK) + rb"(\[rank\d+\]: )?(Traceback \(most recent call last\):|  File \"|\S+: can't open file )"
+    re.escape(_MARK)
+    + rb"(\[rank\d+\]: )?(  \+ Exception Group |Traceback \(most recent call last\):|  File \"|\S+: can't open file )"
 )
 
 
@@ -54,11 +56,12 @@ class Tracebacks:
         self._growing: dict[str, _Traceback] = {}  # by the worker's label
         self._ended: list[_Traceback] = []  # as far as they are held, for one that is behind and may be the same
         self._shown: list[_Traceback] = []
+        self._held: OrderedDict[int, _Traceback] = OrderedDict()  # by their ids, as they came
 
     @property
     def first_held(self) -> int | None:
         """The serial number of the first output of which something is held; None for none."""
-        return min((one.serial for one in (*self._growing.values(), *self._ended) if one.held), default=None)
+        return next((one.serial for one in self._held.values()), None)
 
     def take(self, data: bytes, now: float, serial: int = 0) -> bytes:
         """Takes whole lines of one worker's standard error, prefixed with its label. Returns what is shown at once.
@@ -84,9 +87,17 @@ class Tracebacks:
         if growing.size > _MOST_BYTES:
             del self._growing[label]
         elif not growing.is_shown:
-            return before if self._may_become_one(growing) else before + self._first_of_its_kind(growing)
-        held, growing.held = growing.held, b""
-        return before + held + self._settled()
+            if self._may_become_one(growing):
+                self._held[id(growing)] = growing
+                return before
+            return before + self._first_of_its_kind(growing)
+        return before + self._let_go(growing) + self._settled()
+
+    def _let_go(self, one: _Traceback) -> bytes:
+        """What is held of it, which is to be shown."""
+        self._held.pop(id(one), None)
+        held, one.held = one.held, b""
+        return held
 
     def _may_become_one(self, growing: _Traceback) -> bool:
         """Whether it is the same so far as one that is shown, which may be the one that is behind."""
@@ -103,12 +114,13 @@ class Tracebacks:
         return next((shown.label for shown in self._shown if shown.lines == ended.lines), "")
 
     def _settled(self) -> bytes:
-        """What is to be shown of those that have ended, now that another has grown, or grows no more."""
+        """What is to be shown of those that have ended, now that one that is shown has grown, or grows no more."""
         waiting, show = [], b""
         for one in self._ended:
-            if self._same_as(one):
-                continue
-            if any(self._is_behind(shown, one) for shown in self._shown):
+            if same := self._same_as(one):
+                prefix, mark, _ = self._let_go(one).partition(_MARK)
+                show += prefix + mark + f"the same traceback as rank {same}\n".encode()
+            elif any(self._is_behind(shown, one) for shown in self._shown):
                 waiting.append(one)
             else:
                 show += self._first_of_its_kind(one)
@@ -120,13 +132,12 @@ class Tracebacks:
         one.is_shown = True
         if len(self._shown) < _MOST_KNOWN:
             self._shown.append(one)
-        held, one.held = one.held, b""
-        return held
+        return self._let_go(one)
 
     def overdue(self, now: float) -> bytes:
         """What has been held for long enough: its worker goes on."""
         late = [label for label, one in self._growing.items() if now - one.since >= _HOLD_S]
-        return b"".join(self._growing.pop(label).held for label in late) + self._settled()
+        return b"".join(self._let_go(self._growing.pop(label)) for label in late) + self._settled()
 
     def ended(self, label: str, *, has_failed: bool) -> tuple[bytes, str]:
         """The worker's process has ended.
@@ -139,18 +150,24 @@ class Tracebacks:
             What is to be shown now, and the label of the worker that printed the same before; "" for none.
         """
         ended = self._growing.pop(label, None)
-        if ended is None or ended.is_shown:
+        if ended is None:
+            return b"", ""
+        if ended.is_shown:
             return self._settled(), ""
         if not has_failed:
-            return ended.held + self._settled(), ""
+            return self._let_go(ended), ""
         same = self._same_as(ended)
-        if not same:
+        if same:
+            self._let_go(ended)
+            return b"", same
+        if any(self._is_behind(shown, ended) for shown in self._shown):
             self._ended.append(ended)
-        return self._settled(), same
+            return b"", ""
+        return self._first_of_its_kind(ended), ""
 
     def rest(self) -> bytes:
         """All that is held."""
-        rest = b"".join(one.held for one in (*self._growing.values(), *self._ended))
+        rest = b"".join(self._let_go(one) for one in tuple(self._held.values()))
         self._growing.clear()
         self._ended.clear()
         return rest

@@ -89,7 +89,7 @@ class Advice:
         """
         self._has_run = True
         self._function, self._commits = function, commits
-        self._begin(finished, due=STEPS if self._rank == 0 else _NEVER)
+        self._begin(finished, due=STEPS if self._rank == 0 and self._may_change else _NEVER)
 
     def leave_run(self) -> None:
         """The function has returned: what comes now is the script's own business."""
@@ -124,6 +124,9 @@ class Advice:
 
     def _decide(self, frame: FrameType | None) -> None:
         took_s = self._clock() - self._since
+        if self._steps < STEPS and took_s < LONG_S:  # it has begun to count anew just now
+            self._due = STEPS
+            return
         # Without an optimizer nobody knows whether it trains; an evaluation loses its work in the same way.
         what = f"trained for {self._steps} steps" if self._steps >= STEPS else f"run for {took_s:.0f} s"
         if self._function is not None:

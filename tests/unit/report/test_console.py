@@ -307,10 +307,12 @@ def test_one_that_has_ended_before_the_one_that_is_shown_has_come_so_far(error: 
         assert held.ended(label, has_failed=True) == (b"", ""), "it is not known yet"
     assert held.first_held == 2
     if error is None:
-        assert held.ended("0", has_failed=True) == (said(1, FIRST, WHERE, ERROR), "")
+        shown = said(1, FIRST, WHERE, ERROR) + said(2, "the same traceback as rank 1")
+        assert held.ended("0", has_failed=True) == (shown, "")
     else:
         assert held.take(said(0, WHERE), 1.0, 3) == said(0, WHERE)
-        others = b"" if error == ERROR else said(1, FIRST, WHERE, ERROR)
+        same = b"".join(said(label, "the same traceback as rank 0") for label in (1, 2))
+        others = same if error == ERROR else said(1, FIRST, WHERE, ERROR) + said(2, "the same traceback as rank 1")
         assert held.take(said(0, error), 1.0, 4) == said(0, error) + others
     assert held.first_held is None
     assert held.rest() == b""
@@ -345,6 +347,7 @@ def test_tracebacks_of_torchs_ranks_are_compared_without_their_numbers() -> None
     [
         ['  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax"],
         ["/usr/bin/python3: can't open file '/home/me/nosuch.py': [Errno 2] No such file or directory"],
+        ["  + Exception Group Traceback (most recent call last):", '  |   File "t.py"', "  | ExceptionGroup: two"],
     ],
 )
 def test_a_script_that_python_does_not_take_is_told_of_once(lines: list[str]) -> None:

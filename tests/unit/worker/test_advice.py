@@ -121,12 +121,15 @@ def silent(load: Load) -> Iterator[Played]:
     done.advice.leave_run()
     yield done
     yield Played(may_change=False)
+    fixed = Played(may_change=False)
+    fixed.enter(script.train)
+    yield fixed
     yield Played(rank=2)
     yield Played(rank=-1)
 
 
 def test_nothing_is_said_to_others(load: Load) -> None:
-    """Ranks but one; jobs without a driver; who has committed; what follows a training; loops in fixed jobs."""
+    """Ranks but one; jobs without a driver; who has committed; what follows a training; fixed jobs."""
     for played in silent(load):
         played.steps(2 * STEPS)
         played.now += 2 * LONG_S
