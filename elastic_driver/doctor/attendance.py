@@ -48,6 +48,12 @@ class Attendance:
         """Reads what has happened since the last time."""
         self.seen.take_all(self._events.records())
 
+    def is_in_vain(self) -> bool:
+        """Whether no host takes part, and none is to be waited for any longer. Reads what has happened, too."""
+        self.look()
+        is_late = time.monotonic() >= self._until
+        return all(self.seen.why_not(host) or (is_late and host not in self.seen.addresses) for host in self._hosts)
+
     def close(self) -> None:
         """Nothing more happens."""
         self._events.close()

@@ -32,10 +32,15 @@ from elastic_driver.settings.settings import IN_PLACE, NO_STDIN, Settings
 from elastic_driver.words import ExitCode
 
 _WORKER = ("-m", "elastic_driver.doctor.worker")
-# Beyond what hosts may take to come: for the last allreduces, and the end of the job.
-_SLACK_S = 30.0
-# A worker that is frozen, or in a collective for so long, is given up.
-_HEARTBEAT_S = 10.0
+# The least time for a worker to start, however short hosts are waited for: a Python on a slow disc, PyTorch's import.
+# A round waits for it so long; then the others meet without it.
+_LEAST_START_S = 30.0
+# A worker that is frozen, or in a collective for so long, is given up. A host that swaps is silent for some time.
+_HEARTBEAT_S = 30.0
+# Beyond what hosts and their workers may take to come: for one that hangs, the last allreduces, and the job's end.
+_SLACK_S = _HEARTBEAT_S + 15.0
+# How much later the job would end by itself, with words that are for users of a job.
+_END_S = 60.0
 _GRACE_S = 2.0
 # Between two looks whether any host is left.
 _LOOK_S = 0.5
@@ -80,16 +85,18 @@ def check_up(given: Settings, limit_s: float) -> Checkup:
         # Its own, since the other is the event loop's; and needed where no worker ever asks.
         watched = Attendance(names, {}, events, limit_s)
 
-        def in_vain() -> bool:
-            watched.look()
-            return all(map(watched.seen.why_not, names))
-
-        with _output_in(output), _time_limit(limit_s + _SLACK_S, in_vain) as timer:
-            code = run_job(_settings_of(given, hosts, events, limit_s), routes=attendance.routes)
+        settings = _settings_of(given, hosts, events, limit_s)
+        with (
+            _output_in(output),
+            _time_limit(settings.elastic_timeout_s - _END_S, watched.is_in_vain) as timer,
+        ):
+            code = run_job(settings, routes=attendance.routes)
         attendance.look()
         attendance.close()
         watched.close()
         said = output.read_text(errors="replace").splitlines()
+    if timer.is_over:
+        attendance.seen.message = "given up: no other host was to be waited for"
     if code in _INTERRUPTED or (code == 128 + signal.SIGTERM and not timer.is_over):
         raise KeyboardInterrupt
     return Checkup(
@@ -161,6 +168,7 @@ def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s
             "passed_env",
         )
     }
+    start_s = max(limit_s, _LEAST_START_S)
     return Settings(
         command=_command(given),
         num_proc=1,
@@ -168,8 +176,8 @@ def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s
         max_num_proc=len(hosts),
         hosts=hosts,
         elastic=True,
-        elastic_timeout_s=limit_s,
-        start_timeout_s=limit_s,
+        elastic_timeout_s=limit_s + start_s + _SLACK_S + _END_S,
+        start_timeout_s=start_s,
         heartbeat_timeout_s=_HEARTBEAT_S,
         hang_timeout_s=_HEARTBEAT_S,
         check_network=True,

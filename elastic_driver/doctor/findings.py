@@ -87,6 +87,12 @@ def _absent(hosts: Sequence[str], facts: Mapping[str, HostFacts], seen: Seen, li
     for host in hosts:
         said = facts.get(host)
         why, advice = (said.error if said is not None else "") or seen.why_not(host), ""
+        before = seen.interrupted.get(host, "")
+        if before and not why and host in seen.members:
+            what = f"it was away for a while: {before}"
+            yield Finding(Level.WARNS, (host,), what, "see whether that host swaps, or its network breaks off")
+        elif not why:
+            why = before
         if not why and said is None and host in seen.addresses:
             why, advice = f"its agent runs, and its worker has said nothing within {limit_s:g} s", _SLOW
         elif not why and said is None:

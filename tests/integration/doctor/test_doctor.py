@@ -65,8 +65,27 @@ def test_what_there_is_on_each_host_and_between_them(rsh_agent: str, tmp_path: P
     assert str(tmp_path) not in ran.stdout.replace(stops[0]["what"], "")
 
 
+def test_a_silent_host_and_a_short_time_blame_no_other(rsh_agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has an agent is given the time that a worker takes to start."""
+    monkeypatch.setattr(checkup, "_LEAST_START_S", 300.0)
+    ran = elasticrun("doctor", "--timeout", "2", "--json", "--rsh-agent", rsh_agent, "-H", "localhost,silent")
+    assert ran.returncode == 1
+    found = json.loads(ran.stdout)
+    stops = [(each["hosts"], each["what"]) for each in found["problems"] if each["level"] == "stops"]
+    assert stops == [(["silent"], "no answer within 2 s")]
+    assert found["hosts"]["localhost"]["meeting"]["size"] == 1
+
+
+def test_silent_hosts_alone_are_not_waited_for_any_longer(rsh_agent: str) -> None:
+    ran = elasticrun("doctor", "--timeout", "1", "--json", "--rsh-agent", rsh_agent, "-H", "silent")
+    assert ran.returncode == 1
+    found = json.loads(ran.stdout)
+    assert [each["what"] for each in found["problems"]] == ["no answer within 1 s"]
+    assert found["ended"] == "given up: no other host was to be waited for"
+
+
 def test_the_report_for_people_fits_a_terminal() -> None:
-    ran = capture_elasticrun("doctor")
+    ran = capture_elasticrun("doctor", "--timeout", "300")
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert lines[0].startswith("elasticrun doctor ")

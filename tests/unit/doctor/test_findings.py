@@ -102,6 +102,21 @@ def test_a_host_that_says_nothing_has_one_line() -> None:
     assert "ssh node4 true" in found[2].advice
 
 
+def test_a_host_that_was_away_for_a_while_stops_nothing_once_it_is_back() -> None:
+    """As far as it is: else it has what took it away."""
+    why = "its agent was not heard for 5 s"
+    seen = Seen(interrupted={"node1": why}, members={"node1", "node2"})
+    [finding] = judged(GOOD, GOOD, seen=seen)
+    assert (finding.level, finding.hosts, finding.what) == (
+        Level.WARNS,
+        ("node1",),
+        f"it was away for a while: {why}",
+    )
+    seen.members.discard("node1")
+    [finding] = judged(GOOD, GOOD, seen=seen)
+    assert (finding.level, finding.hosts, finding.what) == (Level.STOPS, ("node1",), why)
+
+
 def test_a_problem_of_several_hosts_is_told_once_and_what_stops_comes_first() -> None:
     small = replace(GOOD, shm_bytes=64 << 20)
     found = judged(small, small, None)

@@ -57,6 +57,50 @@ def test_how_a_worker_has_ended() -> None:
     assert seen(hung, lost).why_not("node1") == "its agent has gone"
 
 
+def formed(*hosts: str) -> dict[str, Any]:
+    members = [{"rank": rank, "worker": f"{host}[0]#0", "pid": 1} for rank, host in enumerate(hosts)]
+    return event("round_formed", size=len(hosts), members=members, cause="start")
+
+
+def test_a_host_that_is_back_in_a_round_is_in_order() -> None:
+    """What it was away for is remembered."""
+    lost = event("host_lost", host="node1", reason="its agent was not heard for 5 s")
+    killed = event("worker_exited", worker="node1[0]#0", returncode=-9, expected=False)
+    hung = event("worker_hung", worker="node1[0]#0", reason="silent for 30 s")
+    for reason, *records in (
+        ("its agent was not heard for 5 s", lost),
+        ("its agent was not heard for 5 s", lost, killed),
+        ("its worker ended by signal 9", killed),
+        ("its worker hangs: silent for 30 s", hung),
+    ):
+        away = seen(READY, formed("node1"), *records)
+        assert away.why_not("node1") == reason
+        back = away.take_all([READY, formed("node1")])
+        assert (back.why_not("node1"), back.interrupted) == ("", {"node1": reason})
+
+
+def test_a_host_that_is_back_is_waited_for_unless_its_worker_has_failed() -> None:
+    lost = event("host_lost", host="node1", reason="its agent was not heard for 5 s")
+    killed = event("worker_exited", worker="node1[0]#0", returncode=-9, expected=False)
+    assert seen(READY, lost, killed, READY).why_not("node1") == ""
+    assert seen(READY, killed, READY).why_not("node1") == "its worker ended by signal 9"
+
+
+def test_flags_that_the_user_did_not_give_are_not_named() -> None:
+    """The script of this job, and its limits, are the doctor's."""
+    message = (
+        "no worker called hvd.init() within 8 s (--start-timeout); missing: worker node1[0]. Does the script call it?"
+    )
+    assert seen(event("job_ended", message=message)).message == (
+        "no worker was ready within 8 s; missing: worker node1[0]"
+    )
+    how = "did not call hvd.init() within 8 s (--start-timeout)"
+    first = event("first_failure", worker="node1[0]#0", how=how, last_lines=[], alike=[])
+    assert seen(first).why_not("node1") == "its worker was not ready within 8 s"
+    hung = event("worker_hung", worker="node1[0]#0", reason="silent for 30 s (--heartbeat-timeout)")
+    assert seen(hung).why_not("node1") == "its worker hangs: silent for 30 s"
+
+
 def test_who_is_in_the_round() -> None:
     members = [{"rank": 0, "worker": "node1[0]#0", "pid": 1}, {"rank": 1, "worker": "node2[0]#0", "pid": 2}]
     cause = "host node3 lost (worker node3[0] could not be started: there is no such command)"
