@@ -29,7 +29,7 @@ import psutil
 from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
 from elastic_driver.errors import in_words
 from elastic_driver.report.printable import without_home
-from elastic_driver.system.cgroups import memory_limit
+from elastic_driver.system.cgroups import memory_left, memory_limit
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load
 
@@ -55,7 +55,7 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
         folders: where the job would write, by the flag that names it; without that of temporary files.
     """
     memory = psutil.virtual_memory()
-    limit = memory_limit()
+    limit, left = memory_limit(), memory_left()
     gpus, driver, gpu_error = _in_time(_gpus, _silent_gpus())
     return HostFacts(
         package=__version__,
@@ -75,7 +75,7 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
         discs=tuple(_disc(role, path) for role, path in {"tmp": tempfile.gettempdir(), **folders}.items()),
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=memory.total,
-        available_bytes=memory.available,
+        available_bytes=memory.available if left is None else min(memory.available, left),
         cgroup_bytes=limit if limit is not None and limit < memory.total else UNLIMITED,
         lacks=tuple(_lacks()),
     )

@@ -72,7 +72,8 @@ class HostFacts(Body):
         shm_bytes: size of /dev/shm; 0 where there is none.
         discs: where a job would write.
         cpus: that this process may use.
-        memory_bytes, available_bytes: of the machine, or of what its cgroup has.
+        memory_bytes: of the machine.
+        available_bytes: that are free, of the machine and in its cgroups.
         cgroup_bytes: the limit of the cgroup; UNLIMITED where it has none below the machine's memory.
         lacks: what the kernel, or the container, does not allow, and what comes of that.
         meeting: what came of the allreduces; None before.

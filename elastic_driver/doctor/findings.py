@@ -169,7 +169,7 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
             yield Finding(Level.STOPS, (host,), f"{name} cannot be written to", "chmod it, or name another folder")
         elif disc.free_bytes < _LEAST_DISC:
             yield warns(f"{name} has {_gigabytes(disc.free_bytes)} left", "make room there, or name another folder")
-    if 0 < facts.available_bytes < _LEAST_MEMORY:
+    if facts.memory_bytes and facts.available_bytes < _LEAST_MEMORY:
         yield warns(f"only {_gigabytes(facts.available_bytes)} of memory are free", "see what else runs there")
     if 0 <= facts.cgroup_bytes < 2 * _LEAST_MEMORY:
         yield warns(f"its container may use {_gigabytes(facts.cgroup_bytes)} of memory", "raise the container's limit")

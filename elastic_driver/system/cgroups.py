@@ -46,3 +46,27 @@ def memory_limit(root: Path = Path("/")) -> int | None:
             if name == "MemTotal":
                 limits.append(int(size.split()[0]) << 10)
     return min(limits, default=None)
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """The bytes that this process's cgroups let it have beside what they hold now; None where none has a limit.
+
+    What they hold of files that were not read lately is given back by the kernel before it is short, and counts as
+    free: a container's cache of files grows up to its limit.
+    """
+    left = []
+    for file in memory_files("memory.limit_in_bytes", "memory.max", root):
+        usage = "memory.current" if file.name == "memory.max" else "memory.usage_in_bytes"
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            limit, used = int(file.read_text()), int(file.with_name(usage).read_text())
+            left.append(limit - used + _reclaimable(file.with_name("memory.stat")))
+    return max(min(left), 0) if left else None
+
+
+def _reclaimable(stat: Path) -> int:
+    """Bytes of a cgroup and those below it; 0 where nobody says."""
+    with contextlib.suppress(OSError, ValueError):
+        figures: dict[str, str] = dict(line.split() for line in stat.read_text().splitlines())
+        # Version 1 has those of this cgroup alone under the shorter name.
+        return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
+    return 0

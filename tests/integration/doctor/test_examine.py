@@ -32,6 +32,18 @@ def test_this_machine(tmp_path: Path) -> None:
     assert HostFacts.from_json(facts.to_json()) == facts
 
 
+@pytest.mark.parametrize("left", [0, 1 << 20, None, 1 << 60])
+def test_free_is_what_the_container_has_left(left: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr(examine, "memory_left", lambda: left)
+    facts = facts_here({})
+    assert facts.cgroup_bytes == 1 << 30
+    if left is None or left == 1 << 60:
+        assert 0 < facts.available_bytes <= facts.memory_bytes
+    else:
+        assert facts.available_bytes == left
+
+
 def test_a_limit_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda number: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert set(facts_here({}).limits.values()) == {UNLIMITED}
