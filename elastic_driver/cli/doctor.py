@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from elastic_driver.cli.doctor_text import as_data, text_of
 from elastic_driver.cli.flags import build_parser, parse_by
 from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.report.printable import without_home
 from elastic_driver.settings.assembly import number, settings_from
 from elastic_driver.settings.settings import check_seconds
 from elastic_driver.words import ExitCode
@@ -86,6 +87,7 @@ def doctor(words: Sequence[str]) -> int:
     else:
         print(text_of(found, findings))
     if found.said:
-        print(f"elasticrun doctor: internal error: report it with these lines\n{found.said}", file=sys.stderr)
+        said = without_home(found.said)
+        print(f"elasticrun doctor: internal error: report it with these lines\n{said}", file=sys.stderr)
         return ExitCode.INTERNAL_ERROR
     return _STOPS if stops(findings) else 0

@@ -11,7 +11,7 @@ from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.doctor.checkup import Checkup
 from elastic_driver.doctor.facts import LARGE_BYTES, UNLIMITED, HostFacts
 from elastic_driver.doctor.findings import Finding, Level
-from elastic_driver.report.printable import one_line, without_home
+from elastic_driver.report.printable import all_without_home, one_line, without_home
 from elastic_driver.version import __version__
 
 _WIDTH = 100
@@ -25,25 +25,17 @@ _SHOWN = 6
 
 def as_data(found: Checkup, findings: Sequence[Finding]) -> dict[str, Any]:
     """For ``--json``."""
-    return {
+    data = {
         "version": __version__,
         "problems": [
-            {
-                "level": each.level.name.lower(),
-                "hosts": list(each.hosts),
-                "what": without_home(each.what),
-                "advice": each.advice,
-            }
+            {"level": each.level.name.lower(), "hosts": list(each.hosts), "what": each.what, "advice": each.advice}
             for each in findings
         ],
-        "hosts": {host: None if host not in found.facts else _facts_as_data(found.facts[host]) for host in found.hosts},
+        "hosts": {host: None if host not in found.facts else asdict(found.facts[host]) for host in found.hosts},
         "network": [asdict(link) for link in found.seen.links.values()],
-        "ended": without_home(found.seen.message),
+        "ended": found.seen.message,
     }
-
-
-def _facts_as_data(facts: HostFacts) -> dict[str, Any]:
-    return {name: without_home(each) if isinstance(each, str) else each for name, each in asdict(facts).items()}
+    return all_without_home(data)
 
 
 def text_of(found: Checkup, findings: Sequence[Finding]) -> str:

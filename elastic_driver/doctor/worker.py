@@ -10,6 +10,7 @@ import statistics
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from elastic_driver.doctor.examine import facts_here, with_torch
 from elastic_driver.doctor.facts import LARGE_BYTES, HostFacts, Meeting
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.report.printable import without_home
+from elastic_driver.report.printable import all_without_home, without_home
 from elastic_driver.worker.settings import way_to_driver
 
 # The shortest of so many round trips tells the clocks apart best.
@@ -33,20 +34,27 @@ def main() -> int:
     facts: HostFacts | None = None
     try:
         facts = facts_here(client.ask_checkup().folders)
-        client.post_facts(facts.to_json())
+        _say(facts, client)
         facts = _with_clock(facts, client)
         facts = with_torch(facts)
-        client.post_facts(facts.to_json())
+        _say(facts, client)
         _meet(facts, client)
     except Exception as error:
         if facts is None:
-            raise
-        why = without_home(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-        client.post_facts(replace(facts, error=why).to_json())
+            # Its last line is what is shown of it.
+            print(without_home(traceback.format_exc()), end="", file=sys.stderr)
+            return 1
+        why = " ".join(without_home(f"{type(error).__name__}: {error}").split())[:300]
+        _say(replace(facts, error=why), client)
         return 1
     finally:
         client.close()
     return 0
+
+
+def _say(facts: HostFacts, client: RendezvousClient) -> None:
+    """The home of this machine's user is known here only."""
+    client.post_facts(all_without_home(facts).to_json())
 
 
 def _with_clock(facts: HostFacts, client: RendezvousClient) -> HostFacts:
@@ -68,7 +76,7 @@ def _meet(facts: HostFacts, client: RendezvousClient) -> None:
     def meet(state: Any) -> None:
         while True:
             meeting = _allreduces(hvd, full)
-            client.post_facts(replace(facts, meeting=meeting).to_json())
+            _say(replace(facts, meeting=meeting), client)
             over = hvd.allreduce(full(1, float(client.ask_checkup().is_over)), name="over", op=hvd.Min)
             if float(over[0]):
                 return

@@ -7,12 +7,16 @@ otherwise than it is.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+from typing import Any, TypeVar
 
 _NOT_PRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 # The second set in UTF-8; its first byte also begins characters that are to stay.
 _C1 = re.compile(b"\xc2[\x80-\x9f]")
+
+_T = TypeVar("_T")
 
 
 def one_line(text: str) -> str:
@@ -32,3 +36,21 @@ def without_home(text: str) -> str:
     """The text with a tilde for the user's home in each path."""
     home = os.path.expanduser("~").rstrip("/")
     return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?![\w.-])", "~", text) if home.startswith("/") else text
+
+
+def all_without_home(value: _T) -> _T:
+    """Likewise each text in dataclasses, lists, tuples and the values of dictionaries, however deep."""
+    return _all_without_home(value)  # type: ignore[no-any-return]
+
+
+def _all_without_home(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_home(value)
+    if isinstance(value, dict):
+        return {key: _all_without_home(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_all_without_home, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **_all_without_home(fields))
+    return value

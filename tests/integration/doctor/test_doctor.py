@@ -131,13 +131,13 @@ def test_flags_that_a_cluster_gives_to_each_job_count() -> None:
 
 def test_an_error_of_our_own_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> int:
-        os.write(2, b"internal error: ZeroDivisionError\n")
+        os.write(2, f"{os.path.expanduser('~')}/x.py: internal error: ZeroDivisionError\n".encode())
         return 70
 
     monkeypatch.setattr(checkup, "run_job", fails)
     ran = elasticrun("doctor")
     assert ran.returncode == 70
-    assert "internal error: ZeroDivisionError" in ran.stderr
+    assert "~/x.py: internal error: ZeroDivisionError" in ran.stderr
     assert "no answer within 60 s" in ran.stdout
 
 

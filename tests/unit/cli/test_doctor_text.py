@@ -71,6 +71,17 @@ def test_a_wrong_sum_is_no_right_one() -> None:
     assert "WRONG" in text_of(Checkup(("node1",), {"node1": wrong}, Seen(), ""), []).splitlines()[-1]
 
 
+def test_no_home_is_shown_to_programs() -> None:
+    """However deep it is in what hosts say."""
+    home = os.path.expanduser("~")
+    facts = replace(FACTS, lacks=(f"{home}/x is missing",), discs=(Disc("tmp", error=f"{home}: gone"),))
+    seen = Seen(message=f"cannot read {home}/key")
+    text = json.dumps(as_data(Checkup(("node1",), {"node1": facts}, seen, ""), []))
+    for shown in ("~/x is missing", "~: gone", "cannot read ~/key"):
+        assert shown in text
+    assert home not in text
+
+
 def test_the_same_for_programs() -> None:
     found = json.loads(json.dumps(as_data(checkup(), [Finding(Level.STOPS, ("node3",), "it hangs", "wait")])))
     assert found["problems"] == [{"level": "stops", "hosts": ["node3"], "what": "it hangs", "advice": "wait"}]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from elastic_driver.report.printable import without_home
+from elastic_driver.report.printable import all_without_home, without_home
 
 pytestmark = pytest.mark.unit
 
@@ -23,3 +25,15 @@ def test_a_home_is_a_tilde(text: str, shown: str, monkeypatch: pytest.MonkeyPatc
     assert without_home(text) == shown
     monkeypatch.setenv("HOME", "/")
     assert without_home(text) == text
+
+
+@dataclass(frozen=True)
+class _Deep:
+    text: str
+    more: tuple[_Deep, ...] = ()
+
+
+def test_a_home_is_a_tilde_however_deep_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    value = {"one": [_Deep("/home/me/a", (_Deep("/home/me"),))], "two": ("/home/me/b", 3, None)}
+    assert all_without_home(value) == {"one": [_Deep("~/a", (_Deep("~"),))], "two": ("~/b", 3, None)}
