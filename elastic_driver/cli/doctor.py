@@ -47,7 +47,8 @@ shows what would stop or slow it: versions, GPUs, clocks, limits, discs, memory,
 all hosts, an allreduce. Changes nothing on them. Takes the flags of elasticrun, so that a job's
 whole command line may follow. docs/debugging.md says what is looked at."""
     parser.epilog = (
-        "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 70 internal error,\n130 interrupted."
+        "Exit codes: 0 nothing would stop a job, 1 something would, 2 bad usage, 70 internal error, or\n"
+        "standard output could not be written, 130 interrupted."
     )
     add = parser.add_argument
     add("--json", action="store_true", default=False, help="print all that was found out as JSON")

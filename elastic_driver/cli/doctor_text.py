@@ -121,7 +121,7 @@ def _row(facts: HostFacts) -> tuple[str, ...]:
         gpus,
         str(facts.cpus),
         f"{facts.available_bytes / (1 << 30):.0f}/{memory / (1 << 30):.0f} GB",
-        "?" if tmp is None or tmp.error else f"{tmp.free_bytes / (1 << 30):.0f} GB",
+        "?" if tmp is None or tmp.error or tmp.missing else f"{tmp.free_bytes / (1 << 30):.0f} GB",
         clock,
     )
 

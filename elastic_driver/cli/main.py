@@ -6,6 +6,7 @@ Heavy imports come late, so that ``--help`` is quick.
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import os
 import shlex
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from elastic_driver.launch.dial.early import EarlyAgent
     from elastic_driver.settings.journal_place import JournalPlace
 
+# Of an open file, which has no name then.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
 
@@ -226,16 +229,29 @@ def _options_of(environ: MutableMapping[str, str]) -> list[str]:
 
 
 def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
-    """Runs a subcommand. It ends without a word when its reader has seen enough (``elasticrun status | head``)."""
+    """Runs a subcommand. It ends without a word when its reader has seen enough (``elasticrun status | head``).
+
+    With one line, where what it prints goes to a disc that is full (``elasticrun doctor > FILE``).
+    """
     _tell_warnings()
     try:
         code = subcommand(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Or Python says that it cannot write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"elasticrun: error: cannot write to standard output: {in_words(error)}", file=sys.stderr)
+        return ExitCode.INTERNAL_ERROR
+
+
+def _drop_output() -> None:
+    """Or Python says at its end that it cannot write the rest."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -239,6 +240,7 @@ class _Timer:
         self.is_over = False
         self._until = time.monotonic() + limit_s
         self._in_vain = in_vain
+        self._can_ask = True
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="elasticrun-doctor", daemon=True)
 
@@ -253,10 +255,21 @@ class _Timer:
 
     def _wait(self) -> None:
         while not self._stopped.wait(_LOOK_S):
-            if time.monotonic() >= self._until or self._in_vain():
+            if time.monotonic() >= self._until or self._asked():
                 self.is_over = True
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
+
+    def _asked(self) -> bool:
+        """Whether no host comes. The limit holds, whatever becomes of this question."""
+        if not self._can_ask:
+            return False
+        try:
+            return self._in_vain()
+        except Exception:
+            self._can_ask = False
+            traceback.print_exc()
+            return False
 
 
 @contextlib.contextmanager

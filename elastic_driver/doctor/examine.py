@@ -16,7 +16,6 @@ import platform
 import queue
 import resource
 import subprocess
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -43,6 +42,10 @@ _LIMITS = {
 }
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SHM = "/dev/shm"
+# As Python's tempfile takes them, which tries by writing, and takes another folder without a word.
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+# The kernel's own file systems: nobody can make a folder for files there, whatever the rights of what is there say.
+_WITHOUT_FILES = ("proc", "sysfs", "devpts", "mqueue", "securityfs", "bpf", "pstore", "efivarfs")
 
 _T = TypeVar("_T")
 _Gpus = tuple[tuple[str, ...], str, str]
@@ -72,7 +75,7 @@ def facts_here(folders: Mapping[str, str]) -> HostFacts:
         limits={name: _soft(number) for name, number in _LIMITS.items()},
         core_pattern=_first_line(Path("/proc/sys/kernel/core_pattern")),
         shm_bytes=_in_time(lambda: _size(_SHM), 0),
-        discs=tuple(_disc(role, path) for role, path in {"tmp": tempfile.gettempdir(), **folders}.items()),
+        discs=tuple(_disc(role, path) for role, path in {"tmp": _temporary(), **folders}.items()),
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=memory.total,
         available_bytes=memory.available if left is None else min(memory.available, left),
@@ -166,15 +169,41 @@ def _disc(role: str, path: str) -> Disc:
     return _in_time(lambda: _asked_disc(role, Path(path)), silent)
 
 
-def _asked_disc(role: str, folder: Path) -> Disc:
+def _temporary() -> str:
+    """The folder that users have named for temporary files, whether or not it can be used."""
+    return next(filter(None, map(os.environ.get, _TEMPORARY)), "/tmp")
+
+
+def _asked_disc(role: str, named: Path) -> Disc:
     """Of a folder that is to be made: of the nearest one above that is there."""
-    while not folder.exists() and folder != folder.parent:
+    folder = named
+    # Not Path.exists, which raises an error where a folder above may not be looked into.
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
+    is_missing = folder != named
+    if is_missing and role == "tmp":
+        return Disc(role, missing=True)
     try:
         stat = os.statvfs(folder)
+        if not folder.is_dir():
+            return Disc(role, error="there is a file in its place")
+        if _file_system(folder) in _WITHOUT_FILES:
+            return Disc(role, error="nothing can be made there")
     except OSError as error:
         return Disc(role, error=in_words(error))
     return Disc(role, stat.f_frsize * stat.f_bavail, os.access(folder, os.W_OK | os.X_OK))
+
+
+def _file_system(folder: Path) -> str:
+    """What the kernel calls it; "" where nobody knows."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            fields = line.split()
+            if fields[2] == number:
+                return fields[fields.index("-") + 1]
+    return ""
 
 
 def _lacks() -> list[str]:

@@ -22,13 +22,15 @@ class Disc:
         role: "tmp", or the flag that names the folder.
         free_bytes: that this user may still write there; of the nearest folder above, where it is not there yet.
         writable: whether this user may write there.
-        error: why nobody knows; "" where it is known.
+        error: why nothing can be written there, or why nobody knows; "" where it is known.
+        missing: whether it is not there and nobody makes it: then programs take another.
     """
 
     role: str
     free_bytes: int = 0
     writable: bool = False
     error: str = ""
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

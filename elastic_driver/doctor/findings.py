@@ -163,7 +163,9 @@ def _of_host(host: str, facts: HostFacts) -> Iterator[Finding]:
     yield from _limits(host, facts)
     for disc in facts.discs:
         name = f"the folder of {disc.role}" if disc.role.startswith("-") else "the folder for temporary files"
-        if disc.error:
+        if disc.missing:
+            yield warns(f"{name} is not there", "make it, or set TMPDIR: Python takes another one without a word")
+        elif disc.error:
             yield Finding(Level.STOPS, (host,), f"{name}: {disc.error}", "mount it, or name another folder")
         elif not disc.writable:
             yield Finding(Level.STOPS, (host,), f"{name} cannot be written to", "chmod it, or name another folder")

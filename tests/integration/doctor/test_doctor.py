@@ -141,6 +141,29 @@ def test_an_error_of_our_own_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no answer within 60 s" in ran.stdout
 
 
+def test_a_report_that_cannot_be_written_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(checkup, "run_job", lambda *_, **__: 0)
+    # Beside pytest's own stream, which has to stay.
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["doctor"]) == 70
+        full.flush()
+    assert capfd.readouterr().err == "elasticrun: error: cannot write to standard output: No space left on device\n"
+
+
+def test_the_limit_holds_when_nobody_can_say_whether_hosts_come() -> None:
+    """The question fails once, and is not asked again."""
+    asked = []
+
+    def fails() -> bool:
+        asked.append(1)
+        raise ValueError("a line of the event log is cut")
+
+    with checkup._time_limit(1.2, fails) as timer:
+        timer._thread.join()
+    assert (timer.is_over, len(asked)) == (True, 1)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,40 @@ def test_what_nvidia_smi_says(
 def test_there_may_be_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert examine._gpus() == ((), "", "")
+
+
+def test_of_temporary_files_the_folder_that_is_named_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes another without a word. Nothing is written to find that out: on a dead disc that never ends."""
+    monkeypatch.setenv("TMPDIR", "/proc/nope")
+    assert facts_here({}).discs == (Disc("tmp", missing=True),)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    [disc] = facts_here({}).discs
+    assert (disc.writable, disc.missing, disc.error) == (True, False, "")
+
+
+def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert examine._disc("--durable-dir", "/proc/nope").error == "nothing can be made there"
+    assert examine._disc("--durable-dir", str(tmp_path / "file" / "x")).error == "there is a file in its place"
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may: the kernel's answer is a fake's."""
+
+    def refused(path: object, **how: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "a")) and str(path) != str(tmp_path / "a"):
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **how)  # type: ignore[call-overload, no-any-return]
+
+    (tmp_path / "a").mkdir()
+    stat = os.stat
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refused)
+        patch.setattr(os, "access", lambda path, mode: False)
+        found = examine._asked_disc("--durable-dir", tmp_path / "a" / "b" / "c")
+    assert (found.writable, found.error) == (False, "")
 
 
 def test_a_disc_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def test_two_good_hosts_have_no_problem() -> None:
         ({"discs": (Disc("--durable-dir", 9 << 30),)}, Level.STOPS, "--durable-dir cannot be written to"),
         ({"discs": (Disc("--durable-dir", error="its disc hangs"),)}, Level.STOPS, "--durable-dir: its disc hangs"),
         ({"discs": (Disc("tmp", 1 << 20, writable=True),)}, Level.WARNS, "temporary files has 0.00098 GB left"),
+        ({"discs": (Disc("tmp", missing=True),)}, Level.WARNS, "the folder for temporary files is not there"),
         ({"available_bytes": 1 << 29}, Level.WARNS, "only 0.5 GB of memory are free"),
         ({"available_bytes": 0}, Level.WARNS, "only 0 GB of memory are free"),
         ({"cgroup_bytes": 1 << 30}, Level.WARNS, "its container may use 1 GB of memory"),
