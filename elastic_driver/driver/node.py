@@ -257,8 +257,9 @@ class _NodeScreen:
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
         """See NodeScreen."""
-        shown = b"" if bar is None else self._logs.on_terminal(worker, bar.stream, bar.data)
-        self._console.bar(worker, replace(bar, data=shown) if bar is not None and shown else None)
+        if bar is not None and bar.data:
+            bar = replace(bar, data=self._logs.on_terminal(worker, bar.stream, bar.data))
+        self._console.bar(worker, bar)
 
 
 def _own_address(local_addr: str) -> str:

@@ -37,7 +37,10 @@ class Screen(Protocol):
         """Takes whole lines, prefix and newline included."""
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """Takes the newest state of a line that a worker redraws; None where it has none any more."""
+        """Takes the newest state of a line that a worker redraws, without data where that stream has none any more.
+
+        None where the worker has none at all.
+        """
 
 
 class _NoScreen:
@@ -150,7 +153,7 @@ class OutputFiles:
             take = self._logs.take if bar.is_line else self._logs.on_terminal
             shown = take(worker, bar.stream, shown)
         if self._is_shown is None or not self._is_shown(worker, bar.stream):
-            self._screen.bar(worker, replace(bar, data=shown) if shown else None)
+            self._screen.bar(worker, replace(bar, data=shown))
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink."""

@@ -1,19 +1,22 @@
 """The progress bars of a job's workers, as rows of a terminal.
 
-Owns the newest one of each worker. Pure; knows no terminal. Where not all find room, those of the lowest ranks are
-shown, and how many more there are.
+Owns the newest one of each stream of each worker, of which the one that was drawn last is shown. Pure; knows no
+terminal. Where not all find room, those of the lowest ranks are shown, and how many more there are.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Literal
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import MOST_BARS, Bar
 
 _COLOUR = re.compile("(\x1b\\[[0-9;:]*m)")
 _CUT = "…"
+# Below that, the status line and a bar are more than the terminal shows of what is above them.
+_FEWEST_LINES = 3
 
 
 class DrawnBars:
@@ -28,24 +31,43 @@ class DrawnBars:
 
     def __init__(self, in_colour: bool) -> None:  # noqa: FBT001 - says it all
         self._in_colour = in_colour
-        self._bars: dict[WorkerId, Bar] = {}
+        self._bars: dict[WorkerId, dict[str, Bar]] = {}  # by stream; the one that was drawn last is the last
+        self._order: list[WorkerId] | None = None  # by rank; None where it has to be found anew
+        self._seen: set[WorkerId] = set()  # whose rows were asked for last
+        self._rows: list[tuple[str, int]] = []  # these, as of _rows_of
+        self._rows_of: tuple[int, int, int] | None = None  # version, width and lines
         self.version = 0
 
-    def set(self, worker: WorkerId, bar: Bar) -> None:
-        """This is its newest one."""
-        known = self._bars.get(worker)
-        if known is None or (known.data, known.label) != (bar.data, bar.label):
-            self._bars[worker] = bar
-            self.version += 1
+    def __bool__(self) -> bool:
+        """Whether anybody has one."""
+        return bool(self._bars)
 
-    def remove(self, worker: WorkerId) -> None:
-        """It has none any more."""
-        if self._bars.pop(worker, None) is not None:
-            self.version += 1
+    def set(self, worker: WorkerId, bar: Bar) -> None:
+        """This is the newest one of its stream."""
+        streams = self._bars.setdefault(worker, {})
+        shown = _newest(streams)
+        streams.pop(bar.stream, None)
+        streams[bar.stream] = bar
+        if shown is None or shown.label != bar.label:
+            self._order = None
+        elif shown.data == bar.data or (self._order is not None and worker not in self._seen):
+            return
+        self.version += 1
+
+    def remove(self, worker: WorkerId, stream: Literal["stdout", "stderr"] | None = None) -> None:
+        """It has none any more, of this stream or at all."""
+        streams = self._bars.get(worker)
+        if streams is None or (stream is not None and streams.pop(stream, None) is None):
+            return
+        if stream is None or not streams:
+            del self._bars[worker]
+        self._order = None
+        self.version += 1
 
     def clear(self) -> None:
         """Nobody has."""
         self._bars.clear()
+        self._order = None
         self.version += 1
 
     def rows(self, *, width: int, lines: int) -> list[tuple[str, int]]:
@@ -55,14 +77,28 @@ class DrawnBars:
             width: the most columns that a row may take.
             lines: of the terminal.
         """
-        bars = sorted(self._bars.items(), key=lambda item: (_place(item[1].label), item[0]))
-        most = max(1, min(MOST_BARS, lines // 3))
-        shown = bars if len(bars) <= most else bars[: most - 1]
-        rows = [fitted(bar.data.decode(errors="replace"), width, in_colour=self._in_colour) for _, bar in shown]
-        if more := len(bars) - len(shown):
+        if self._rows_of != (self.version, width, lines):
+            self._rows_of = self.version, width, lines
+            self._rows = self._rows_anew(width, lines)
+        return list(self._rows)
+
+    def _rows_anew(self, width: int, lines: int) -> list[tuple[str, int]]:
+        if self._order is None:
+            newest = {worker: bar for worker, streams in self._bars.items() if (bar := _newest(streams)) is not None}
+            self._order = sorted(newest, key=lambda worker: (_place(newest[worker].label), worker))
+        most = 0 if lines < _FEWEST_LINES else min(MOST_BARS, lines // 3)
+        shown = self._order[: most if len(self._order) <= most else max(0, most - 1)]
+        self._seen = set(shown)
+        bars = [bar for worker in shown if (bar := _newest(self._bars[worker])) is not None]
+        rows = [fitted(bar.data.decode(errors="replace"), width, in_colour=self._in_colour) for bar in bars]
+        if most and (more := len(self._order) - len(shown)):
             text = f"{more} more progress bar{'s' if more > 1 else ''}"
             rows.append(fitted(text, width, in_colour=False))
         return rows
+
+
+def _newest(streams: dict[str, Bar]) -> Bar | None:
+    return next(reversed(streams.values()), None)
 
 
 def _place(label: str) -> tuple[int, str]:
@@ -83,9 +119,11 @@ def _cells_of(character: str) -> int:
 def fitted(text: str, width: int, *, in_colour: bool) -> tuple[str, int]:
     """A line of output, cut where it is too wide, and the columns that it takes. It steers nothing but colours."""
     parts, used, has_colour = [], 0, False
+    spare = width  # how much may stand there that takes no column: colours, accents
     for index, part in enumerate(_COLOUR.split(text)):
         if index % 2:
-            if in_colour:
+            if in_colour and spare:
+                spare -= 1
                 has_colour = True
                 parts.append(part)
             continue
@@ -93,6 +131,10 @@ def fitted(text: str, width: int, *, in_colour: bool) -> tuple[str, int]:
             if not character.isprintable():
                 continue
             size = _cells_of(character)
+            if size == 0:
+                if not spare:
+                    continue
+                spare -= 1
             if used + size > width:
                 # The cut takes the place of the last character, which may be a wide one.
                 while parts and used + 1 > width:

@@ -13,6 +13,7 @@ is said once on the other stream, and the job goes on, as its training is worth 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import select
@@ -37,6 +38,8 @@ Stream = Literal["stdout", "stderr"]
 
 # Below this the status line would say no more than the job's lines; 4 Hz is what an eye follows.
 _STATUS_PERIOD_S = 0.25
+# Where lines come faster than that, the bars are put back below them so often only: they are several rows.
+_BACK_PERIOD_S = 0.05
 # What a stopped reader may leave unread; beyond it workers' lines are dropped, and counted.
 _BACKLOG_BYTES = 64 << 20
 # Who leaves so much unread has stopped. Less than what agents have that is not kept (UNKEPT_BYTES, 4 MiB): then they
@@ -111,6 +114,7 @@ class Console:
         self._figures: tuple[str, ...] = ()
         self._shown: tuple[str, tuple[str, ...], int] | None = None
         self._shown_at = 0.0
+        self._looks_at = 0.0  # when the event loop draws what could not be drawn at once
         self._began = time.monotonic()
         self._event_log = event_log
         self._tracebacks = Tracebacks() if hears_ends else None
@@ -199,11 +203,16 @@ class Console:
         return self._progress_rank if self._live else NO_BARS
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """The newest state of a worker's progress bar; None where it has none any more."""
-        if bar is None:
-            self._bars.remove(worker)
-        elif not is_chosen(bar.label, self._progress_rank):
-            return
+        """The newest state of a worker's progress bar.
+
+        Args:
+            worker: whose.
+            bar: without data where its stream has none any more; None where the worker has none at all.
+        """
+        if bar is None or not is_chosen(bar.label, self._progress_rank):
+            self._bars.remove(worker)  # its rank may have been another one
+        elif not bar.data:
+            self._bars.remove(worker, bar.stream)
         elif self._live and self._shown_on_terminal[bar.stream]:
             self._bars.set(worker, bar)
         elif bar.is_line:
@@ -341,18 +350,45 @@ class Console:
     def _draw_anew(self) -> None:
         """The status line, or a bar, is another one: draws it, unless that was done a moment ago."""
         shows = (self._status, self._figures, self._bars.version)
-        if not self._live or shows == self._shown or time.monotonic() - self._shown_at < _STATUS_PERIOD_S:
+        if not self._live or shows == self._shown:
+            return
+        period_s = _STATUS_PERIOD_S if self._shown is not None else self._back_period_s
+        left_s = self._shown_at + period_s - time.monotonic()
+        if left_s > 0:
+            self._draw_later(left_s)
             return
         with self._lock:
-            if self._backlog > _DRAWN_BYTES:
-                return
+            is_behind = self._backlog > _DRAWN_BYTES
+        if is_behind:
+            self._draw_later(_STATUS_PERIOD_S)
+            return
         self._draw(self._erased() + self._drawing())
+
+    @property
+    def _back_period_s(self) -> float:
+        return _BACK_PERIOD_S if self._bars and not self._lent else 0.0
+
+    def _draw_later(self, in_s: float) -> None:
+        """Has it drawn then, even if nothing else comes. Without an event loop whatever comes next draws it."""
+        now = time.monotonic()
+        if now < self._looks_at <= now + in_s:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._looks_at = now + in_s
+        loop.call_later(in_s, self._draw_anew)
 
     def _take_status_away(self) -> None:
         self._draw(self._erased())
 
     def _put_status_back(self) -> None:
-        self._draw(self._drawing())
+        left_s = self._shown_at + self._back_period_s - time.monotonic()
+        if left_s > 0 and self._live:
+            self._draw_later(left_s)
+        else:
+            self._draw(self._drawing())
 
     def _draw(self, data: bytes) -> None:
         if data:

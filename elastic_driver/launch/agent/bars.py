@@ -23,7 +23,7 @@ class BarScreen(Protocol):
     bars: str
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """Takes the newest state of a worker's; None where it has none any more."""
+        """Takes the newest state of a worker's, without data where that stream has none any more; None: none at all."""
 
 
 class BarsOfWorkers:
@@ -59,7 +59,7 @@ class BarsOfWorkers:
         if not bar.data or (is_wanted and self._has_room()):
             self._send(Redrawn(worker.key, bar.stream, bar.label, bar.is_line, bar.data))
         if self._screen is not None:
-            self._screen.bar(worker, bar if bar.data else None)
+            self._screen.bar(worker, bar)
 
     def end(self, worker: WorkerId) -> None:
         """It has ended. The driver is told of that anyhow."""

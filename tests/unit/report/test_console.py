@@ -635,6 +635,7 @@ def bar(rank: int, text: str, *, is_line: bool = False) -> tuple[WorkerId, Bar]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is drawn as it comes."""
     monkeypatch.setattr(console_module, "_STATUS_PERIOD_S", 0.0)
+    monkeypatch.setattr(console_module, "_BACK_PERIOD_S", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -717,7 +718,7 @@ def test_nothing_is_drawn_on_a_terminal_that_is_stopped(monkeypatch: pytest.Monk
     # Whatever is unread is too much.
     monkeypatch.setattr(console_module, "_DRAWN_BYTES", -1)
     screen.console.bar(*bar(0, "2%"))
-    monkeypatch.undo()
+    monkeypatch.setattr(console_module, "_DRAWN_BYTES", 1 << 20)
     screen.console.write("stderr", b"line\n")
     assert screen.end()[1] == f"[0]<stderr>:1%{ERASE}line\n[0]<stderr>:2%{ERASE}"
 
@@ -730,3 +731,61 @@ def test_a_worker_that_has_the_terminal_has_it_without_bars() -> None:
     screen.console.show(b"> ")
     screen.console.bar(*bar(0, "2%"))
     assert screen.end()[1] == f"[0]<stderr>:1%{ERASE}> "
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_bar_of_a_worker_whose_rank_is_no_longer_asked_for_goes() -> None:
+    screen = Screen(terminal=True, progress_rank="0")
+    worker, first = bar(0, "10%")
+    screen.console.bar(worker, first)
+    screen.console.bar(worker, bar(5, "20%")[1])
+    screen.console.write("stderr", b"line\n")
+    assert screen.end()[1] == f"[0]<stderr>:10%{ERASE}line\n"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_of_two_streams_the_bar_that_was_drawn_last_is_shown_and_the_end_of_one_leaves_the_other() -> None:
+    screen = Screen(terminal=True, both=True)
+    worker, on_stderr = bar(0, "10%")
+    screen.console.bar(worker, on_stderr)
+    screen.console.bar(worker, Bar("stdout", "0", b"[0]<stdout>:20%\n"))
+    screen.console.bar(worker, Bar("stdout", "0", b""))
+    screen.console.bar(worker, Bar("stdout", "0", b""))
+    assert screen.end()[1] == f"[0]<stderr>:10%{ERASE}[0]<stdout>:20%{ERASE}[0]<stderr>:10%{ERASE}"
+
+
+def test_lines_that_come_fast_are_not_followed_by_the_bars_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "_BACK_PERIOD_S", 1e9)
+    screen = Screen(terminal=True)
+    screen.console._shown_at = -2e9
+    screen.console.bar(*bar(0, "1%"))
+    for number in range(100):
+        screen.console.write("stderr", b"%d\n" % number)
+    assert screen.end()[1] == f"[0]<stderr>:1%{ERASE}" + "".join(f"{number}\n" for number in range(100))
+
+
+@pytest.mark.parametrize("lines", [b"", b"line\n"])
+def test_what_could_not_be_drawn_at_once_is_drawn_without_anything_else_that_comes(lines: bytes) -> None:
+    async def play() -> str:
+        screen = Screen(terminal=True)
+        screen.console.bar(*bar(0, "100%"))
+        if lines:
+            screen.console.write("stderr", lines)
+            shows = b"line\r\n[0]<stderr>:100%"
+        else:
+            screen.console.bar(*bar(1, "100%"))
+            shows = b"[1]<stderr>:100%"
+        while shows not in screen._err._data:
+            await asyncio.sleep(0.01)
+        return screen.end()[1]
+
+    assert asyncio.run(play()).endswith(f"100%{ERASE}{'' if lines else ABOVE}")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("lines", "rows"), [(1, 0), (2, 0), (3, 1), (24, 1)])
+def test_a_terminal_of_few_lines_shows_no_bars(lines: int, rows: int) -> None:
+    screen = Screen(terminal=True)
+    fcntl.ioctl(screen._stderr, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 60, 0, 0))
+    screen.console.bar(*bar(0, "10%"))
+    assert screen.end()[1].count("10%") == rows
