@@ -353,6 +353,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
             "unix:/x",
             send=told.append,
             has_room=lambda: True,
+            has_room_for_bars=lambda: True,
             on_gone=lambda worker: rounds.gone(worker),
             more_of=_nothing_more,
             tasks=tasks,

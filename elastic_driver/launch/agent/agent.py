@@ -46,7 +46,7 @@ from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.stacks import StackTaker
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
-from elastic_driver.launch.agent.workers import CREDIT_BYTES, UNKEPT_BYTES, HostWorkers, NodeScreen
+from elastic_driver.launch.agent.workers import BAR_CREDIT_BYTES, CREDIT_BYTES, UNKEPT_BYTES, HostWorkers, NodeScreen
 from elastic_driver.launch.processes.death import watch_process
 from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.rendezvous.agent_messages import (
@@ -314,6 +314,7 @@ class Agent:
                 self._socket_url,
                 send=self._send,
                 has_room=lambda: not self._is_full(),
+                has_room_for_bars=lambda: self._link.connected and self._link.channel.unseen_bytes < BAR_CREDIT_BYTES,
                 on_gone=self._gone,
                 on_failing=self._rounds.fails,
                 more_of=self._horovod.environment,
@@ -386,12 +387,12 @@ class Agent:
         """See LinkOwner."""
         if self._workers is None:
             return  # it ends, since it could not begin
-        self._workers.bars.shown = welcome.bars
         within_s = None if math.isinf(self._gone_at) else max(0.0, self._gone_at - self._loop.time())
         leaves = Leaves(self._leaving, within_s) if self._leaving else None
         for message in all_again(self._workers, self._rounds, self._ports, leaves, untold, alone_s):
             self._link.send(message)
         self._probes.close()  # whoever has asked for a check is gone
+        self._workers.bars.taken_over(welcome.bars)
         self.seen()
 
     def _is_heard(self) -> bool:

@@ -68,6 +68,8 @@ from elastic_driver.words import Bar
 CREDIT_BYTES = 64 << 10
 # Likewise, of what it has taken and would not outlive it: it may be said once more, to the next one.
 UNKEPT_BYTES = 4 << 20
+# States of progress bars are sent only where less than this is on its way, so that they take no room of output.
+BAR_CREDIT_BYTES = 4 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -125,6 +127,7 @@ class HostWorkers:
         send: tells the driver something.
         has_room: whether the driver takes output now. Where it does not, the workers of a job with a journal write on,
             and all others wait.
+        has_room_for_bars: whether it takes states of progress bars now.
         on_gone: told of each worker that has died.
         on_failing: told of each that ends, and not well, and how; perhaps twice.
         more_of: what else a worker is to find in its environment, of its command and the rest of that.
@@ -147,6 +150,7 @@ class HostWorkers:
         *,
         send: Callable[[Said], None],
         has_room: Callable[[], bool],
+        has_room_for_bars: Callable[[], bool],
         on_gone: Callable[[WorkerId], None],
         on_failing: Callable[[WorkerId, str], None] = lambda worker, how: None,
         more_of: Callable[[WorkerId, Sequence[str], Mapping[str, str]], Awaitable[Mapping[str, str]]],
@@ -178,7 +182,7 @@ class HostWorkers:
             on_warm=self._is_warm,
             is_watched=lambda label: self.bars.are_watched(label),
         )
-        self.bars = BarsOfWorkers(send, lambda: self.has_said_all and has_room(), screen, welcome.bars)
+        self.bars = BarsOfWorkers(send, lambda: self.has_said_all and has_room_for_bars(), screen, welcome.bars)
         self._workers: dict[WorkerId, _Worker] = {}
         self._warmed: list[Said] = []  # what the driver was told of workers that can be forked
         self._error_files = ErrorFiles()
@@ -343,6 +347,7 @@ class HostWorkers:
         if self._paused:
             self._paused = False
             self._keeper.resume_output()
+        self.bars.go_on()
 
     def warn(self, text: str) -> None:
         """Something that the user should look at."""

@@ -90,6 +90,7 @@ class Host:
             "unix:/none",
             send=self._send,
             has_room=lambda: True,
+            has_room_for_bars=lambda: True,
             on_gone=self.gone.append,
             more_of=self._more_of,
             tasks=self.tasks,
