@@ -25,6 +25,9 @@ BAR_PERIOD_S = 0.25
 BAR_LINE_PERIOD_S = 10.0
 """Between two states that are kept as lines, in files and pipes."""
 
+BAR_AWAY_S = 0.5
+"""How long nothing is there before a bar has gone."""
+
 # One read empties a pipe of the usual size.
 _READ_SIZE = 65536
 # What is read at once when a worker has died: its pipes hold no more than this unless somebody enlarged them, and a
@@ -35,11 +38,21 @@ _LAST_LINE_SIZE = 2000
 
 
 class BarPace:
-    """When a bar's state is passed on: as long as somebody looks, some times a second; as a line now and then."""
+    """When a bar's state is passed on: as long as somebody looks, some times a second; as a line now and then.
+
+    A bar has gone when it was away for a moment: tqdm wipes its own for each message, and draws it again below.
+    """
 
     def __init__(self) -> None:
         self._shown, self._shown_at = b"", -math.inf
+        self._is_watched = False  # while that was passed on
         self._line, self._line_at = b"", math.inf
+        self._away_at = math.inf  # since when there is no state
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a state was passed on, and not that it has gone."""
+        return bool(self._shown)
 
     def take(self, state: bytes, now: float, *, is_watched: bool) -> tuple[bytes, bool] | None:
         """What is passed on now, and whether that is a line; None for nothing.
@@ -49,24 +62,40 @@ class BarPace:
             now: the time, in seconds of a monotonic clock.
             is_watched: whether somebody looks.
         """
-        if not state:
+        if state:
+            self._away_at = math.inf
+            if self._line_at == math.inf:
+                self._line_at = now
+        else:
+            self._away_at = min(self._away_at, now)
+            if now < self._away_at + BAR_AWAY_S:
+                return None
             self._line, self._line_at = b"", math.inf
-        elif self._line_at == math.inf:
-            self._line_at = now
-        is_line = bool(state) and state != self._line and now - self._line_at >= BAR_LINE_PERIOD_S
-        is_news = state != self._shown and (is_watched or not state) and now - self._shown_at >= BAR_PERIOD_S
-        if not is_line and not is_news:
-            return None
-        self._shown, self._shown_at = state, now
-        if is_line:
+        if state and state != self._line and now >= self._line_at + BAR_LINE_PERIOD_S:
+            self._shown, self._shown_at, self._is_watched = state, now, is_watched
             self._line, self._line_at = state, now
-        return state, is_line
+            return state, True
+        wanted = self._wanted(state, is_watched=is_watched)
+        if wanted == self._shown or now < self._shown_at + BAR_PERIOD_S:
+            return None
+        self._shown, self._shown_at, self._is_watched = wanted, now, is_watched
+        return wanted, False
 
     def due(self, state: bytes, *, is_watched: bool) -> float:
         """When the next one is, if the state stays as it is; infinite for never."""
-        is_news = state != self._shown and (is_watched or not state)
+        is_news = self._wanted(state, is_watched=is_watched) != self._shown
         news_at = self._shown_at + BAR_PERIOD_S if is_news else math.inf
-        return min(news_at, self._line_at + BAR_LINE_PERIOD_S if state != self._line else math.inf)
+        if state:
+            return min(news_at, self._line_at + BAR_LINE_PERIOD_S if state != self._line else math.inf)
+        if not is_news and self._line_at == math.inf:
+            return math.inf
+        return max(self._away_at + BAR_AWAY_S, news_at if is_news else 0.0)
+
+    def _wanted(self, state: bytes, *, is_watched: bool) -> bytes:
+        """What whoever looks should see; who looks no more sees nothing, and a line stays for those who never did."""
+        if is_watched or not state:
+            return state
+        return b"" if self._is_watched else self._shown
 
 
 class WorkerOutput:
@@ -192,7 +221,7 @@ class WorkerOutput:
         self._pass_on(stream, self._readers[stream].flush())
         if look := self._looks.pop(stream, None):
             look.cancel()
-        if stream in self._paces:
+        if (pace := self._paces.pop(stream, None)) is not None and pace.is_shown:
             self._give_bar(stream, b"", is_line=False)
         if not self._open and not self._ended.done():
             self._ended.set_result(None)

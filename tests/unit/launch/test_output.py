@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import math
+import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.lines import MAX_LINE, LineReader
-from elastic_driver.launch.local.output import BarPace
+from elastic_driver.launch.local.output import BarPace, WorkerOutput
+from elastic_driver.launch.words import Stream
+from tests.support.fakes.fleet_fakes import Sink
 
 pytestmark = pytest.mark.unit
 
@@ -183,8 +190,147 @@ def test_a_bar_is_passed_on_some_times_a_second_and_as_a_line_now_and_then(is_wa
     assert len(news) == (101 if is_watched else 2)
     assert pace.due(b"1000", is_watched=is_watched) == 30.0
     # It has gone: that is said once, if anything was.
-    assert pace.take(b"", 26.0, is_watched=is_watched) == (b"", False)
+    assert pace.take(b"", 26.0, is_watched=is_watched) is None
+    assert pace.due(b"", is_watched=is_watched) == 26.5
+    assert pace.take(b"", 26.5, is_watched=is_watched) == (b"", False)
     assert pace.take(b"", 27.0, is_watched=is_watched) is None
+    assert pace.due(b"", is_watched=is_watched) == math.inf
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_bar_that_is_wiped_for_a_message_now_and_then_stays_and_is_a_line_as_often(is_watched: bool) -> None:
+    pace, news = BarPace(), []
+    for tick in range(1001):
+        state = b"" if tick % 50 in (0, 1, 2) else b"%d" % tick
+        taken = pace.take(state, tick / 40, is_watched=is_watched)
+        news += [(tick / 40, *taken)] if taken else []
+    assert all(state for _, state, _ in news)
+    assert [at for at, _, is_line in news if is_line] == [10.075, 20.075]
+
+
+def test_who_looks_no_more_sees_the_bar_go() -> None:
+    pace = BarPace()
+    assert pace.take(b"1", 0.0, is_watched=True) == (b"1", False)
+    assert pace.due(b"2", is_watched=False) == 0.25
+    assert pace.take(b"2", 0.25, is_watched=False) == (b"", False)
+    assert pace.take(b"3", 1.0, is_watched=False) is None
+    assert pace.due(b"3", is_watched=False) == 10.0
+    assert pace.take(b"4", 10.0, is_watched=False) == (b"4", True)
+    assert pace.take(b"5", 11.0, is_watched=False) is None
+    assert pace.take(b"5", 12.0, is_watched=True) == (b"5", False)
+
+
+class Worker:
+    """The output of one, on a loop whose time is a number."""
+
+    def __init__(self, *, is_watched: Callable[[str], bool] = lambda label: True) -> None:
+        self.now = 0.0
+        self.label = "0"
+        self.sink = Sink()
+        # Nothing sleeps: each round of the loop has something to do.
+        asyncio.get_running_loop().time = lambda: self.now  # type: ignore[method-assign]
+        pipes: dict[Stream, tuple[int, int]] = {"stdout": os.pipe(), "stderr": os.pipe()}
+        self._ends = {stream: ends[1] for stream, ends in pipes.items()}
+        self.output = WorkerOutput(
+            {stream: ends[0] for stream, ends in pipes.items()},
+            WorkerId("a", 0, 0),
+            self.sink,
+            label=lambda: self.label,
+            prefix_timestamp=False,
+            warn=pytest.fail,
+            is_watched=is_watched,
+        )
+
+    def writes(self, data: bytes, stream: Stream = "stderr") -> None:
+        os.write(self._ends[stream], data)
+        self.output.read_available()
+
+    async def passes(self, seconds: float) -> None:
+        """So much time, in small steps; what is due in between happens."""
+        for _ in range(round(seconds * 16)):
+            self.now += 1 / 16
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def closes(self) -> None:
+        for descriptor in self._ends.values():
+            os.close(descriptor)
+        self.output.close()
+
+    @property
+    def bars(self) -> list[str]:
+        """The states that it was told of since this was asked last; those that are lines with a star."""
+        given = [("*" if bar.is_line else "") + bar.data.decode().rstrip() for _, bar in self.sink.bars]
+        self.sink.bars.clear()
+        return given
+
+
+def test_a_workers_bar_is_passed_on_at_its_pace_and_beside_its_lines() -> None:
+    async def play() -> None:
+        worker = Worker()
+        for percent in range(4):
+            worker.writes(b"\r%d%%" % percent)
+        assert worker.bars == ["[0]<stderr>:0%"]
+        await worker.passes(0.25)
+        assert worker.bars == ["[0]<stderr>:3%"]
+        worker.writes(b"said\n", "stdout")
+        assert worker.sink.written[-1][1:] == ("stdout", b"[0]<stdout>:said\n")
+        worker.writes(b"\r4%\n")
+        await worker.passes(0.5)
+        assert worker.sink.written[-1][1:] == ("stderr", b"[0]<stderr>:4%\n")
+        assert worker.bars == []
+        await worker.passes(0.5)
+        assert worker.bars == [""]
+        worker.closes()
+        assert worker.bars == []
+
+    asyncio.run(play())
+
+
+def test_a_bar_that_tqdm_wipes_for_messages_is_drawn_all_the_while_and_is_a_line_each_10_s() -> None:
+    async def play() -> None:
+        worker = Worker(is_watched=lambda label: False)
+        for step in range(6):
+            worker.writes(b"\r     \r")
+            await worker.passes(0.0625)
+            worker.writes(b"said\n")
+            await worker.passes(0.0625)
+            worker.writes(b"\r%d%%" % step)
+            await worker.passes(4.875)
+        assert worker.bars == ["*[0]<stderr>:2%", "*[0]<stderr>:4%"]
+        worker.closes()
+
+    asyncio.run(play())
+
+
+def test_each_stream_has_its_own_bar() -> None:
+    async def play() -> None:
+        worker = Worker()
+        worker.writes(b"\r1%", "stderr")
+        worker.writes(b"\r2%", "stdout")
+        await worker.passes(1.0)
+        worker.writes(b"\r  \r", "stdout")
+        worker.sink.bars.clear()
+        await worker.passes(1.0)
+        assert [(bar.stream, bar.data) for _, bar in worker.sink.bars] == [("stdout", b"")]
+        worker.closes()
+        assert [(bar.stream, bar.data) for _, bar in worker.sink.bars[1:]] == [("stderr", b"")]
+
+    asyncio.run(play())
+
+
+def test_the_bar_of_a_worker_that_nobody_looks_at_any_more_goes() -> None:
+    async def play() -> None:
+        worker = Worker(is_watched=lambda label: label == "0")
+        worker.writes(b"\r1%")
+        worker.label = "5"
+        await worker.passes(1.0)
+        worker.writes(b"\r2%")
+        await worker.passes(1.0)
+        assert worker.bars == ["[0]<stderr>:1%", ""]
+        worker.closes()
+
+    asyncio.run(play())
 
 
 @pytest.mark.property
