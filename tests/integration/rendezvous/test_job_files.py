@@ -46,7 +46,8 @@ def test_a_job_is_found_with_what_one_may_do_with_it(folder: Path) -> None:
     assert jobs[0].command == ("python", "train.py")
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600] * 2
     said = json.loads((folder / "1f.json").read_text())
-    assert said.keys() == {"job_id", "socket", "pid", "command", "meets_at", "journal", "parent"}, "and no secret"
+    names = {"job_id", "socket", "pid", "command", "meets_at", "journal", "parent", "folder"}
+    assert said.keys() == names, "and no secret"
     first.remove()
     assert [job.job_id for job in running_jobs()] == ["2f"]
     second.remove()

@@ -4,7 +4,6 @@ nothing is said."""
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from elastic_driver.worker.rounds.advice import LONG_S, OPERATIONS, STEPS, Advice, may_commit
+from elastic_driver.worker.rounds.advice import LONG_S, OPERATIONS, STEPS, Advice, _is_users, may_commit
 
 pytestmark = pytest.mark.unit
 
-TESTS = Path(__file__).resolve().parents[2]
 
 FORGETS = """
 import json
@@ -52,7 +50,8 @@ Load = Callable[[str], ModuleType]
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """A script of the user's, and nothing else of theirs: this test's own modules are not."""
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(f"{TESTS}{os.sep}"):
+        path = vars(module).get("__file__")
+        if isinstance(path, str) and _is_users(path):
             monkeypatch.delitem(sys.modules, name)
 
     def load(text: str) -> ModuleType:

@@ -7,9 +7,10 @@ import base64
 import contextlib
 import os
 import pickle
+import sys
 import tracemalloc
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ from elastic_driver.launch.agent.horovod.notification import Registration, notif
 
 KEY = bytes(range(32))
 ADDRESSES = {"lo": [("127.0.0.1", 1234)], "eth0": [("10.0.0.2", 1234), ("127.0.0.1", 1234)]}
+
+
+@pytest.fixture(autouse=True)
+def _names_of_horovods() -> Iterator[None]:
+    """The service makes modules of these names, which tests of our own stand-in are not to meet."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "horovod":
+            del sys.modules[name]
 
 
 def said(what: Any, protocol: int = 5) -> bytes:
