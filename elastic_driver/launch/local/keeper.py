@@ -211,8 +211,10 @@ class ProcessKeeper:
     def label(self, worker: WorkerId, label: str) -> None:
         """From now on this stands in the prefix of its output."""
         one = self._workers.get(worker)
-        if one is not None:
+        if one is not None and one.label != label:
             one.label = label
+            if one.process is not None:
+                one.process.relabel()
 
     def runs(self, worker: WorkerId) -> bool:
         """Whether its process is there, or about to be."""

@@ -34,6 +34,8 @@ _READ_SIZE = 65536
 # descendant that goes on writing must not hold up the news.
 _READ_AT_ONCE = 2 << 20
 _LAST_LINES = 20
+# Differs from all: none has a carriage return.
+_NO_STATE = b"\r"
 _LAST_LINE_SIZE = 2000
 
 
@@ -53,6 +55,11 @@ class BarPace:
     def is_shown(self) -> bool:
         """Whether a state was passed on, and not that it has gone."""
         return bool(self._shown)
+
+    def again(self) -> None:
+        """What was passed on is wrong by now, as the worker's rank is another one."""
+        if self._shown:
+            self._shown, self._shown_at = _NO_STATE, -math.inf
 
     def take(self, state: bytes, now: float, *, is_watched: bool) -> tuple[bytes, bool] | None:
         """What is passed on now, and whether that is a line; None for nothing.
@@ -180,6 +187,12 @@ class WorkerOutput:
             self._paused = False
             for stream, descriptor in self._open.items():
                 self._loop.add_reader(descriptor, self._read, stream)
+
+    def relabel(self) -> None:
+        """The label is another one: what stands of its bars on terminals is drawn anew, or goes."""
+        for stream, pace in tuple(self._paces.items()):
+            pace.again()
+            self._follow_bar(stream)
 
     async def wait_ended(self, timeout_s: float) -> None:
         """Blocks until both streams have ended, or the time is over."""

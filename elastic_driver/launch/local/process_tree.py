@@ -192,6 +192,11 @@ class ProcessTree:
         if self._output is not None:
             self._output.resume()
 
+    def relabel(self) -> None:
+        """The label of its output is another one."""
+        if self._output is not None:
+            self._output.relabel()
+
     @property
     def last_lines(self) -> Sequence[str]:
         """The end of its stderr, or of its stdout when it wrote nothing there."""

@@ -319,6 +319,21 @@ def test_each_stream_has_its_own_bar() -> None:
     asyncio.run(play())
 
 
+def test_a_bar_that_stands_still_has_its_workers_new_rank() -> None:
+    async def play() -> None:
+        worker = Worker(is_watched=lambda label: label != "5")
+        worker.writes(b"\r1%")
+        for label in ("3", "5", "5", "0"):
+            worker.label = label
+            worker.output.relabel()
+        await worker.passes(0.25)
+        assert worker.bars == ["[0]<stderr>:1%", "[3]<stderr>:1%", "", "[0]<stderr>:1%"]
+        worker.closes()
+        assert worker.bars == [""]
+
+    asyncio.run(play())
+
+
 def test_the_bar_of_a_worker_that_nobody_looks_at_any_more_goes() -> None:
     async def play() -> None:
         worker = Worker(is_watched=lambda label: label == "0")
