@@ -1,12 +1,16 @@
-"""A worker's stream, cut into lines; what it redraws in place becomes the newest state of a progress bar.
+"""Cuts a worker's output into lines, and knows the newest state of a progress bar.
 
 Pure: bytes and times in, lines and states out. A newline ends a line, and so does a carriage return with a newline
 behind it. Any other carriage return begins the line anew, as on a terminal: of such a line only the last text counts. A
-stream that never has one, nor moves the cursor, is split at its newlines, and costs no more than that.
+stream that never has one, nor moves the cursor up, is split at its newlines, and costs no more than that.
 
 Bars in several rows (nested ones of tqdm, those of rich) go up again over rows that have ended. So a row that was
 redrawn waits for a moment after its newline, until it is clear whether the cursor comes back. What was never redrawn
 waits for nothing, and takes all rows above it along: lines keep their order.
+
+Only what bars do is known here: carriage returns, the cursor up and down by some rows, erasing, colours, and what
+changes no text (titles, whether the cursor is seen). At anything else all rows end, and the line goes on as it is,
+carriage returns included, until its newline: it may be no bar, and no output is lost for one.
 """
 
 from __future__ import annotations
@@ -20,27 +24,35 @@ from enum import Enum, auto
 MAX_LINE = 65536
 # The cursor comes back at once, in the same write or in the next one.
 _COMES_BACK_S = 0.25
-# A bar that erases its rows (rich) keeps them until its next frame, or so long.
-_NEXT_FRAME_S = 10.0
+# A bar that erases its rows (rich) keeps them until its next frame, or so long: rich draws four frames a second.
+_NEXT_FRAME_S = 1.0
 _MOST_ROWS = 64
-_LONGEST_ESCAPE = 256
+# Sequences that wait for the text behind them; no bar has that many.
+_MOST_PENDING = 256
 
+_CONTROL = rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]"
+_COLOUR = rb"\x1b\[[0-9;:]{0,64}m"
+# Whether the cursor is seen and the like; titles, links and progress for the terminal's frame; sets of characters.
+_INERT = (
+    rb"\x1b\[\?[0-9;]{1,64}[hl]"
+    rb"|\x1b\][^\x07\x1b\r\n]{0,1024}(?:\x07|\x1b\\)"
+    rb"|\x1b[ -/][0-~]"
+)
 _TOKEN = re.compile(
-    rb"[^\r\n\x1b]+|\r|\n"
-    rb"|\x1b\[(?P<numbers>[0-?]*)[ -/]*(?P<final>[@-~])"
-    rb"|\x1b"
+    rb"[^\x00-\x08\x0a-\x1f\x7f]+|\r|\n"
+    rb"|(?P<control>" + _CONTROL + rb"+)"
+    rb"|(?P<sequence>" + _COLOUR + rb"|" + _INERT + rb")"
+    rb"|\x1b\[(?P<number>[0-9]{0,2})(?P<move>[ABEFGJK])"
+    rb"|(?P<unknown>\x1b)"
 )
-_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*)?\Z")
-# What moves the cursor over the lines, or erases some of them.
-_MOVES = re.compile(rb"\x1b\[[0-?]*[ABEFGHJKf]")
-_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+# The beginning of one of these, at the end of what has come.
+_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]{0,65}|\][^\x07\x1b\r\n]{0,1024}\x1b?|[ -/])?\Z")
+_LONGEST_UNFINISHED = 1027
+# What may begin a bar. Without it nothing is erased, and there is no row to go down to.
+_BEGINS_BAR = re.compile(rb"\r|\x1b\[(?:[0-9]{0,2}[AF]|[01]?G)")
+_SHOWS_CURSOR = b"\x1b[?25h"
 # What is no part of one line of text: all escape sequences but colours, and control characters but tabs.
-_NO_TEXT = re.compile(
-    rb"\x1b\[(?![0-9;:]*m)[0-?]*[ -/]*[@-~]?"
-    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
-    rb"|\x1b(?!\[)[^\]]?"
-    rb"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
-)
+_NO_TEXT = re.compile(rb"(?!" + _COLOUR + rb")(?:" + _INERT + rb"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b|" + _CONTROL + rb")")
 # Printed behind whatever stands in the line, as bars leave it open.
 _TRACEBACK = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):")
 
@@ -58,21 +70,25 @@ class _Row:
     """A line as far as it is written.
 
     Attributes:
-        text: what it shows.
+        text: what it holds, with all sequences that came there.
+        is_blank: whether that shows nothing.
         next: what comes of that.
         is_redrawn: whether its text was written over another, or over nothing after a carriage return.
         returned: whether there was a carriage return at all.
+        reentered: whether the cursor went up to it.
         erased: whether it was erased at some time.
-        colour: sequences for what is written next.
-        left_at: when its newline came, seconds; None while the cursor is there, or may be expected.
+        pending: sequences for what is written next, where that begins the text anew.
+        left_at: when the cursor left it downwards, seconds; None while it is there, or may be expected.
     """
 
     text: bytes = b""
+    is_blank: bool = True
     next: _Next = _Next.STAYS
     is_redrawn: bool = False
     returned: bool = False
+    reentered: bool = False
     erased: bool = False
-    colour: bytes = b""
+    pending: bytes = b""
     left_at: float | None = None
 
     @property
@@ -81,37 +97,61 @@ class _Row:
         return not self.is_redrawn and not self.erased
 
     @property
-    def is_blank(self) -> bool:
-        """Whether it shows nothing."""
-        return not _COLOUR.sub(b"", self.text).strip()
+    def is_open_line(self) -> bool:
+        """Whether it has text that no bar has drawn, nor is about to."""
+        return self.is_plain and not self.returned and not self.is_blank
+
+    @property
+    def whole(self) -> bytes:
+        """Its text with the sequences behind it: nothing else follows."""
+        return self.text + self.pending
 
     def write(self, text: bytes) -> None:
-        """Text comes, without line ends and without what moves the cursor."""
+        """Text comes, without line ends and without sequences."""
         if self.next is _Next.STAYS:
-            self.text += self.colour + text
+            self.text += text
+            self.is_blank = self.is_blank and not text.strip()
         else:
             self.is_redrawn = self.next is _Next.OVERWRITTEN
             self.returned = self.returned and self.is_redrawn
-            self.text, self.next = self.colour + text, _Next.STAYS
-        self.colour = b""
+            self.text, self.next, self.pending = self.pending + text, _Next.STAYS, b""
+            self.is_blank = not text.strip()
+
+    def add(self, sequence: bytes) -> None:
+        """An escape sequence comes that changes no text."""
+        if self.next is _Next.STAYS:
+            self.text += sequence
+        elif len(self.pending) + len(sequence) > _MOST_PENDING:
+            self.pending = sequence
+        else:
+            self.pending += sequence
 
     def return_carriage(self) -> None:
         """The cursor goes to the row's beginning."""
-        self.settle_colour()
         if self.next is _Next.STAYS and self.text and self.is_blank:
             self.clear()  # tqdm wipes its bar so, and an ordinary line may follow
         else:
             self.next = _Next.OVERWRITTEN
         self.returned = True
 
-    def settle_colour(self) -> None:
-        """The sequences that have come belong to what is there, as nothing follows it."""
-        if self.next is _Next.STAYS:
-            self.text, self.colour = self.text + self.colour, b""
+    def erase(self, sequence: bytes, number: int) -> None:
+        """The row is erased from the cursor on (0), or as a whole (2): that changes nothing where no bar is.
+
+        Args:
+            sequence: that does so.
+            number: in it.
+        """
+        is_bar = self.returned or self.reentered or self.erased
+        if is_bar and (number == 2 or (number == 0 and (self.next is not _Next.STAYS or not self.text))):
+            self.clear()
+            self.erased = True
+        else:
+            self.add(sequence)
 
     def clear(self) -> None:
-        """Nothing is there any more."""
-        self.text, self.next, self.is_redrawn, self.colour = b"", _Next.STAYS, False, b""
+        """Nothing is there any more, but what has come for the text that follows."""
+        self.text, self.next, self.is_redrawn, self.pending = self.pending, _Next.STAYS, False, b""
+        self.is_blank = True
 
 
 class LineReader:
@@ -123,33 +163,34 @@ class LineReader:
 
     def __init__(self, max_line: int = MAX_LINE) -> None:
         self._max_line = max_line
-        self._held = b""  # a carriage return, or the beginning of an escape sequence, at the end of what has come
+        self._cut = b""  # a carriage return, or the beginning of an escape sequence, at the end of what has come
         self._rest = bytearray()  # the line that has not ended, where nothing is redrawn
+        self._is_raw = False  # it goes on as it is until its newline, whatever comes
         self._rows: list[_Row] = []  # else this, from the top on
         self._at = 0  # the cursor's
         self._depth = 0  # rows by which the cursor went up last
         self._newest: _Row | None = None  # that was redrawn
 
     @property
-    def rest(self) -> bytes:
-        """The beginning of the line that has not ended yet."""
-        if not self._rows:
-            return bytes(self._rest)
-        return self._state_of(self._rows[self._at]) if self._rows[self._at].returned else self._rows[self._at].text
+    def unended(self) -> list[bytes]:
+        """The lines that would end if the stream did now."""
+        if self._rows:
+            return self._lines_of(self._rows, at_end=True)
+        return self._pieces(bytes(self._rest)) if self._rest else []
 
     @property
     def has_bar(self) -> bool:
         """Whether something is redrawn, or has been and may be again: else there is no state, and nothing is due."""
-        return bool(self._rows) or self._held == b"\r"
+        return bool(self._rows) or (self._cut == b"\r" and not self._is_raw)
 
     @property
     def state(self) -> bytes:
         """What the newest bar of the stream shows, one line of text and colours; b"" where there is none."""
         if not self._rows:
-            return _clean(bytes(self._rest)) if self._held == b"\r" else b""
+            return _clean(bytes(self._rest)) if self.has_bar else b""
         for row in (self._newest, *reversed(self._rows)):
             if row is not None and not row.is_blank and (row.returned or row.erased) and row in self._rows:
-                return self._state_of(row)
+                return _divide(row.text)[0]
         return b""
 
     @property
@@ -164,24 +205,40 @@ class LineReader:
             data: what has come.
             now: the time, in seconds of a monotonic clock.
         """
-        if b"\r" not in data and b"\x1b" not in data and not self._rows and not self._held:
+        if b"\r" not in data and b"\x1b" not in data and not self._rows and not self._cut:
             return self._split(data)
-        if self._held:
-            data, self._held = self._held + data, b""
+        data, self._cut = self._cut + data, b""
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-            if data.endswith(b"\r"):
-                data, self._held = data[:-1], b"\r"
-        if b"\x1b" in data and not self._held:
-            unfinished = _UNFINISHED.match(data, data.rfind(b"\x1b"))
-            if unfinished is not None and len(unfinished[0]) <= _LONGEST_ESCAPE:
-                data, self._held = data[: unfinished.start()], unfinished[0]
-        if not self._rows:
-            if b"\r" not in data and (b"\x1b" not in data or _MOVES.search(data) is None):
-                return self._split(data)
-            self._rows, self._at = [_Row(bytes(self._rest))], 0
-            self._rest.clear()
-        return self._draw(data, now)
+        if data.endswith(b"\r"):
+            data, self._cut = data[:-1], b"\r"
+        elif unfinished := _UNFINISHED.search(data, max(0, len(data) - _LONGEST_UNFINISHED)):
+            data, self._cut = data[: unfinished.start()], unfinished[0]
+        lines: list[bytes] = []
+        begins_bar, at = -1, 0
+        while at < len(data):
+            if self._is_raw:
+                end = data.find(b"\n", at) + 1 or len(data)
+                lines += self._split(data[at:end])
+                at = end
+                continue
+            if not self._rows:
+                if begins_bar < at:
+                    found = _BEGINS_BAR.search(data, at)
+                    begins_bar = len(data) if found is None else found.start()
+                if begins_bar == len(data):
+                    lines += self._split(data[at:])
+                    break
+                if line := data.rfind(b"\n", at, begins_bar) + 1:
+                    lines += self._split(data[at:line])
+                    at = line
+                if self._rest:
+                    data, at, begins_bar = bytes(self._rest) + data[at:], 0, -1
+                    self._rest.clear()
+                self._rows, self._at = [_Row()], 0
+            at = self._draw(data, at, now, lines)
+        self._go_on_plainly()
+        return lines
 
     def look(self, now: float) -> list[bytes]:
         """The rows to which the cursor has not come back: they are lines by now."""
@@ -192,15 +249,15 @@ class LineReader:
 
     def flush(self) -> list[bytes]:
         """What has not ended: the stream has."""
-        if self._rows:
-            if self._held.startswith(b"\x1b"):
-                self._rows[self._at].write(self._held)
-            lines = self._end_rows(len(self._rows), at_end=True)
-        else:
-            self._rest += b"" if self._held == b"\r" else self._held
-            lines = self._pieces(bytes(self._rest)) if self._rest else []
-        self._held = b""
+        if self._cut != b"\r":
+            if self._rows:
+                self._rows[self._at].add(self._cut)
+            else:
+                self._rest += self._cut
+        lines = self.unended
+        self._cut, self._is_raw = b"", False
         self._rest.clear()
+        self._end_bars()
         return lines
 
     # --- lines that are never redrawn ------------------------------------------------------------------------------
@@ -211,14 +268,16 @@ class LineReader:
         if lines and self._rest:
             lines[0] = bytes(self._rest + lines[0])
             self._rest.clear()
-        if lines and max(len(lines[0]), len(data)) > self._max_line:
-            lines = [piece for line in lines for piece in self._pieces(line)]
+        if lines:
+            self._is_raw = False
+            if max(len(lines[0]), len(data)) > self._max_line:
+                lines = [piece for line in lines for piece in self._pieces(line)]
         if rest:
             self._rest += rest
         if len(self._rest) > self._max_line:
             *pieces, last = self._pieces(bytes(self._rest))
             lines += pieces
-            self._rest = bytearray(last)
+            self._rest, self._is_raw = bytearray(last), True
         return lines
 
     def _pieces(self, line: bytes) -> list[bytes]:
@@ -238,67 +297,48 @@ class LineReader:
 
     # --- rows that are redrawn -------------------------------------------------------------------------------------
 
-    def _draw(self, data: bytes, now: float) -> list[bytes]:
-        lines: list[bytes] = []
-        for token in _TOKEN.finditer(data):
+    def _draw(self, data: bytes, start: int, now: float, lines: list[bytes]) -> int:
+        """Carries out what ``data`` says from ``start`` on, and adds what ends to ``lines``.
+
+        Returns:
+            as far as that went: to the end, or to what is no bar's.
+        """
+        for token in _TOKEN.finditer(data, start):
             text, row = token[0], self._rows[self._at]
             if text == b"\n":
                 lines += self._end_row(now)
             elif text == b"\r":
                 row.return_carriage()
-            elif token["final"] == b"m":
-                row.colour += text
-            elif token["final"] is not None:
-                self._steer(row, token["final"], token["numbers"])
-            else:
+            elif token["sequence"] is not None:
+                if text == _SHOWS_CURSOR:  # the last frame has been drawn
+                    lines += self._end_rows(self._at)
+                    self._depth = 0
+                row.add(text)
+            elif token["control"] is not None:
+                if row.next is _Next.STAYS:
+                    row.text += text
+            elif token["unknown"] is not None or (token["move"] is not None and not self._steer(token, now, lines)):
+                lines += self._give_up()
+                return token.start()
+            elif token["move"] is None:
                 row.write(text)
                 if row.returned or row.erased:
                     self._newest = row
-                lines += self._shorten(row)
-        self._go_on_plainly()
-        return lines
+            if len(row.text) > self._max_line:
+                lines += self._give_up()
+                return token.end()
+        return len(data)
 
-    def _steer(self, row: _Row, final: bytes, numbers: bytes) -> None:
-        """Carries out what moves the cursor, or erases. All else changes no line."""
-        first = numbers.partition(b";")[0]
-        number = int(first) if first.isdigit() and len(first) < 4 else 0
-        rows = min(max(number, 1), _MOST_ROWS)
-        if final in b"AF":
-            self._go_up(rows)
-        elif final in b"BE":
-            for _ in range(min(rows, _MOST_ROWS - self._at)):
-                self._go_down()
-        if final in b"EFGHf":
-            self._rows[self._at].return_carriage()
-        elif final in b"JK" and (number >= 2 or row.next is not _Next.STAYS or not row.text):
-            row.clear()
-            row.erased = True
-            if final == b"J":
-                del self._rows[self._at + 1 :]
-
-    def _go_up(self, rows: int) -> None:
-        while rows > self._at:
-            self._rows.insert(0, _Row(returned=True))
-            self._at += 1
-        self._at -= rows
-        del self._rows[self._at + _MOST_ROWS :]
-        self._depth = len(self._rows) - 1 - self._at
-        for row in self._rows[self._at :]:
-            row.left_at = None
-
-    def _go_down(self) -> None:
+    def _end_row(self, now: float) -> list[bytes]:
+        """A newline has come."""
+        row = self._rows[self._at]
+        row.text, row.pending = row.whole, b""
+        row.left_at = now
         self._at += 1
         if self._at == len(self._rows):
             self._rows.append(_Row())
         else:
             self._rows[self._at].next = _Next.ANEW
-
-    def _end_row(self, now: float) -> list[bytes]:
-        """A newline has come."""
-        row = self._rows[self._at]
-        row.settle_colour()
-        row.left_at = now
-        self._go_down()
         if row.returned and row.is_blank:
             row.clear()
         # Where nothing is written, the cursor may be on its way to a bar further down.
@@ -310,50 +350,109 @@ class LineReader:
             over += 1
         return self._end_rows(over)
 
-    def _shorten(self, row: _Row) -> list[bytes]:
-        """No bar is that long."""
-        if len(row.text) <= self._max_line:
-            return []
-        lines = self._end_rows(self._at)
-        *pieces, row.text = self._pieces(row.text)
-        return lines + pieces
-
     def _waits_until(self, row: _Row) -> float:
         if row.left_at is None:
             return math.inf
         is_kept = row.erased and self._depth
         return row.left_at + (_NEXT_FRAME_S if is_kept else _COMES_BACK_S)
 
-    def _end_rows(self, count: int, *, at_end: bool = False) -> list[bytes]:
+    def _end_rows(self, count: int) -> list[bytes]:
         """So many rows from the top on are lines from now on."""
-        lines: list[bytes] = []
-        for index, row in enumerate(self._rows[:count]):
-            row.settle_colour()
-            if row.is_plain and not (row.is_blank and (row.returned or (at_end and index >= self._at))):
-                lines += self._pieces(row.text)
-            elif not row.is_blank:
-                text = _clean(row.text)
-                traceback = _TRACEBACK.search(text)
-                if traceback is not None and traceback.start():
-                    lines.append(text[: traceback.start()].rstrip())
-                    text = text[traceback.start() :]
-                lines += self._pieces(text)
+        lines = self._lines_of(self._rows[:count])
         del self._rows[:count]
         self._at = max(0, self._at - count)
         return lines
+
+    def _lines_of(self, rows: list[_Row], *, at_end: bool = False) -> list[bytes]:
+        lines: list[bytes] = []
+        for index, row in enumerate(rows):
+            if row.is_plain:
+                is_none = (row.returned and row.is_blank) or (at_end and index >= self._at and not row.whole)
+                lines += [] if is_none else self._pieces(row.whole)
+            elif not row.is_blank:
+                lines += [piece for line in _divide(row.whole) for piece in self._pieces(line)]
+        return lines
+
+    def _give_up(self) -> list[bytes]:
+        """What is in the cursor's row is not a bar, or no longer: the other rows end, and it goes on as it is."""
+        row = self._rows.pop(self._at)
+        lines = self._lines_of(self._rows)
+        text = row.text + (b"" if row.next is _Next.STAYS else b"\r") + row.pending
+        self._end_bars()
+        *pieces, last = self._pieces(text)
+        self._rest, self._is_raw = bytearray(last), True
+        return lines + pieces
 
     def _go_on_plainly(self) -> None:
         """Where nothing is redrawn any more, lines are split again."""
         if len(self._rows) == 1:
             row = self._rows[0]
             if row.is_plain and not row.returned and row.next is _Next.STAYS:
-                self._rest = bytearray(row.text + row.colour)
-                self._rows, self._newest, self._depth = [], None, 0
+                self._rest = bytearray(row.text)
+                self._end_bars()
 
-    def _state_of(self, row: _Row) -> bytes:
-        text = _clean(row.text + row.colour if row.next is _Next.STAYS else row.text)
-        traceback = _TRACEBACK.search(text)
-        return text if traceback is None or not traceback.start() else text[: traceback.start()].rstrip()
+    def _end_bars(self) -> None:
+        self._rows, self._newest, self._at, self._depth = [], None, 0, 0
+
+    # --- where the cursor goes -------------------------------------------------------------------------------------
+
+    def _steer(self, token: re.Match[bytes], now: float, lines: list[bytes]) -> bool:
+        """Carries out what moves the cursor, or erases; False where a bar does no such thing."""
+        move, count = token["move"], int(token["number"] or b"0")
+        row = self._rows[self._at]
+        match move:
+            case b"A" | b"F" if count <= _MOST_ROWS:
+                lines += self._go_up(max(count, 1))
+            case b"B" | b"E" if count <= _MOST_ROWS and self._at + 1 < len(self._rows):
+                lines += self._go_down(max(count, 1), now)
+            case b"G" if count <= 1:
+                row.return_carriage()
+            case b"K":
+                row.erase(token[0], count)
+            case b"J" if count == 0:
+                row.erase(token[0], count)
+                for below in self._rows[self._at + 1 :]:
+                    if below.text:
+                        below.erase(b"", 2)
+            case _:
+                return False
+        if move in b"EF":
+            self._rows[self._at].return_carriage()
+        return True
+
+    def _go_up(self, count: int) -> list[bytes]:
+        """The cursor goes up, over rows that have been passed on where there are too few."""
+        # What no bar has drawn was there first, and nothing is written over it unseen.
+        lines = self._end_rows(self._at + 1) if self._rows[self._at].is_open_line else None
+        missing = count - (self._at if lines is None else 0)
+        above = [_Row(returned=True) for _ in range(min(missing, _MOST_ROWS - len(self._rows)))]
+        self._rows[:0] = above
+        self._at = 0 if missing >= 0 else -missing
+        if not self._rows:
+            self._rows = [_Row(returned=True)]
+        self._depth = len(self._rows) - 1 - self._at
+        for row in self._rows[self._at :]:
+            row.left_at = None
+        self._rows[self._at].reentered = True
+        return lines or []
+
+    def _go_down(self, count: int, now: float) -> list[bytes]:
+        """The cursor goes down, over rows that are there."""
+        end = min(self._at + count, len(self._rows) - 1)
+        for row in self._rows[self._at : end]:
+            row.left_at = now
+        over = self._at + 1 if self._rows[self._at].is_open_line else 0
+        self._at = end
+        return self._end_rows(over)
+
+
+def _divide(text: bytes) -> list[bytes]:
+    """What a bar's row shows, and the traceback behind it, if there is one."""
+    text = _clean(text)
+    traceback = _TRACEBACK.search(text)
+    if traceback is None or not traceback.start():
+        return [text]
+    return [text[: traceback.start()].rstrip(), text[traceback.start() :]]
 
 
 def _clean(text: bytes) -> bytes:

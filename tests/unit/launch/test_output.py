@@ -49,7 +49,7 @@ def test_lines(data: bytes, lines: list[bytes]) -> None:
 def test_a_line_is_there_as_soon_as_it_ends() -> None:
     reader = LineReader()
     assert reader.feed(b"on", 0.0) == []
-    assert reader.rest == b"on"
+    assert reader.unended == [b"on"]
     assert reader.feed(b"e\ntw", 0.0) == [b"one"]
     assert reader.feed(b"o\r\n", 0.0) == [b"two"]
     assert (reader.flush(), reader.state, reader.due) == ([], b"", None)
@@ -80,7 +80,7 @@ def test_endless_line_keeps_memory_bounded() -> None:
     reader = LineReader()
     for _ in range(100):
         reader.feed(b"x" * 40000, 0.0)
-        assert len(reader.rest) <= MAX_LINE
+        assert len(reader.unended[0]) <= MAX_LINE
 
 
 # --- bars ----------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_of_a_line_that_is_redrawn_the_newest_state_is_known_and_the_last_one_is
 def test_an_ordinary_line_waits_for_no_bar_and_stands_behind_it() -> None:
     reader = LineReader()
     assert reader.feed(b"before\n\r50%\r100%\nafter\nopen", 0.0) == [b"before", b"100%", b"after"]
-    assert reader.rest == b"open"
+    assert reader.unended == [b"open"]
 
 
 def test_a_carriage_return_behind_a_state_shows_it() -> None:
@@ -160,14 +160,108 @@ def test_frames_of_rich_are_redrawn() -> None:
         assert reader.feed(back + b"one %d\n\x1b[32mtwo %d\x1b[0m" % (step, step), 0.0) == []
         assert reader.state == b"\x1b[32mtwo %d\x1b[0m" % step
     assert reader.feed(back + b"said\none 3\ntwo 3", 0.0) == [b"said"]
-    assert reader.feed(back + b"one 4\ntwo 4\n\x1b[?25h", 0.0) == [b"one 4"]
-    assert reader.feed(b"end\n", 0.0) == [b"two 4", b"end"]
+    assert reader.feed(back + b"one 4\ntwo 4\n", 0.0) == [b"one 4"]
+    assert reader.feed(b"\x1b[?25hend\n", 0.0) == [b"two 4", b"\x1b[?25hend"]
 
 
 def test_a_state_steers_no_terminal() -> None:
     reader = LineReader()
-    reader.feed(b"\r\x1b[31m5\x1b[5C0%\x07\x1b]0;title\x07 \x1b[?25h\n", 0.0)
+    reader.feed(b"\r\x1b[31m5\x1b[?25l0%\x07\x1b]0;title\x07 \x1b[?25h\x1b[K\n", 0.0)
     assert reader.state == b"\x1b[31m50%"
+
+
+# --- what is no bar --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Loading model ...\x1b[60G[ OK ]",
+        b"Loading model ...\r\x1b[60G[ OK ]",
+        b"a\x1b[20Gb\x1b[40Gc",
+        b"partial text\x1b[Hmore",
+        b"\x1b[2J\x1b[1;1Hcleared",
+        b"\x1b[01;31m\x1b[Kmatch\x1b[m\x1b[K rest",
+        b"text\x1b[2Kmore",
+        b"a\x1b[999Bb",
+        b"a\x1b[Bb",
+        b"1\x1b[5C2\r3",
+        b"\x1b7saved\r\x1b8",
+        b"\x1bPq#0\x1b\\picture\rmore",
+        b"a lone \x1b",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"\r50%\n"])
+def test_a_line_that_may_be_no_bar_is_passed_on_as_it_is_and_at_once(line: bytes, before: bytes) -> None:
+    ended = [b"50%"] if before else []
+    assert LineReader().feed(before + line + b"\n", 0.0) == [*ended, line]
+    bytewise = LineReader()
+    assert [got for byte in before + line + b"\n" for got in bytewise.feed(bytes([byte]), 0.0)] == [*ended, line]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"precious\x1b[64Atop\n", [b"precious", b"top"]),
+        (b"precious\x1b[65A\rtop\n", [b"precious\x1b[65A\rtop"]),
+        (b"hello\x1b[2A\nworld\n", [b"hello", b"world"]),
+        (b"\rbar\nprecious\x1b[A\rbar 2\nmore\n", [b"bar", b"precious", b"bar 2", b"more"]),
+        (b"\rbar\n\rbar 2\x1b[Aprecious\x1b[Bmore\n", [b"barprecious", b"bar 2more"]),
+        (b"\r1\n\r2\x1b[A\x1b[5Cx\n", [b"2", b"1\x1b[5Cx"]),
+    ],
+)
+def test_where_the_cursor_goes_up_nothing_is_lost_that_no_bar_has_drawn(data: bytes, lines: list[bytes]) -> None:
+    assert lines_of(data) == lines
+
+
+@pytest.mark.parametrize(
+    "inert",
+    [b"\x1b]0;title\x07", b"\x1b]9;4;1;50\x07\r", b"\x1b]8;;\x1b\\", b"\x07", b"\x1b[?25h", b"\x1b[m", b"\x1b(B"],
+)
+def test_what_changes_no_text_wipes_no_bar(inert: bytes) -> None:
+    reader = LineReader()
+    reader.feed(b"\r50%\r" + inert, 0.0)
+    assert reader.state == b"50%"
+    reader.feed(b"\r60%\r" + inert + b"\n", 0.0)
+    (line,) = reader.flush()
+    assert line.replace(b"\x1b[m", b"") == b"60%"
+
+
+def test_a_colour_that_ends_behind_a_carriage_return_ends() -> None:
+    assert lines_of(b"\x1b[32mfoo\r\x1b[0m\n") == [b"\x1b[32mfoo\x1b[0m"]
+
+
+def test_a_colour_before_a_row_is_erased_is_the_texts_behind_it() -> None:
+    assert lines_of(b"\r10%\r\x1b[32m\x1b[K20%\x1b[m\n") == [b"\x1b[32m20%\x1b[m"]
+
+
+def test_rows_that_rich_keeps_end_when_the_cursor_is_shown() -> None:
+    reader = LineReader()
+    back = b"\r\x1b[2K\x1b[1A\x1b[2K"
+    assert reader.feed(b"one 0\ntwo 0" + back + b"one 1\ntwo 1\n", 0.0) == [b"one 0", b"one 1"]
+    assert reader.due == 1.0
+    assert reader.feed(b"\x1b[?25h", 0.1) == [b"two 1"]
+    assert (reader.due, reader.unended) == (None, [b"\x1b[?25h"])
+
+
+def test_a_line_printed_over_the_one_above_waits_a_second_at_most() -> None:
+    reader = LineReader()
+    for step in range(3):
+        assert reader.feed(b"\x1b[F\x1b[Kstep %d\n" % step, float(step)) == []
+        assert reader.due == step + 1.0
+    assert reader.look(3.0) == [b"step 2"]
+
+
+def test_what_waits_is_among_the_lines_that_would_end() -> None:
+    reader = LineReader()
+    reader.feed(b"\r50%\n\r\x1b[KError: no such file\n", 0.0)
+    assert reader.unended == [b"50%", b"Error: no such file"]
+    reader.feed(b"\r60%Traceback (most recent call last):", 0.0)
+    assert reader.unended[-2:] == [b"60%", b"Traceback (most recent call last):"]
+    assert reader.flush() == [b"50%", b"Error: no such file", b"60%", b"Traceback (most recent call last):"]
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_only_grow_keep_memory_bounded() -> None:
@@ -175,8 +269,41 @@ def test_rows_that_only_grow_keep_memory_bounded() -> None:
     lines = [line for step in range(1000) for line in reader.feed(b"\r%d\n" % step, 0.0)]
     assert len(lines) > 900
     assert lines + reader.flush() == [b"%d" % step for step in range(1000)]
-    reader.feed(b"\x1b[9999A\x1b[9999B\x1b[9999A", 0.0)
-    assert len(reader._rows) < 300
+
+
+@pytest.mark.parametrize("unit", [b"\x1b[64A", b"\x1b[64A\n", b"\x1b[64A\x1b[64B", b"\x1b[F\x1b[Kx", b"\x1b[A\rx"])
+def test_a_cursor_that_only_moves_keeps_memory_bounded(unit: bytes) -> None:
+    reader = LineReader()
+    for _ in range(20):
+        reader.feed(unit * 100, 0.0)
+        assert len(reader._rows) <= 130
+
+
+@pytest.mark.parametrize(
+    ("begin", "unit"),
+    [
+        (b"\r", b"\x1b[31m"),
+        (b"x\r", b"\x1b[31m\r"),
+        (b"\r", b"\x07"),
+        (b"x\r", b"\x1b]0;title\x07"),
+        (b"\r", b"\x1b[K"),
+        (b"\rx", b"\x1b[K"),
+        (b"\r", b"\x1b["),
+        (b"\r", b"\x1b]0;"),
+        (b"\r\x1b]0;", b"x"),
+        (b"\r\x1b[", b"1"),
+    ],
+)
+def test_sequences_that_only_grow_keep_memory_bounded(begin: bytes, unit: bytes) -> None:
+    reader = LineReader()
+    reader.feed(begin, 0.0)
+    for _ in range(20):
+        reader.feed(unit * 8000, 0.0)
+        held = sum(len(row.whole) for row in reader._rows) + len(reader._rest) + len(reader._cut)
+        assert held <= MAX_LINE + 2000
+
+
+# --- how often a bar is passed on ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
@@ -348,23 +475,54 @@ def test_the_bar_of_a_worker_that_nobody_looks_at_any_more_goes() -> None:
     asyncio.run(play())
 
 
+_PIECES = [
+    *(b"a", b"bc", b" ", "é".encode(), "😀".encode(), b"\x80", b"\x07", b"\x1b"),
+    *(b"\x1b[1m", b"\x1b[?25h", b"\x1b]0;t\x07", b"\x1b]8;;\x1b\\", b"\x1b(B"),
+    *(
+        b"\x1b[K",
+        b"\x1b[2K",
+        b"\x1b[J",
+        b"\x1b[2J",
+        b"\x1b[5C",
+        b"\x1b[20G",
+        b"\x1b[H",
+        b"\x1b[3;1f",
+        b"\x1b[B",
+        b"\x1b[E",
+    ),
+]
+_MOVES = [b"\r", UP, b"\x1b[2F", b"\x1b[G"]
+
+
 @pytest.mark.property
 @given(
-    data=st.lists(
-        st.sampled_from(
-            [b"a", b"\n", b"\r", "é".encode(), "😀".encode(), b"\x80", b"bc", b" ", UP, b"\x1b[2K", b"\x1b[1m"]
-        ),
-        max_size=60,
-    ),
-    cuts=st.lists(st.integers(0, 200), max_size=12),
+    data=st.lists(st.sampled_from([*_PIECES, *_MOVES, *[b"\r", UP, b"\n"] * 4]), max_size=60),
+    cuts=st.lists(st.integers(0, 300), max_size=12),
+    max_line=st.sampled_from([8, 64]),
 )
-def test_the_division_into_reads_makes_no_difference(data: list[bytes], cuts: list[int]) -> None:
+def test_the_division_into_reads_makes_no_difference(data: list[bytes], cuts: list[int], max_line: int) -> None:
     whole = b"".join(data)
     places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     chunks = [whole[start:end] for start, end in itertools.pairwise(places)]
-    expected = lines_of(whole, max_line=8)
-    assert lines_of(*chunks, max_line=8) == expected
-    assert all(len(line) <= 8 for line in expected)
-    # Nothing but line ends is lost, where nothing is redrawn.
-    if b"\x1b" not in whole and b"\r" not in whole:
-        assert b"".join(expected) == whole.replace(b"\n", b"")
+    expected = lines_of(whole, max_line=max_line)
+    assert lines_of(*chunks, max_line=max_line) == expected
+    assert all(len(line) <= max_line for line in expected)
+
+
+@pytest.mark.property
+@given(
+    lines=st.lists(st.lists(st.sampled_from(_PIECES), max_size=12).map(b"".join), max_size=8),
+    bar=st.sampled_from([b"", b"\r50%\n", b"\router\n\rinner" + UP + b"\router 2\n\n"]),
+    data=st.data(),
+)
+def test_lines_without_carriage_returns_and_moves_up_come_through_byte_for_byte(
+    lines: list[bytes], bar: bytes, data: st.DataObject
+) -> None:
+    whole = bar + b"".join(line + b"\n" for line in lines)
+    cut = data.draw(st.integers(0, len(whole)))
+    reader = LineReader()
+    passed = reader.feed(whole[:cut], 0.0) + reader.feed(whole[cut:], 0.0)
+    if not bar:
+        assert passed == lines
+    elif any(lines):
+        assert (passed + reader.flush())[-len(lines) :] == lines
