@@ -218,6 +218,17 @@ def test_last_words_are_there_with_the_death_though_output_is_not_read(loop: str
     run(loop, main)
 
 
+def test_last_words_that_were_drawn_over_a_bar_are_there_with_the_death(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            one.keeper.pause_output()
+            process = await one.python(r"raise SystemExit('\r50%\n\r\x1b[KError: no such file')")
+            assert await process.exited == ExitStatus(1)
+            assert list(process.last_lines) == ["50%", "Error: no such file"]
+
+    run(loop, main)
+
+
 def test_a_failing_sink_does_not_stop_the_worker() -> None:
     async def main() -> None:
         async with job() as one:
