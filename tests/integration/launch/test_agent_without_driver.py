@@ -34,6 +34,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Prepare,
     Prepared,
     Ready,
+    Redrawn,
     Round,
     Running,
     Started,
@@ -50,6 +51,7 @@ from tests.support.processes.hub import WORKERS, Hub
 pytestmark = pytest.mark.integration
 
 SLEEP = "import time; print('sleeps', flush=True); time.sleep(600)"
+BAR = "import sys, time; sys.stderr.write('\\r50%'); sys.stderr.flush(); time.sleep(600)"
 TELLS = "import sys; sys.stdin = open(sys.argv[1]); print(sys.stdin.readline(), flush=True); sys.exit(3)"
 
 
@@ -111,6 +113,24 @@ def test_workers_run_on_and_another_driver_has_them(tmp_path: Path) -> None:
             hellos = [link.facts.hello for link in second.links.values()]
             assert len(hellos) == 1
             await Scene.ends_well(Scene(tmp_path, second), agent)
+
+    act(main)
+
+
+def test_another_driver_is_told_of_a_bar_that_stands_still(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with job(tmp_path, bars="all") as one, successors(one) as made:
+            await one.ready()
+            one.driver.python(BAR)
+            assert (await one.driver.hears(Redrawn, A)).blob == b"[0]<stderr>:50%\n"
+            channel = one.driver.link._channel
+            await one.driver.until(lambda: channel.is_seen(channel.last), "that it is taken")
+            await one.driver.deafen()
+            second = await take_over(one, made, 2, bars="all")
+            again = await second.hears(Redrawn, A)  # at once, not as the line that follows after 10 s
+            assert (again.is_line, again.blob) == (False, b"[0]<stderr>:50%\n")
+            second.tell(Stop(A.key, 30.0))
+            await second.hears(Finished, A)
 
     act(main)
 
