@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 
 import uvloop
 
@@ -33,3 +34,17 @@ def new_loop() -> asyncio.AbstractEventLoop:
     with contextlib.suppress(OSError):  # it is no number, which is seen without asking anybody
         loop.run_until_complete(loop.getaddrinfo("-", 0, flags=socket.AI_NUMERICHOST))
     return loop
+
+
+async def unix_connection(factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> asyncio.BaseTransport:
+    """``create_unix_connection()`` of the running loop, for a connected socket, which is the transport's from then on.
+
+    uvloop forgets the socket where the connection breaks while it is made, as when what the protocol says first finds
+    nobody: libuv closes the descriptor, and the socket closes it once more when it is deleted, whatever has the number
+    by then.
+    """
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_unix_connection(factory, sock=sock)
+    if isinstance(loop, uvloop.Loop) and transport.is_closing():
+        sock.detach()
+    return transport

@@ -27,6 +27,7 @@ from elastic_driver.rendezvous.frames import Frame
 from elastic_driver.rendezvous.strangers import NO_PROOF, no_proof, no_tls, other_certificate
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from elastic_driver.system import local_socket
+from elastic_driver.system.loops import unix_connection
 
 _HANDSHAKE_S = 10.0
 # Before a driver is asked again whose socket has more connections than it can take at once.
@@ -100,7 +101,7 @@ async def dial_in(
     try:
         if (path := local_socket.path_of(url)) is not None:
             sock = await _connect(path)
-            transport, _ = await loop.create_unix_connection(dialler, sock=sock)
+            transport = await unix_connection(dialler, sock)
         else:
             host, port = _place(url)
             transport, _ = await loop.create_connection(encrypted, host, port)
