@@ -509,7 +509,7 @@ def test_discovery_that_fails_for_long_ends_a_job_that_lacks_slots(tmp_path: Pat
         job.wait_for("the first answer", lambda: job.events("hosts_discovered"))
         job.set_hosts("rubbish, rubbish\n")
         assert job.wait() == 3
-        assert "'rubbish,'" in job.said()
+        job.wait_to_say("'rubbish,'")
 
 
 def test_a_script_whose_driver_stands_still_has_its_time(tmp_path: Path) -> None:

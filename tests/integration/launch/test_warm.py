@@ -396,7 +396,7 @@ def test_a_job_is_the_same_with_forked_workers(flags: tuple[str, ...], tmp_path:
         one.wait_for_steps(1, after=at)
         [hung] = one.wait_for("a hang", lambda: one.events("worker_hung"))
         assert hung["worker"].startswith("127.0.0.1[0]")
-        assert "<stderr>:Fatal Python error: Aborted" in one.said()
+        one.wait_to_say("<stderr>:Fatal Python error: Aborted")
         check_agreement(one.steps())
 
 
