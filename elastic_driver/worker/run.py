@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
+from elastic_driver.system.installed import within_installed
 from elastic_driver.words import ReadyCause
 from elastic_driver.worker.durable.commits import durable
 from elastic_driver.worker.rounds.advice import advice
@@ -19,7 +20,6 @@ from elastic_driver.worker.state import State
 _log = logging.getLogger("elastic_driver.worker")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,7 +108,7 @@ def _origin(error: Exception) -> tuple[str, bool]:
     while level is not None:
         filename = level.tb_frame.f_code.co_filename
         raised = not filename.startswith(_PACKAGE)
-        if raised and _INSTALLED not in filename:
+        if raised and not within_installed(filename):
             where = f"{os.path.basename(filename)}:{level.tb_lineno}"
         level = level.tb_next
     return where, raised and isinstance(error, HorovodInternalError)

@@ -11,18 +11,18 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from elastic_driver.system.installed import FOLDERS
+
 AGENT = "elastic_driver.launch.agent"
 
 # Out of the way of scripts that use descriptors by number, as the tether's.
 _FROM = 100
-# Where installers put packages; python looks there by itself.
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def source_folder() -> str:
     """The folder from which this package is imported, if python does not look there by itself; else ""."""
     folder = Path(__file__).absolute().parents[3]
-    return "" if folder.name in _INSTALLED else str(folder)
+    return "" if folder.name in FOLDERS else str(folder)
 
 
 @functools.cache

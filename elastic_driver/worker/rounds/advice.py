@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
+from elastic_driver.system.installed import within_installed
+
 _log = logging.getLogger("elastic_driver.worker")
 
 STEPS = 100
@@ -30,7 +32,6 @@ OPERATIONS = 100
 _NEVER = sys.maxsize
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OURS = ("elastic_driver", "horovod")
 # What a file has to have, to be worth a closer look.
 _WORDS = re.compile(rb"commit|check_host_updates|\bsave\b", re.IGNORECASE)
@@ -173,7 +174,7 @@ def _place(frame: FrameType | None) -> str:
 
 def _is_users(path: str) -> bool:
     """Whether this is a file of neither this package, nor Python's library, nor anything that was installed."""
-    return not path.startswith((_PACKAGE, _LIBRARY, "<")) and not any(folder in path for folder in _INSTALLED)
+    return not path.startswith((_PACKAGE, _LIBRARY, "<")) and not within_installed(path)
 
 
 def may_commit(function: Callable[..., object]) -> bool:
