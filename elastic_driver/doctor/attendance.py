@@ -1,11 +1,13 @@
 """What the workers of a checkup ask of its driver, and what they have said: who is there, and who is still to come.
 
-Owns the routes ``checkup`` and ``facts``. Asked on the event loop; read when the job has ended.
+Owns the routes ``checkup`` and ``facts``, and the reading of the job's event log. The event loop asks, and the thread
+that ends a checkup; what is known is read when the job has ended.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -38,6 +40,7 @@ class Attendance:
         self._until = time.monotonic() + limit_s
         self.facts: dict[str, HostFacts] = {}
         self.seen = Seen()
+        self._lock = threading.Lock()  # of the log and of what it has said
 
     @property
     def routes(self) -> Routes:
@@ -46,13 +49,15 @@ class Attendance:
 
     def look(self) -> None:
         """Reads what has happened since the last time."""
-        self.seen.take_all(self._events.records())
+        with self._lock:
+            self.seen.take_all(self._events.records())
 
     def is_in_vain(self) -> bool:
         """Whether no host takes part, and none is to be waited for any longer. Reads what has happened, too."""
         self.look()
         is_late = time.monotonic() >= self._until
-        return all(self.seen.why_not(host) or (is_late and host not in self.seen.addresses) for host in self._hosts)
+        with self._lock:
+            return all(self.seen.why_not(host) or (is_late and host not in self.seen.addresses) for host in self._hosts)
 
     def close(self) -> None:
         """Nothing more happens."""
@@ -70,7 +75,8 @@ class Attendance:
     def _is_over(self) -> bool:
         if time.monotonic() >= self._until:
             return True
-        return all(self._has_met(host) or self.seen.why_not(host) for host in self._hosts)
+        with self._lock:
+            return all(self._has_met(host) or self.seen.why_not(host) for host in self._hosts)
 
     def _has_met(self, host: str) -> bool:
         """Whether its worker was in an allreduce with all who are there now."""

@@ -83,18 +83,14 @@ def check_up(given: Settings, limit_s: float) -> Checkup:
     with tempfile.TemporaryDirectory(prefix="elastic-driver-doctor-") as folder:
         events, output = Path(folder, "events.jsonl"), Path(folder, "output")
         attendance = Attendance(names, _folders_of(given), events, limit_s)
-        # Its own, since the other is the event loop's; and needed where no worker ever asks.
-        watched = Attendance(names, {}, events, limit_s)
-
         settings = _settings_of(given, hosts, events, limit_s)
         with (
             _output_in(output),
-            _time_limit(settings.elastic_timeout_s - _END_S, watched.is_in_vain) as timer,
+            _time_limit(settings.elastic_timeout_s - _END_S, attendance.is_in_vain) as timer,
         ):
             code = run_job(settings, routes=attendance.routes)
         attendance.look()
         attendance.close()
-        watched.close()
         said = output.read_text(errors="replace").splitlines()
     if timer.is_over:
         attendance.seen.message = "given up: no other host was to be waited for"
@@ -147,28 +143,6 @@ def _folders_of(given: Settings) -> dict[str, str]:
 
 def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s: float) -> Settings:
     """A job that has the other's ways to its hosts, and nothing else of it."""
-    ways = {
-        name: getattr(given, name)
-        for name in (
-            "rsh_agent",
-            "launcher_command",
-            "launcher_bootstrap",
-            "remote_python",
-            "logins",
-            "ssh_port",
-            "ssh_identity_file",
-            "ssh_connect_timeout_s",
-            "port_range",
-            "rendezvous_port",
-            "rendezvous_address",
-            "network_interfaces",
-            "agent_timeout_s",
-            "host_timeout_s",
-            "gloo_timeout_s",
-            "worker_env",
-            "passed_env",
-        )
-    }
     start_s = max(limit_s, _LEAST_START_S)
     return Settings(
         command=_command(given),
@@ -190,7 +164,7 @@ def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s
         event_log=events,
         grace_s=_GRACE_S,
         logs=Logs(),
-        **ways,
+        **given.ways,
     )
 
 

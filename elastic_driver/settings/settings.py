@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 from elastic_driver.codec import OsText
 from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF, ON, check_protocol
@@ -58,9 +59,12 @@ _DRIVER_TIMEOUT_S = 600.0
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
 
-def _given_by(flag: str, variable: str = "") -> Mapping[str, str]:
-    """A field's metadata: its flag, as messages name it, and the environment variable that stands in for the flag."""
-    return {"flag": flag, "variable": variable}
+def _given_by(flag: str = "", variable: str = "", *, is_way: bool = False) -> Mapping[str, Any]:
+    """A field's metadata: its flag, as messages name it, and the environment variable that stands in for the flag.
+
+    With ``is_way`` it is one of ``Settings.ways``.
+    """
+    return {"flag": flag, "variable": variable, "is_way": is_way}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +217,8 @@ class Settings:
     departure_taints: tuple[str, ...] = field(default=(), metadata=_given_by("--departure-taints"))
     discovery_interval_s: float = field(default=1.0, metadata=_given_by("--discovery-interval"))
     discovery_timeout_s: float = field(default=10.0, metadata=_given_by("--discovery-timeout"))
-    rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port"))
-    rendezvous_address: str = _LOOPBACK
+    rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port", is_way=True))
+    rendezvous_address: str = field(default=_LOOPBACK, metadata=_given_by(is_way=True))
     output_filename: Path | None = field(default=None, metadata=_given_by("--output-filename"))
     stdin: str | None = field(default=None, metadata=_given_by("--stdin"))
     prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
@@ -228,9 +232,10 @@ class Settings:
     page: bool = field(default=True, metadata=_given_by("--no-page"))
     page_address: str = field(default="", metadata=_given_by("--page-address"))
     gloo_timeout_s: float = field(
-        default=GLOO_TIMEOUT_S, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
+        default=GLOO_TIMEOUT_S,
+        metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", is_way=True),
     )
-    worker_env: Mapping[str, OsText] = field(default_factory=dict)
+    worker_env: Mapping[str, OsText] = field(default_factory=dict, metadata=_given_by(is_way=True))
     durable_dir: Path | None = field(default=None, metadata=_given_by("--durable-dir"))
     durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
@@ -244,28 +249,28 @@ class Settings:
     horovod_protocol: str = field(default=AUTO, metadata=_given_by("--horovod-protocol", ENV_PROTOCOL))
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
-    agent_timeout_s: float = field(default=15.0, metadata=_given_by("--agent-timeout"))
-    host_timeout_s: float = field(default=5.0, metadata=_given_by("--host-timeout"))
+    agent_timeout_s: float = field(default=15.0, metadata=_given_by("--agent-timeout", is_way=True))
+    host_timeout_s: float = field(default=5.0, metadata=_given_by("--host-timeout", is_way=True))
     accept_agents: bool = field(default=False, metadata=_given_by("--accept-agents"))
     join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
     operator_token_file: Path | None = field(default=None, metadata=_given_by("--operator-token-file"))
     launcher: str = field(default=AUTO_LAUNCHER, metadata=_given_by("--launcher"))
     rsh_agent: tuple[OsText, ...] | None = field(
-        default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent")
+        default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent", is_way=True)
     )
-    launcher_command: OsText | None = field(default=None, metadata=_given_by("--launcher-command"))
-    launcher_bootstrap: str | None = field(default=None, metadata=_given_by("--launcher-bootstrap"))
-    remote_python: OsText | None = field(default=None, metadata=_given_by("--remote-python"))
-    logins: Mapping[str, str] = field(default_factory=dict)
-    ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port"))
-    ssh_identity_file: OsText | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
-    ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout"))
-    port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range"))
-    network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
+    launcher_command: OsText | None = field(default=None, metadata=_given_by("--launcher-command", is_way=True))
+    launcher_bootstrap: str | None = field(default=None, metadata=_given_by("--launcher-bootstrap", is_way=True))
+    remote_python: OsText | None = field(default=None, metadata=_given_by("--remote-python", is_way=True))
+    logins: Mapping[str, str] = field(default_factory=dict, metadata=_given_by(is_way=True))
+    ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port", is_way=True))
+    ssh_identity_file: OsText | None = field(default=None, metadata=_given_by("--ssh-identity-file", is_way=True))
+    ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout", is_way=True))
+    port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range", is_way=True))
+    network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces", is_way=True))
     check_network: bool = field(default=False, metadata=_given_by("--check-network"))
     spot_notices: str | None = field(default=None, metadata=_given_by("--spot-notices"))
-    tls: bool = field(default=False, metadata=_given_by("--tls"))
-    passed_env: Mapping[str, OsText] = field(default_factory=dict, metadata=_given_by("-x"))
+    tls: bool = field(default=False, metadata=_given_by("--tls", is_way=True))
+    passed_env: Mapping[str, OsText] = field(default_factory=dict, metadata=_given_by("-x", is_way=True))
     nodes: Nodes | None = None
     logs: Logs = field(default_factory=Logs)
     virtual_local_rank: bool = False
@@ -288,6 +293,11 @@ class Settings:
         self._check_chief()
         if not self.command:
             raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """The fields that decide how hosts are reached, and how their workers reach the driver and each other."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("is_way")}
 
     @property
     def has_journal(self) -> bool:
@@ -685,7 +695,7 @@ class Settings:
             check_interface(FLAGS["network_interfaces"], text)
 
 
-FLAGS: Mapping[str, str] = {each.name: each.metadata["flag"] for each in fields(Settings) if each.metadata}
+FLAGS: Mapping[str, str] = {each.name: each.metadata["flag"] for each in fields(Settings) if each.metadata.get("flag")}
 """The flag of each field that has one, as messages name it."""
 
 VARIABLES: Mapping[str, str] = {
