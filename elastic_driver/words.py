@@ -157,6 +157,11 @@ def in_seconds(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):g} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """How many of something: "0 workers", "1 worker", "4,096 workers"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 MOST_BARS = 8
 """Progress bars that are shown at a time: those of the lowest ranks."""
 

@@ -13,6 +13,7 @@ from elastic_driver.doctor.facts import LARGE_BYTES, UNLIMITED, HostFacts
 from elastic_driver.doctor.findings import Finding, Level
 from elastic_driver.report.printable import all_without_home, one_line, without_home
 from elastic_driver.version import __version__
+from elastic_driver.words import counted
 
 _WIDTH = 100
 _MARKS = {Level.STOPS: "[stops]", Level.WARNS: "[warns]"}
@@ -47,12 +48,12 @@ def text_of(found: Checkup, findings: Sequence[Finding]) -> str:
 def _heading(found: Checkup, findings: Sequence[Finding]) -> Iterator[str]:
     stops = sum(each.level is Level.STOPS for each in findings)
     count = len(found.hosts)
-    hosts = f"{count} host{'s' * (count != 1)}"
+    hosts = counted(count, "host")
     if not findings:
         yield f"elasticrun doctor {__version__}: {hosts}, nothing to complain of"
     else:
         verdict = f"{stops} would stop a job" if stops else "none would stop a job"
-        problems = f"{len(findings)} problem{'s' * (len(findings) != 1)}"
+        problems = counted(len(findings), "problem")
         yield f"elasticrun doctor {__version__}: {hosts}, {problems}, {verdict}"
 
 
@@ -97,7 +98,7 @@ def _tables(found: Checkup, width: int) -> Iterator[str]:
         right = "right" if all(each.correct for each in met) else "WRONG"
         yield ""
         yield (
-            f"allreduce over {size} host{'s' * (size != 1)}: {right}, {small_ms:.2f} ms for 4 bytes, "
+            f"allreduce over {counted(size, 'host')}: {right}, {small_ms:.2f} ms for 4 bytes, "
             f"{large_ms:.1f} ms for {LARGE_BYTES >> 20} MB"
         )
 

@@ -20,7 +20,7 @@ from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.status_line import figures
 from elastic_driver.settings.journal_place import place_of
-from elastic_driver.words import OnChange
+from elastic_driver.words import OnChange, counted
 
 if TYPE_CHECKING:
     from elastic_driver.journal.past import Recorded
@@ -148,11 +148,11 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     # Nor do those that run Horovod's own library tell of any.
     has_commits = not restarts and answer.get("tells_commits", True)
     began = f"from commit {answer['commits']}, " if has_commits else ""
-    facts = f"round {answer['round_id']}, {began}{_count(answer['resets'], 'reset')}"
+    facts = f"round {answer['round_id']}, {began}{counted(answer['resets'], 'reset')}"
     if "chief" in answer:
         chief = answer["chief"]
         there = f"chief {chief['number']} {chief['phase']} for {length(chief['since_s'])}" if chief else "no chief yet"
-        facts = f"{there}, {_count(answer['resets'], 'unplanned restart')}"
+        facts = f"{there}, {counted(answer['resets'], 'unplanned restart')}"
     told = (title, answer["explain"], facts, _progress(answer, has_commits=has_commits))
     parts = [
         "\n".join(
@@ -248,7 +248,3 @@ def _server(worker: dict[str, Any]) -> tuple[str, ...]:
         worker.get("address") or "-",
         "-" if worker["pid"] is None else str(worker["pid"]),
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

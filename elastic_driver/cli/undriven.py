@@ -13,6 +13,7 @@ from typing import Any
 
 from elastic_driver.launch.agent.control import AgentHere, agents_here, end_alone
 from elastic_driver.rendezvous.job_files import left_jobs, running_jobs
+from elastic_driver.words import counted
 
 # Longer than it takes an agent to end workers that the kernel holds.
 _END_S = 30.0
@@ -48,7 +49,7 @@ class Undriven:
 
 
 def _of(agent: AgentHere) -> str:
-    return f"{agent.host}: {agent.workers} worker{'' if agent.workers == 1 else 's'}"
+    return f"{agent.host}: {counted(agent.workers, 'worker')}"
 
 
 def undriven_jobs(job_id: str, left: Collection[str]) -> list[Undriven]:

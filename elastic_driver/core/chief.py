@@ -37,7 +37,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import CHIEF, WorkerId
-from elastic_driver.words import LONG_ROUND_S, ExitCode
+from elastic_driver.words import LONG_ROUND_S, ExitCode, counted
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:
@@ -191,7 +191,7 @@ def _count_restart(t: Transition, cause: str) -> bool:
         limit = policy.reset_limit
         t.end(
             ExitCode.RESET_LIMIT,
-            f"the limit of {limit} unplanned restart{'' if limit == 1 else 's'} of the chief ({policy.limit_flag}) is "
+            f"the limit of {counted(limit or 0, 'unplanned restart')} of the chief ({policy.limit_flag}) is "
             f"used up; the last cause: {cause}",
         )
         return False

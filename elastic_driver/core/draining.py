@@ -20,7 +20,7 @@ from elastic_driver.core.state import (
     record_of,
 )
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import NoticeKind, counted
 
 
 def ends_at_once(state: State, worker: WorkerId) -> bool:
@@ -96,6 +96,6 @@ def what_is_short(state: State) -> str:
     if slots >= policy.min_num_proc:
         return ""
     return (
-        f"; that leaves {slots} slot{'' if slots == 1 else 's'} of the {policy.min_num_proc} that the job needs "
+        f"; that leaves {counted(slots, 'slot')} of the {policy.min_num_proc} that the job needs "
         f"({policy.least_flag}): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
     )

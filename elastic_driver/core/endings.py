@@ -15,7 +15,7 @@ from elastic_driver.core.placement import keeps_its_places, usable_slots
 from elastic_driver.core.setbacks import START_S, Failure, described
 from elastic_driver.core.state import Policy, State, WorkerPhase, WorkerRecord, causes, in_phase, is_on_one_host
 from elastic_driver.core.transition import Transition
-from elastic_driver.words import ExitCode
+from elastic_driver.words import ExitCode, counted
 
 # Starts on several hosts that fail in a row: the first may be no more than what the loss of a host leads to.
 _STARTS = 2
@@ -50,7 +50,7 @@ def end_if_given_up(t: Transition) -> bool:
         error = f"{described(first)}; " if first is not None and first.where else ""
         t.end(
             ExitCode.RESET_LIMIT,
-            f"{error}the limit of {limit} unplanned reset{'' if limit == 1 else 's'} ({state.policy.limit_flag}) is "
+            f"{error}the limit of {counted(limit or 0, 'unplanned reset')} ({state.policy.limit_flag}) is "
             f"used up; the last cause: {told}",
         )
     else:

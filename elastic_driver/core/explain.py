@@ -35,7 +35,7 @@ from elastic_driver.core.state import (
     serving_workers,
 )
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import NoticeKind, counted
 
 _AT_MOST = 6  # names in a sentence
 
@@ -65,13 +65,13 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
             if state.discovery.hosts is None:
                 return f"waiting for the first hosts{_discovery(state, now)}{slots_left}"
             if state.last_call is not None:
-                slots = _count(usable_slots(state), "slot")
+                slots = counted(usable_slots(state), "slot")
                 return f"{slots} there, giving others a moment{_left(state.last_call, now)}"
             left = _discovery(state, now) + slots_left
             if number := policy.num_parameter_servers:
                 wanted = f"{policy.start_flag} {policy.num_proc} and --parameter-servers {number}"
-                return f"waiting for {_count(policy.num_proc + number, 'slot')} ({wanted}), {_slots(state, now)}{left}"
-            return f"waiting for {_count(policy.num_proc, 'slot')} ({policy.start_flag}), {_slots(state, now)}{left}"
+                return f"waiting for {counted(policy.num_proc + number, 'slot')} ({wanted}), {_slots(state, now)}{left}"
+            return f"waiting for {counted(policy.num_proc, 'slot')} ({policy.start_flag}), {_slots(state, now)}{left}"
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.has_chief:
             return _explain_chief(state, now, slots_left)
         case JobPhase.RUNNING | JobPhase.RESETTING if not policy.on_change.has_rounds:
@@ -91,22 +91,22 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = next_members(state)
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
-                why = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
+                why = f"{counted(state.setbacks.count, 'round')} in a row failed without progress"
                 if until == state.cuts.until:
                     why = "workers cannot reach each other, and the job needs them all"
                 return f"{why}; the next begins after a pause{_booting(state)}{_left(until, now)}"
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
-                return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
+                return f"{counted(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             some, flags = _ready(state, len(ready))
-            lacks = f"waiting for {_count(policy.min_num_proc, 'worker')} ({policy.least_flag}), ready: {some}"
+            lacks = f"waiting for {counted(policy.min_num_proc, 'worker')} ({policy.least_flag}), ready: {some}"
             # Which multiple it is has been said then.
             why = (
                 f"{_slots(state, now, unused=not flags)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
             )
             return f"{lacks}, {why}{slots_left}"
         case JobPhase.RUNNING:
-            workers = _count(len(in_phase(state, WorkerPhase.MEMBER)), "worker")
+            workers = counted(len(in_phase(state, WorkerPhase.MEMBER)), "worker")
             runs = f"round {state.round_id} runs with {workers}"
             members = f"round {state.round_id} with {workers} has been {stall}" if stall else runs
             if finishing(state):
@@ -115,7 +115,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
                 return f"{members}; hosts changed, waiting for the next commit"
             out = _unheard(state, now) + _kept_out(state, now, before="; ")
             if state.last_call is not None:
-                more = _count(len(launch_places(state)) - len(state.members), "slot")
+                more = counted(len(launch_places(state)) - len(state.members), "slot")
                 members += f"; {more} more, giving others a moment{_left(state.last_call, now)}"
             members += _preparing(state, now) if restarts else ""
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
@@ -140,7 +140,7 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
         return f"{over}; waiting for {names(ending)} to end{_left_for(state, ending, until, now)}"
     places = len(launch_places(state))
     if state.last_call is not None:
-        return f"{over}; {_count(places, 'slot')} there, giving others a moment{_left(state.last_call, now)}"
+        return f"{over}; {counted(places, 'slot')} there, giving others a moment{_left(state.last_call, now)}"
     if places >= state.policy.min_num_proc:
         return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
     return f"{over}; {_waiting_for_slots(state, now)}{slots_left}"
@@ -150,7 +150,7 @@ def _explain_roundless(state: State, now: float, slots_left: str) -> str:
     ends = finishing(state)
     if not ends and len(target_places(state)) < state.policy.min_num_proc:
         return f"{_waiting_for_slots(state, now)}{slots_left}"
-    text = f"{_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')} running"
+    text = f"{counted(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')} running"
     if ends:
         return f"{text}; some have finished, waiting for the others"
     until = state.setbacks.present.until
@@ -169,7 +169,7 @@ def _explain_chief(state: State, now: float, slots_left: str) -> str:
     policy, chief = state.policy, state.chief
     servers = [record for record in parameter_servers(state).values() if record.phase is WorkerPhase.MEMBER]
     workers = serving_workers(state)
-    there = f"{_count(len(workers), 'worker')} and {_count(len(servers), 'parameter server')}"
+    there = f"{counted(len(workers), 'worker')} and {counted(len(servers), 'parameter server')}"
     text = f"the chief runs with {there}"
     if chief is None:
         text = f"the chief is {'to be started again' if state.chiefs else 'not started yet'}; answering: {there}"
@@ -181,7 +181,7 @@ def _explain_chief(state: State, now: float, slots_left: str) -> str:
     if until is not None:
         text += f"; {_pausing(state, 'start')}; the next starts after a pause{_left(until, now)}"
     if state.slots_deadline is not None:
-        least = f"{_count(policy.min_num_proc, 'worker')} needed ({policy.least_flag})"
+        least = f"{counted(policy.min_num_proc, 'worker')} needed ({policy.least_flag})"
         text += f"; {least}, {_slots(state, now)}{slots_left}"
     off = [record.worker for record in workers if record.leave_by is not None]
     text += f"; {names(off)} to leave" if off else ""
@@ -192,21 +192,19 @@ def _explain_chief(state: State, now: float, slots_left: str) -> str:
 
 
 def _pausing(state: State, what: str) -> str:
-    return f"{_count(state.setbacks.count, what)} in a row failed without progress"
+    return f"{counted(state.setbacks.count, what)} in a row failed without progress"
 
 
 def _waiting_for_slots(state: State, now: float) -> str:
-    least = f"waiting for {_count(state.policy.min_num_proc, 'slot')} ({state.policy.least_flag}), {_slots(state, now)}"
+    least = (
+        f"waiting for {counted(state.policy.min_num_proc, 'slot')} ({state.policy.least_flag}), {_slots(state, now)}"
+    )
     return f"{least}{_booting(state)}{_discovery(state, now)}"
 
 
 def _listed(words: Sequence[str]) -> str:
     more = f" and {len(words) - _AT_MOST} more" if len(words) > _AT_MOST else ""
     return f"{', '.join(words[:_AT_MOST])}{more}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _slots(state: State, now: float, *, unused: bool = True) -> str:
@@ -256,8 +254,8 @@ def room_for_standbys(state: State, now: float) -> str:
     policy = state.policy
     ranked = policy.max_num_proc or len(state.members)
     return (
-        f"there is room for {len(standby_places(state))} of {_count(policy.num_standby, 'standby')} (--standby) beside "
-        f"{_count(ranked, 'worker')} ({policy.most_flag}), {_slots(state, now)}"
+        f"there is room for {len(standby_places(state))} of {counted(policy.num_standby, 'standby')} (--standby) "
+        f"beside {counted(ranked, 'worker')} ({policy.most_flag}), {_slots(state, now)}"
     )
 
 
@@ -271,7 +269,7 @@ def unused_slots(state: State) -> str:
         of = f" of host {next(iter(by_host))}" if len(by_host) == 1 else ""
         which = f" ({_listed([f'{name}: {count}' for name, count in by_host.items()])})" if len(by_host) > 1 else ""
         if number:
-            parts.append(f"{_count(number, 'slot')}{of} {'is' if number == 1 else 'are'} not used: {flag}{which}")
+            parts.append(f"{counted(number, 'slot')}{of} {'is' if number == 1 else 'are'} not used: {flag}{which}")
     return "; ".join(parts)
 
 
@@ -298,7 +296,7 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
     if host is None:
         return f"host {hostname} is not listed any more"
     if slot >= host.slots:
-        return f"host {hostname} has only {_count(host.slots, 'slot')} now"
+        return f"host {hostname} has only {counted(host.slots, 'slot')} now"
     if (hostname, None) in state.drained:
         return f"host {hostname} is drained"
     if is_drained(state, hostname, slot):
@@ -311,7 +309,7 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
         return f"slot {slot} of host {hostname} is not used: {flag}"
     if (hostname, slot) in server_places(state):
         return f"slot {slot} of host {hostname} is for a parameter server"
-    most = _count(state.policy.max_num_proc or len(state.members), "worker")
+    most = counted(state.policy.max_num_proc or len(state.members), "worker")
     return f"the job has its {most} ({state.policy.most_flag})"
 
 

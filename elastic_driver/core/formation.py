@@ -18,7 +18,7 @@ from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.state import Round, WorkerPhase, WorkerRecord, causes, most_advanced
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import Backend, ExitCode, NoticeKind
+from elastic_driver.words import Backend, ExitCode, NoticeKind, counted
 
 # The order in which the driver prefers collective backends.
 _BACKENDS = (Backend.NATIVE, Backend.TORCH, Backend.HOROVOD)
@@ -133,7 +133,7 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
             if now and gone and all(is_drained(state, name, worker.slot) for worker in gone):
                 parts.append(f"{names(gone)} drained")
             elif now:
-                parts.append(f"host {name}: {old} -> {now} slot{'' if now == 1 else 's'}")
+                parts.append(f"host {name}: {old} -> {counted(now, 'slot')}")
             else:
                 word = "drained" if any(place[0] == name for place in state.drained) else "removed"
                 word = "left out" if name in state.cuts.out else word

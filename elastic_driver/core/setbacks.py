@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import LONG_ROUND_S, pause_s
+from elastic_driver.words import LONG_ROUND_S, counted, pause_s
 
 # What the system sends a process for what it did itself. All other signals are somebody else's: the machine's shutdown,
 # the scheduler, a person.
@@ -265,7 +265,7 @@ class Setbacks:
         else:
             is_one = self.one_rank and self.last is not None and self.last.rank is not None
             alike = "with different errors, of which this is the last" + (", all on the same rank" if is_one else "")
-        beyond = f" and {self.steps} operation{'' if self.steps == 1 else 's'}" if self.steps else ""
+        beyond = f" and {counted(self.steps, 'operation')}" if self.steps else ""
         cause = self.last.full if self.last is not None else "no failure was recorded"
         far = f" and came no further than {'commit' if has_commits else 'step'} {self.commits}{beyond}"
         if not has_commits and not self.commits:

@@ -17,6 +17,7 @@ from elastic_driver.core.placement import target_places, that_fit
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, concerning, parameter_servers
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import counted
 
 
 def give_up_silent(t: Transition) -> None:
@@ -68,7 +69,7 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
     if left < policy.min_num_proc:
         which = "it" if len(names) == 1 else f"hosts {', '.join(dict.fromkeys(worker.hostname for worker in there))}"
         number = len(living) if kind.asks_for_rounds and policy.multiple > 1 else left
-        some = f"{'is' if number == 1 else 'are'} {number} worker{'' if number == 1 else 's'}"
+        some = f"{'is' if number == 1 else 'are'} {counted(number, 'worker')}"
         some += f", of whom {left} make up a round" if number > left else ""
         return f"without {which} there {some}, and {policy.least_flag} is {policy.min_num_proc}"
     if kind.has_commits and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):

@@ -21,7 +21,7 @@ from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
 from elastic_driver.hosts import CHIEF, Host, WorkerId
-from elastic_driver.words import PAUSE_RANGE_S, SETBACKS_LIMIT, Backend, Ending, NoticeKind, OnChange, Sizing
+from elastic_driver.words import PAUSE_RANGE_S, SETBACKS_LIMIT, Backend, Ending, NoticeKind, OnChange, Sizing, counted
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
@@ -794,7 +794,7 @@ def causes(state: State) -> list[str]:
     if state.reset is None or not state.reset.crashes:
         return [] if complaint is None else [complaint.told]
     more = state.reset.more_crashes
-    return [*state.reset.crashes, *([f"and {more} more failure{'' if more == 1 else 's'}"] if more else [])]
+    return [*state.reset.crashes, *([f"and {counted(more, 'more failure')}"] if more else [])]
 
 
 def protected_hosts(state: State) -> frozenset[str]:

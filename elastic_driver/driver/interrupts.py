@@ -18,7 +18,7 @@ from elastic_driver.launch.words import PASSED_ON
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
-from elastic_driver.words import in_seconds
+from elastic_driver.words import counted, in_seconds
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -123,4 +123,4 @@ class Interrupts:
         self._chronicle.warning("elasticrun end: stopping all workers")
         self._stepper.post(StopRequested(signal.SIGTERM, "elasticrun end"))
         grace = f"SIGTERM, and SIGKILL after {self._settings.grace_s:g} s (--grace-time)"
-        return f"it ends now; {number} worker{'' if number == 1 else 's'} get{'s' if number == 1 else ''} {grace}"
+        return f"it ends now; {counted(number, 'worker')} get{'s' if number == 1 else ''} {grace}"

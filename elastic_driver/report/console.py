@@ -32,7 +32,7 @@ from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.status_line import status_line
 from elastic_driver.report.tracebacks import Tracebacks
 from elastic_driver.system.keeping import Keeping
-from elastic_driver.words import ALL_BARS, NO_BARS, Bar, ExitCode, is_chosen
+from elastic_driver.words import ALL_BARS, NO_BARS, Bar, ExitCode, counted, is_chosen
 
 Stream = Literal["stdout", "stderr"]
 
@@ -300,7 +300,7 @@ class Console:
             lost = f"{summary.lost_s:.2f} s lost in all" if summary.unknown < changes else ""
             if lost and summary.unknown:
                 lost = f"at least {lost}"
-            self._say(f"{changes} change{'s' if changes > 1 else ''}{', ' if lost else ''}{lost}", "")
+            self._say(f"{counted(changes, 'change')}{', ' if lost else ''}{lost}", "")
         for text, warning in summary.notes:
             (self.warning if warning else self.line)(text)
         if exit_code > 128:

@@ -33,6 +33,7 @@ from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening, JobEnded
 from elastic_driver.report.instant import Instant
+from elastic_driver.words import counted
 
 RUN_S = 30.0
 """How long a run may take."""
@@ -149,16 +150,16 @@ class EventHook:
             self._closing = True
             os.write(self._stop_writer, b"x")
             thread.join(_REAP_S + 1.0)
-            more = f", and {left} event{'' if left == 1 else 's'} more {'is' if left == 1 else 'are'} not told"
+            more = f", and {counted(left, 'event')} more {'is' if left == 1 else 'are'} not told"
             self._on_warning(
                 f"{self._subject} had not ended {self._grace_s:g} s after the job and was killed{more if left else ''}"
             )
         elif self._was_cut:
-            number = f"{left} event{'' if left == 1 else 's'}"
+            number = counted(left, "event")
             self._on_warning(f"{self._subject} was not told of {number} just before the job's end: it did not keep up")
         self._tell()
         if self._dropped:
-            number = f"{self._dropped} event{'' if self._dropped == 1 else 's'}"
+            number = counted(self._dropped, "event")
             self._on_warning(f"{self._subject} was not told of {number}: it did not keep up")
         if not thread.is_alive():  # else it may still look at these
             for pipe in (self._stop_reader, self._stop_writer, self._hurry_reader, self._hurry_writer):

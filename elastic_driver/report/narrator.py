@@ -59,6 +59,7 @@ from elastic_driver.report.happenings import (
     WorkerTimeBooked,
 )
 from elastic_driver.version import __version__
+from elastic_driver.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Narrator:
                 console.detail(f"hosts: {', '.join(str(host) for host in hosts) or 'none'}")
             case HostReady(host, address, joined):
                 if joined:
-                    console.line(f"host {host} joins with {joined} slot{'' if joined == 1 else 's'}, from {address}")
+                    console.line(f"host {host} joins with {counted(joined, 'slot')}, from {address}")
                 else:
                     console.detail(f"host {host} is ready: its agent came from {address}")
             case HostUnready(host, reason, permanent):
@@ -133,7 +134,7 @@ class Narrator:
                 console.line(f"parameter server {server} ({worker}) answers at {address}")
             case ChiefStarted(number, pid, servers, size):
                 again = "" if number == 1 else " again"
-                many = f"{servers} parameter server{'' if servers == 1 else 's'} and {size} "
+                many = f"{counted(servers, 'parameter server')} and {size} "
                 console.line(f"the chief runs{again} (pid {pid}) with {many}worker{'' if size == 1 else 's'}")
             case ChiefStopped(reason):
                 console.line(f"stopping the chief: {reason}")
@@ -218,7 +219,7 @@ class Narrator:
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)
         size = len(formed.members)
-        workers = f"{size} worker{'' if size == 1 else 's'}"
+        workers = counted(size, "worker")
         counts: dict[str, int] = {}
         for member in formed.members:
             counts[member.worker.hostname] = counts.get(member.worker.hostname, 0) + 1
@@ -265,7 +266,7 @@ def _said_of_check(checked: NetworkChecked) -> str:
         speeds = [link.speed * 8 / 1e6 for link in checked.links]
         rtts = [link.rtt_s * 1e3 for link in checked.links]
         text += (
-            f": {len(speeds)} link{'s' if len(speeds) > 1 else ''} of {min(speeds):.0f} to {max(speeds):.0f} Mbit/s, "
+            f": {counted(len(speeds), 'link')} of {min(speeds):.0f} to {max(speeds):.0f} Mbit/s, "
             f"round trips of {min(rtts):.2f} to {max(rtts):.2f} ms"
         )
     return text + (f"; not heard of: {', '.join(checked.unheard)}" if checked.unheard else "")

@@ -19,6 +19,7 @@ from elastic_driver.report.stacks import (
     process_of,
     spell_ranks,
 )
+from elastic_driver.words import counted
 
 # What a screen or two hold. More is in --all and --json.
 _MOST_FAMILIES, _MOST_GROUPS = 12, 6
@@ -47,17 +48,13 @@ def stacks_text(answer: Mapping[str, Any], *, ungrouped: bool = False) -> str:
         parts += [list(_family(family, total)) for family in found[:_MOST_FAMILIES]]
         if rest := found[_MOST_FAMILIES:]:
             of = sum(len(group.processes) for family in rest for group in family.groups)
-            parts.append([f"{_count(of, 'worker')} more, in other places: see --all"])
+            parts.append([f"{counted(of, 'worker')} more, in other places: see --all"])
     return "\n\n".join("\n".join(one_line(line) for line in part) for part in parts if part)
 
 
 def _rank(entry: Mapping[str, Any]) -> int:
     rank = entry.get("rank")
     return rank if isinstance(rank, int) else -1
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _waiting(waiting: Sequence[Mapping[str, Any]], hosts: Mapping[Any, str]) -> Iterator[str]:
@@ -69,7 +66,7 @@ def _waiting(waiting: Sequence[Mapping[str, Any]], hosts: Mapping[Any, str]) -> 
             whom += f" (host {where[0]})"
         yield f"{each['name']} has waited {length(each['since_s'])} for {whom}"
     if len(waiting) > _MOST_WAITING:
-        yield f"{_count(len(waiting) - _MOST_WAITING, 'collective')} more wait"
+        yield f"{counted(len(waiting) - _MOST_WAITING, 'collective')} more wait"
 
 
 def _family(family: Family, total: int) -> Iterator[str]:
@@ -79,7 +76,7 @@ def _family(family: Family, total: int) -> Iterator[str]:
         yield from _frames(group.frames[: len(group.frames) - shared])
         yield from _others(group)
     if rest := family.groups[_MOST_GROUPS:]:
-        yield f"{_count(sum(len(group.processes) for group in rest), 'worker')} more, in {_count(len(rest), 'place')}"
+        yield f"{counted(sum(len(group.processes) for group in rest), 'worker')} more, in {counted(len(rest), 'place')}"
     if shared:
         yield "all of these are called from"
         yield from _frames(family.shared)
@@ -93,7 +90,7 @@ def _whose(group: Group, total: int) -> str:
         unranked = len(group.processes) - len(ranks)
         whose = f"ranks {spell_ranks(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else ""
         if unranked:
-            whose += f"{' and ' if whose else ''}{_count(unranked, 'worker')} without a rank"
+            whose += f"{' and ' if whose else ''}{counted(unranked, 'worker')} without a rank"
     share = f", {len(group.processes):,} of {total:,}" if total > len(group.processes) > 1 else ""
     return f"{whose}{share}: {group.reason}" if group.reason else f"{whose}{share}:"
 
@@ -103,7 +100,7 @@ def _name(process: Process) -> str:
     who = f"rank {process.rank}" if process.rank >= 0 else f"worker {process.worker}"
     said = [f"host {process.host}", f"pid {facts.get('pid')}"]
     if facts.get("steps"):
-        said.append(_count(facts["steps"], "step"))
+        said.append(counted(facts["steps"], "step"))
     if facts.get("state") in ("T", "t", "D"):
         said.append({"T": "stopped by a signal", "t": "stopped by a tracer", "D": "in the kernel"}[facts["state"]])
     if (facts.get("waits_s") or 0) >= 1:
@@ -135,7 +132,7 @@ def _others(group: Group) -> Iterator[str]:
         if len(frames) > _FRAMES_OF_OTHERS:
             yield f"      ... {len(frames) - _FRAMES_OF_OTHERS} more"
     if len(some) > _MOST_OTHERS:
-        yield f"  threads in {_count(len(some) - _MOST_OTHERS, 'other place')}"
+        yield f"  threads in {counted(len(some) - _MOST_OTHERS, 'other place')}"
 
 
 def _whole(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from elastic_driver.health.findings import (
 )
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.happenings import TookOver
-from elastic_driver.words import in_seconds
+from elastic_driver.words import counted, in_seconds
 
 # By the kind of the suspicion.
 _NOT_ENDED = {
@@ -35,8 +35,8 @@ def of_takeover(taken: TookOver) -> str:
     if not taken.workers:
         left = "no worker is running"  # all have ended, or none has been started yet
     else:
-        workers = f"{taken.workers} worker{'' if taken.workers == 1 else 's'}"
-        hosts = f"{taken.hosts} host{'' if taken.hosts == 1 else 's'}"
+        workers = counted(taken.workers, "worker")
+        hosts = counted(taken.hosts, "host")
         did = "kept training, no step is lost" if taken.trained else "are there" if taken.workers > 1 else "is there"
         left = f"{workers} on {hosts} {did}"
     return f"took over: no driver for {taken.away_s:.1f} s; {left}"

@@ -69,7 +69,7 @@ from elastic_driver.system.logged import warnings_told
 from elastic_driver.system.loops import new_loop
 from elastic_driver.system.process_name import network_id
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import Cloud
+from elastic_driver.words import Cloud, counted
 
 if TYPE_CHECKING:
     from elastic_driver.launch.agent.clouds import Endpoint
@@ -305,7 +305,7 @@ class Agent:
         self._host, self._job_id = welcome.host, welcome.job_id
         slots = self._bootstrap.slots
         if slots:
-            some = f"{slots} slot{'' if slots == 1 else 's'}"
+            some = counted(slots, "slot")
             self._say(f"this host has joined job {welcome.job_id} as {welcome.host}, with {some}")
         try:
             self._workers = HostWorkers(

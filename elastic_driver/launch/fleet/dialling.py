@@ -22,6 +22,7 @@ from elastic_driver.launch.fleet.tickets import Ticket, Tickets
 from elastic_driver.launch.words import CommandNotFoundError
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import counted
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 # Somebody has to change something there: a key, a package. It is looked at now and then whether somebody has.
@@ -188,7 +189,7 @@ class Dialling:
     def remarks(self, present: Container[str]) -> list[str]:
         """Which hosts have no agent, and why. Those that are present have one."""
         return [
-            f"host {name} is not ready: {one.failure.reason} (tried {one.tries} time{'s' if one.tries > 1 else ''})"
+            f"host {name} is not ready: {one.failure.reason} (tried {counted(one.tries, 'time')})"
             if one.failure is not None
             else f"host {name} is not ready: its agent has not come yet"
             if one.dials
