@@ -25,12 +25,7 @@ _NO_COMMAND = ("no-command",)
 
 def parser_of_doctor() -> Parser:
     """The flags of elasticrun, of which the help shows the hosts', and two of its own."""
-    parser = build_parser()
-    by_flag = parser._option_string_actions
-    by_flag["-h"].help = "show this help, and exit"
-    # What is left to show is little.
-    by_flag["-h"] = by_flag["--help"] = by_flag["--help-all"]
-    by_flag["--help-all"].help = argparse.SUPPRESS
+    parser = build_parser(shows_all=True)
     for action in parser._actions:
         if action.dest not in ("help", "command", *_HOSTS):
             action.help = argparse.SUPPRESS

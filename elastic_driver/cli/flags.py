@@ -109,8 +109,12 @@ def _where_pages_are() -> str:
     return "" if folder is None else f"Pages called docs/... are in {folder}."
 
 
-def build_parser() -> Parser:
-    """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it."""
+def build_parser(*, shows_all: bool = False) -> Parser:
+    """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it.
+
+    Args:
+        shows_all: ``--help`` shows all flags, and not only what most jobs need.
+    """
     parser = Parser(
         prog="elasticrun",
         add_help=False,
@@ -123,8 +127,11 @@ def build_parser() -> Parser:
         f"{_where_pages_are()}",
     )
     add = parser.add_argument
-    add("-h", "--help", action=ShortHelp, help="show the flags that most jobs need, and exit")
-    add("--help-all", action="help", dest="help", help="show all flags, and exit")
+    if shows_all:
+        add("-h", "--help", action="help", help="show this help, and exit")
+    else:
+        add("-h", "--help", action=ShortHelp, help="show the flags that most jobs need, and exit")
+        add("--help-all", action="help", dest="help", help="show all flags, and exit")
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")
     add("-cb", "--check-build", action="store_true", help="print what this installation can use, and exit")
     text = "slots needed before the start; fixed jobs run this many workers"
