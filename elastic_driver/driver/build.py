@@ -28,6 +28,7 @@ from elastic_driver.driver.page import Page
 from elastic_driver.driver.policy import policy_of, starts_again
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.samples import Samples
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.stacks import StackReports, Stacks
 from elastic_driver.driver.standings import Standings
@@ -57,6 +58,7 @@ from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.rendezvous.server.web import Probed
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.metrics import PATH, MetricsPage
+from elastic_driver.report.page.curves import Curves
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system import parent
@@ -246,7 +248,9 @@ def build(
         warn=chronicle.warning,
     )
     page: Page | None = None
-    if settings.page:
+    curves = Curves() if settings.page else None
+    samples = Samples(stepper, health=health, chronicle=chronicle, clock=clock, curves=curves)
+    if curves is not None:
         page = Page(
             job_id,
             stepper=stepper,
@@ -254,6 +258,7 @@ def build(
             status=status,
             chronicle=chronicle,
             clock=clock,
+            curves=curves,
             output=output,
             stacks=reports.text,
             more={PATH: metrics.answer},
@@ -354,6 +359,7 @@ def build(
         health=health,
         standstills=standstills,
         status_line=status_line,
+        samples=samples,
         takeover=takeover,
         claim=claim,
     )

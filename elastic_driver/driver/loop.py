@@ -50,6 +50,7 @@ from elastic_driver.driver.interrupts import Interrupts
 from elastic_driver.driver.page import Page
 from elastic_driver.driver.policy import starts_again
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.samples import Samples
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
@@ -110,6 +111,7 @@ class ElasticDriver:
         health: finds who is silent, who hangs, and who is slow.
         standstills: of this process.
         status_line: says where the job stands.
+        samples: of how the job does.
         takeover: of a job that another driver has had before; None for one that begins.
         claim: of the job, for drivers of other machines; None where none of those can have it.
         is_in_vain: whether nothing was left of that one.
@@ -140,6 +142,7 @@ class ElasticDriver:
     health: Health
     standstills: DriverStandstills
     status_line: StatusLine
+    samples: Samples
     takeover: Takeover | None
     claim: Claim | None
     is_in_vain: bool = field(default=False, init=False)
@@ -200,6 +203,7 @@ class ElasticDriver:
             tasks.start(self.books.keep())
         discovering = tasks.start(self.discovery_loop.run(self.job))
         tasks.start(self.status_line.run())
+        tasks.start(self.samples.run())
         tasks.start(self.health.watch_over())
         self.stepper.set_timer()
         if self.takeover is not None:
@@ -431,6 +435,7 @@ class ElasticDriver:
         found = newest_commit(folder)
         if found is not None:
             self.chronicle.found_on_disc(str(folder), found.newest, found.damaged)
+        self.samples.last()
         self.chronicle.ended(end.exit_code, end.message)
 
     async def _end_tasks(self) -> None:

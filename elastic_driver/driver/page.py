@@ -23,6 +23,7 @@ from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, Page
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.page.curves import Curves
 from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Sessions
 from elastic_driver.report.page.site import Actions, Site, WebHandler
@@ -45,6 +46,7 @@ class Page:
         status: of the job.
         chronicle: tells the story; the page listens from now on.
         clock: the job's time, seconds.
+        curves: how the job did so far.
         output: the last lines of a worker's output, by its key.
         stacks: the workers' stacks as text.
         more: other paths and who answers there; see Site.
@@ -60,6 +62,7 @@ class Page:
         status: JobStatus,
         chronicle: Chronicle,
         clock: Callable[[], float],
+        curves: Curves,
         output: Callable[[str], Sequence[str] | None],
         stacks: Callable[[], Awaitable[str]],
         more: Mapping[str, WebHandler],
@@ -76,6 +79,7 @@ class Page:
         # Frames may be late, and the loop is there only once the job runs.
         self._feed = Feed(
             self.status,
+            curves=curves,
             call_later=lambda s, act: asyncio.get_running_loop().call_later(s, act),
             failed=self._fail,
         )

@@ -18,6 +18,7 @@ from elastic_driver.core.events import Event, PublishRound, Report, ReportResume
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.standing import Standing
 from elastic_driver.health.findings import StallEnded, Told
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.goodput import Goodput
@@ -539,6 +540,10 @@ class Chronicle:
     def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
         """The present, for the live line, and the figures behind it."""
         self._tell(Status(text, figures))
+
+    def sampled(self, sample: Sampled) -> None:
+        """How the job does; it comes now and then."""
+        self._tell(sample)
 
     def look(self, now: float) -> bool:
         """To be called about each second. Returns whether a wait of the job is to be reported now."""

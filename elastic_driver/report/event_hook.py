@@ -29,6 +29,7 @@ from typing import Self
 import psutil
 
 from elastic_driver.errors import in_words
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening, JobEnded
@@ -112,7 +113,8 @@ class EventHook:
         """See Listener."""
         if self._thread is None:
             return
-        for record in records_of(happening):
+        # Samples come each few seconds: a command for each would be one for nothing.
+        for record in () if isinstance(happening, Sampled) else records_of(happening):
             if isinstance(happening, JobEnded):
                 self._last = record["event"], line_of(record, self._instant)
             elif self._events.qsize() >= MOST_WAITING:

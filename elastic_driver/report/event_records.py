@@ -19,6 +19,7 @@ from elastic_driver.health.findings import (
     WorkerCleared,
     WorkerSuspected,
 )
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
@@ -161,6 +162,8 @@ def records_of(happening: Happening) -> list[Record]:
             ]
         case InternalError(error, events):
             return [_record("internal_error", error=error, events=list(events))]
+        case Sampled():
+            return [_of_sample(happening)]
         case JobEnded(exit_code, message):
             return [_record("job_ended", exit_code=exit_code, message=message)]
 
@@ -196,6 +199,24 @@ def _of_suspicion(one: WorkerSuspected) -> Record:
         more=one.more,
         spared=one.spared,
     )
+
+
+def _of_sample(one: Sampled) -> Record:
+    return _record(
+        "sampled",
+        steps_per_s=_short(one.steps_per_s),
+        waiting=_short(one.waiting),
+        cpu=_short(one.cpu),
+        memory_bytes=one.memory_bytes,
+        gpu=_short(one.gpu),
+        gpu_memory_bytes=one.gpu_memory_bytes,
+        workers=one.workers,
+        figures=dict(one.figures),
+    )
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _of_straggler(one: StragglerFound) -> Record:

@@ -19,6 +19,7 @@ from elastic_driver.health.findings import (
     WorkerCleared,
     WorkerSuspected,
 )
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import Backend, NoticeKind, OnChange
 
@@ -546,4 +547,5 @@ Happening: TypeAlias = (
     | DiscoveryRan
     | DiscReported
     | MomentPassed
+    | Sampled
 )

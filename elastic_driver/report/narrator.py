@@ -17,6 +17,7 @@ from elastic_driver.health.findings import (
     WorkerCleared,
     WorkerSuspected,
 )
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report import wording
 from elastic_driver.report.console import Console
@@ -96,6 +97,8 @@ class Narrator:
         match happening:
             case DiscoveryRan() | DiscReported():
                 pass  # the chronicle warns of what is wrong
+            case Sampled():
+                pass  # the status line has the present
             case MomentPassed():
                 console.look()
             case Status(text, figures):

@@ -7,6 +7,7 @@ else stands there. Knows no file and no form of output. Times are seconds since 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,21 @@ class Mark:
     host: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the job did at a moment, as :class:`~elastic_driver.health.sampler.Sampled` has it; None for not known."""
+
+    at: float
+    steps_per_s: float | None
+    waiting: float | None
+    cpu: float | None
+    memory_bytes: float | None
+    gpu: float | None
+    gpu_memory_bytes: float | None
+    workers: int
+    figures: Mapping[str, float | None]
+
+
 @dataclass(slots=True)
 class Story:
     """See above.
@@ -93,6 +109,7 @@ class Story:
         rounds, lives, marks: in the order of their times.
         hosts: names, in the order in which they were seen.
         sizes: members of the rounds, from when on.
+        samples: for curves; none of an older log.
         resets: how often training was broken off for another round.
         tells_commits: whether its workers tell of commits.
         exit_code, message: how it ended; None while it runs, or where it was killed.
@@ -108,6 +125,7 @@ class Story:
     marks: list[Mark] = field(default_factory=list)
     hosts: dict[str, None] = field(default_factory=dict)
     sizes: list[tuple[float, int]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     resets: int = 0
     tells_commits: bool = True
     exit_code: int | None = None
@@ -226,6 +244,8 @@ class Reader:
                     commits = event["commits"]
                     story.rounds[-1].took_s = _seconds(event["took_s"])
                     story.rounds[-1].commit = None if commits is None else int(commits)
+            case "sampled":
+                story.samples.append(_sample(event, at))
             case "job_ended":
                 story.exit_code, story.message = int(event["exit_code"]), str(event["message"])
                 self._open = False
@@ -344,6 +364,28 @@ class Reader:
                 del self._living[key]
             case _:
                 pass
+
+
+def _sample(event: Mapping[str, Any], at: float) -> Sample:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+    figures = {str(name): _number(value) for name, value in event["figures"].items()}
+    return Sample(
+        at,
+        steps_per_s=_number(event["steps_per_s"]),
+        waiting=_number(event["waiting"]),
+        cpu=_number(event["cpu"]),
+        memory_bytes=_number(event["memory_bytes"]),
+        gpu=_number(event["gpu"]),
+        gpu_memory_bytes=_number(event["gpu_memory_bytes"]),
+        workers=int(event["workers"]),
+        figures=figures,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A number that can be drawn; None for none. Raises TypeError or ValueError for what is no number at all."""
+    number = None if value is None else float(value)
+    return None if number is None or not math.isfinite(number) else number
 
 
 def _seconds(value: Any) -> float:

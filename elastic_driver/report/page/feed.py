@@ -5,7 +5,8 @@ looks, and where a frame costs much there are fewer: together they take no more 
 
 A frame is an object: "job" (fields of the job, those that have changed), "hosts" and "workers" (rows by name, the
 fields that have changed), "gone" (names of rows that are no more), "story" (entries that are new or have changed, by
-"n") and "story_from" (the oldest entry there is). With "whole" it begins anew.
+"n") and "story_from" (the oldest entry there is), "curves" (all of them) or "curves_new" (points behind those that
+there are), as :mod:`elastic_driver.report.page.curves` has them. With "whole" it begins anew.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.rendezvous.server.web import WebStream
 from elastic_driver.report.happenings import Happening, JobEnded, MomentPassed, Status
+from elastic_driver.report.page.curves import Curves
 from elastic_driver.report.page.story import Story
 
 FRAME_S = 0.5
@@ -46,6 +49,7 @@ class Feed:
 
     Args:
         status: the job now, as ``GET /v1/status`` has it, and what else is shown of it.
+        curves: how it did so far.
         call_later: of the event loop.
         clock: seconds since the epoch.
         work_clock: the processor time of this thread, seconds.
@@ -58,12 +62,14 @@ class Feed:
         self,
         status: Callable[[], Mapping[str, object]],
         *,
+        curves: Curves | None = None,
         call_later: Callable[[float, Callable[[], None]], Timer],
         clock: Callable[[], float] = time.time,
         work_clock: Callable[[], float] = time.thread_time,
         failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._status = status
+        self._curves = Curves() if curves is None else curves
         self._failed = failed
         self._call_later = call_later
         self._clock = clock
@@ -82,7 +88,7 @@ class Feed:
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
-        if isinstance(happening, Status | MomentPassed):
+        if isinstance(happening, Status | MomentPassed | Sampled):
             return
         try:
             self.story.hear(happening)
@@ -190,6 +196,7 @@ class Feed:
                 "job": self._job,
                 **self._rows,
                 "story": self.story.all(),
+                "curves": self._curves.whole(),
             }
             self._whole = _encode(frame).encode()
         return self._whole
@@ -240,6 +247,7 @@ class Feed:
         story, story_from = self.story.news()
         if story:
             change |= {"story": story, "story_from": story_from}
+        change |= self._curves.news()
         if change:
             self._number += 1
             self._whole = b""

@@ -22,6 +22,7 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
 )
+from elastic_driver.report.page.curves import Curves
 from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Sessions
 from elastic_driver.report.page.site import Actions, Site
@@ -41,7 +42,7 @@ class ShownJob:
 
     Attributes:
         site: to be given to a server.
-        feed: of the site.
+        curves, feed: of the site.
         sessions: of the site.
         done: what an operator has had done.
         output: of workers, by their keys.
@@ -75,7 +76,8 @@ class ShownJob:
         self.more: dict[str, object] = {}
         self.hosts = [f"node{index:03}" for index in range(-(-workers // each))]
         self.workers = [WorkerId(self.hosts[index // each], index % each, 0) for index in range(workers)]
-        self.feed = Feed(self.status, call_later=call_later, clock=clock)
+        self.curves = Curves()
+        self.feed = Feed(self.status, curves=self.curves, call_later=call_later, clock=clock)
         self.sessions = Sessions(clock)
         actions = Actions(
             lambda host: self._drain(host, undo=False),

@@ -24,6 +24,7 @@ from elastic_driver.health.findings import (
     WorkerCleared,
     WorkerSuspected,
 )
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.event_records import FORMAT, line_of, records_of
 from elastic_driver.report.happenings import (
@@ -128,6 +129,8 @@ EXAMPLES: list[Happening] = [
     FirstFailure(A, 0, "exited with code 1", ["a line"], [B]),
     FirstFailure(A, None, "exited with code 1", [], []),
     InternalError("Traceback", ["event"]),
+    Sampled(2.5, 0.25, 7.9, 1 << 30, 0.9, 1 << 33, 8, {"loss": 0.31, "accuracy": None}),
+    Sampled(),
     JobEnded(0, "done", Summary()),
 ]
 

@@ -18,6 +18,7 @@ from elastic_driver.health.findings import (
     WorkerCleared,
     WorkerSuspected,
 )
+from elastic_driver.health.sampler import Sampled
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
 from elastic_driver.report.happenings import (
@@ -32,6 +33,7 @@ from elastic_driver.report.happenings import (
     Summary,
     TookOver,
 )
+from elastic_driver.report.page.feed import FRAME_S
 from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story
 from elastic_driver.report.page.tails import Tails
@@ -555,3 +557,18 @@ def test_a_state_that_cannot_be_shown_is_told_and_ends_nothing(job: ShownJob, cl
     assert b"ZeroDivisionError" in answer.body
     job.feed._status = good
     assert ask(job, "/state", cookie=cookie).status == 200
+
+
+def test_curves_come_whole_at_first_and_point_by_point_then(job: ShownJob, clock: Clock) -> None:
+    job.curves.add(clock.now, Sampled(cpu=1.0))
+    first, second = Reader(), Reader()
+    job.feed.add(first, {})
+    (_, whole) = first.take()[1]
+    assert whole["curves"] == {"t": [round(clock.now, 1)], "series": {"cpu": [1.0]}}
+    job.curves.add(clock.now + 2, Sampled(cpu=2.0, figures={"loss": 0.5}))
+    job.feed.add(second, {})
+    assert second.take()[1][1]["curves"]["series"] == {"cpu": [1.0]}
+    clock.pass_time(FRAME_S)
+    news = [frame["curves_new"] for name, frame in first.take() if name == "change"]
+    assert news == [{"t": [round(clock.now - FRAME_S + 2, 1)], "series": {"cpu": [2.0], "figures": {"loss": [0.5]}}}]
+    assert json.loads(job.feed.state())["curves"]["series"]["cpu"] == [1.0, 2.0]

@@ -404,3 +404,17 @@ def test_lengths(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (3605, "1:00:05"), (90061, "1 d 01:01")])
 def test_times(seconds: float, text: str) -> None:
     assert clock(seconds) == text
+
+
+def test_samples_are_kept_for_curves() -> None:
+    log = a_job()
+    fields = {"steps_per_s": 2.5, "waiting": 0.25, "cpu": 1.5, "memory_bytes": 1 << 30, "gpu": None}
+    log.add("sampled", 5.0, **fields, gpu_memory_bytes=None, workers=2, figures={"loss": 0.5, "bad": None})
+    log.add("sampled", 5.0, **fields, gpu_memory_bytes=None, workers=2, figures={"loss": float("nan")})
+    log.add("sampled", 5.0, **fields, gpu_memory_bytes=[], workers=2, figures={})
+    story = Reader().read(log.lines)
+    assert story is not None
+    first, second = story.samples
+    assert (second.at - first.at, first.steps_per_s, first.gpu) == (5.0, 2.5, None)
+    assert (first.figures, second.figures) == ({"loss": 0.5, "bad": None}, {"loss": None})
+    assert story.skipped == 1
