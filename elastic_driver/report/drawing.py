@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from xml.sax.saxutils import escape
 
+from elastic_driver.report import palette
 from elastic_driver.report.printable import one_line
 
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
@@ -54,52 +55,16 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<path class="{kind}" d="M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}"/>'
 
 
-# Colours that can be told apart in both schemes, and with red-green blindness (after Okabe and Ito).
-_LIGHT = {
-    "bg": "#ffffff",
-    "fg": "#1f2328",
-    "dim": "#59636e",
-    "grid": "#d1d9e0",
-    "training": "#0f8a66",
-    "reset": "#d55e00",
-    "waiting_for_slots": "#e0a100",
-    "stalled": "#8b1e1e",
-    "recomputed": "#b0408a",
-    "start": "#6ba8d6",
-    "idle": "#b4bcc6",
-    "unexplained": "#20262c",
-    "drained": "#8f72c4",
-}
-_DARK = {
-    **_LIGHT,
-    "bg": "#0d1117",
-    "fg": "#e6edf3",
-    "dim": "#9198a1",
-    "grid": "#30363d",
-    "training": "#2ea083",
-    "reset": "#f0803c",
-    "waiting_for_slots": "#e8b93e",
-    "stalled": "#c0504d",
-    "recomputed": "#d67fb8",
-    "start": "#5b9bd0",
-    "idle": "#59616b",
-    "unexplained": "#f0f6fc",
-    "drained": "#a48ad8",
-}
-
-
 def style() -> str:
     """The style sheet of a picture, for light and dark."""
-
-    def colours(scheme: dict[str, str]) -> str:
-        return ";".join(f"--{name}:{colour}" for name, colour in scheme.items())
-
-    fills = "".join(f".{name}{{fill:var(--{name})}}" for name in _LIGHT if name not in ("bg", "fg", "grid"))
+    fills = "".join(f".{name}{{fill:var(--{name})}}.on-{name}{{fill:var(--on-{name})}}" for name in palette.FILLS)
     return (
-        f":root{{{colours(_LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{colours(_DARK)}}}}}"
-        f"{fills}.bg{{fill:var(--bg)}}.size{{fill:var(--training);opacity:.25}}"
-        "text{font:12px system-ui,sans-serif;fill:var(--fg)}.d{fill:var(--dim)}.h{font-size:18px;font-weight:600}"
-        ".s{font-size:13px;font-weight:600}.band{opacity:.16}.grid{stroke:var(--grid);fill:none}"
-        ".round{stroke:var(--dim);stroke-dasharray:2 3;fill:none}.x{stroke:var(--reset);stroke-width:2;fill:none}"
-        ".n{font-size:11px}"
+        f"{palette.colours()}text{{font:12px system-ui,sans-serif;fill:var(--text)}}{fills}"
+        ".bg{fill:var(--card)}.dim{fill:var(--dim)}.size{fill:var(--training);opacity:.25}"
+        ".d{fill:var(--dim)}.h{font-size:18px;font-weight:600}"
+        ".s{font-size:13px;font-weight:600}.band{opacity:.16}.grid{stroke:var(--line);fill:none}"
+        ".round{stroke:var(--dim);stroke-dasharray:2 3;fill:none}.x{stroke:var(--bad);stroke-width:2;fill:none}"
+        ".curve{stroke:var(--blue);stroke-width:1.5;stroke-linecap:round;stroke-linejoin:round;fill:none}"
+        ".plot{fill:var(--soft);opacity:.5}.n{font-size:11px}"
+        ".over{paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}"
     )

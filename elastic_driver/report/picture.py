@@ -1,31 +1,33 @@
 """A job as a picture: its hosts and workers over time, its rounds, what its seconds went into, and its changes.
 
-Owns the layout. One SVG, or one page of HTML with the SVG and its tables in it; nothing is loaded from anywhere. It
-stays readable, and below a megabyte, whatever the job was: what is narrower than half a pixel is drawn as part of what
-is beside it, and what was left out is said below.
+Owns the layout. One SVG, or one page of HTML with the SVG and its tables in it; nothing is loaded from anywhere. All is
+laid out twice, for a desk and for a telephone, of which the reader's screen shows one. It stays readable, and below a
+megabyte, whatever the job was: what is narrower than half a pixel is drawn as part of what is beside it, and what was
+left out is said below.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastic_driver.report.curve_lines import Curve, curves_of
 from elastic_driver.report.drawing import label, line, number, path, rect, style, text_of
 from elastic_driver.report.goodput import Category
+from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import BOOTS, DRAINED, ENDS, WAITS, WORKS, Life, Mark, Round, Story
 
-_WIDTH = 1200.0
-_LEFT, _RIGHT = 150.0, 24.0
-_PLOT = _WIDTH - _LEFT - _RIGHT
 _HALF_PIXEL = 0.5
+# Of a letter, in the mean; what words may be as wide as.
+_LETTER = 6.4
 # Places with a row of their own; the heights of all rows together, of one at most, and at least.
 _MOST_ROWS, _ROWS_HEIGHT, _HIGHEST, _LOWEST = 1200, 1400.0, 15.0, 1.2
-# Pieces that can be pointed at one by one; of more a row is one element.
-_MOST_PIECES = 2000
 _MOST_MARKS = 400
-# Of a picture; one that would be larger is drawn coarser.
-_MOST_BYTES, _COARSEST = 800_000, 16.0
+# One that would be too large is drawn coarser.
+_COARSEST = 16.0
 # Arms of a cross, in pixels; deaths that are nearer to each other share one. Rounds with lines through all hosts.
 _CROSS, _FEW_ROUNDS = 8.0, 60
 _TABLE_FIRST, _TABLE_LAST = 6, 14
@@ -99,6 +101,54 @@ def kept(rounds: Sequence[Round], first: int, last: int) -> tuple[Sequence[Round
     return rounds[:first], len(rounds) - first - last, rounds[-last:]
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Of a screen.
+
+    Attributes:
+        name: of its class.
+        width: of the picture.
+        left, right: of it, beside what is drawn over time.
+        margin: of texts.
+        ticks: of the time, at most.
+        most_pieces: that can be pointed at one by one; of more a row is one element.
+        most_bytes: of the picture.
+    """
+
+    name: str
+    width: float
+    left: float
+    right: float
+    margin: float
+    ticks: int
+    most_pieces: int
+    most_bytes: int
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether names stand above what they name, and not beside it."""
+        return self.left == self.margin
+
+    @property
+    def plot(self) -> float:
+        """The width of what is drawn over time."""
+        return self.width - self.left - self.right
+
+    @property
+    def letters(self) -> int:
+        """Of a line."""
+        return int((self.width - 2 * self.margin) / _LETTER)
+
+
+_WIDE = _Layout("wide", 1200, left=150, right=24, margin=16, ticks=14, most_pieces=2000, most_bytes=550_000)
+_NARROW = _Layout("narrow", 360, left=12, right=12, margin=12, ticks=4, most_pieces=300, most_bytes=250_000)
+# A telephone says its own width, even where it shows a picture as if on a wide screen.
+_IS_NARROW = "(max-width:600px),(max-device-width:600px)"
+
+
+_SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
+
+
 @dataclass(slots=True)
 class _Row:
     """A row of the timeline: a place, or all places of a host."""
@@ -108,8 +158,9 @@ class _Row:
 
 
 class _Picture:
-    def __init__(self, story: Story, least: float = _HALF_PIXEL) -> None:
+    def __init__(self, story: Story, layout: _Layout, least: float = _HALF_PIXEL) -> None:
         self.story = story
+        self.layout = layout
         self.least = least  # pixels: narrower pieces are none
         self.span = max(story.last, 1e-3)
         self.parts: list[str] = []
@@ -121,7 +172,7 @@ class _Picture:
         self._lanes_from = 0.0
 
     def x(self, at: float) -> float:
-        return _LEFT + _PLOT * min(max(at, 0.0), self.span) / self.span
+        return self.layout.left + self.layout.plot * min(max(at, 0.0), self.span) / self.span
 
     # --- from above to below ---------------------------------------------------------------------------------------
 
@@ -131,19 +182,34 @@ class _Picture:
         top, self._first_of_timeline = self.y, len(self.parts)
         self._sizes()
         self._strip()
+        self._curves()
         self._lanes()
-        self._columns(top)
+        # The numbers of rounds stand below the first name.
+        self._columns(top + (19 if self.layout.is_narrow else 0))
         self._axis()
         if with_table:
-            self._table()
+            (self._cards if self.layout.is_narrow else self._table)()
         self._footnotes()
-        height = self.y + 12
-        size = f'viewBox="0 0 {number(_WIDTH)} {number(height)}" width="{number(_WIDTH)}" height="{number(height)}"'
-        title = f"<title>{text_of(f'elasticrun job {self.story.job_id}')}</title>"
-        ground = rect(0, 0, _WIDTH, height, "bg")
-        sheet = f"<style>{style()}</style>"
-        drawn = f"{title}{sheet}{ground}{''.join(self.parts)}"
-        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{drawn}</svg>'
+        width, height = number(self.layout.width), number(self.y + 12)
+        ground = rect(0, 0, self.layout.width, self.y + 12, "bg")
+        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        return f'<svg class="{self.layout.name}" {size}>{ground}{"".join(self.parts)}</svg>'
+
+    def _words(self, text: str, kind: str = "t", *, height: float = 18, size: float = 1.0) -> None:
+        """Lines of text, as many as it takes on a narrow screen."""
+        lines = textwrap.wrap(one_line(text), int(self.layout.letters / size)) if self.layout.is_narrow else [text]
+        for each in lines[:8]:
+            self.y += height
+            self.parts.append(label(self.layout.margin, self.y, each, kind, longest=180))
+
+    def _name(self, text: str, below: float) -> None:
+        """What is drawn next, beside it or above it; ``below`` the top of what is drawn."""
+        if self.layout.is_narrow:
+            self.y += 14
+            self.parts.append(label(self.layout.margin, self.y, text, "s"))
+            self.y += 5
+        else:
+            self.parts.append(label(self.layout.margin, self.y + below, text, "s", longest=19))
 
     def _head(self) -> None:
         story = self.story
@@ -151,22 +217,25 @@ class _Picture:
         changes = max(0, len(story.rounds) - 1)
         facts = f"{changes} change{'' if changes == 1 else 's'}, {len(story.lives)} processes on {len(story.hosts)} "
         facts += f"host{'' if len(story.hosts) == 1 else 's'}"
-        self.parts.append(label(16, 30, f"job {story.job_id}", "h", longest=80))
-        self.parts.append(label(16, 50, f"{began}, {duration(story.last)}; {facts}", "d", longest=180))
-        self.parts.append(label(16, 68, ending_of(story), longest=180))
-        self.y = 84.0
+        self.y = 10.0
+        self._words(f"job {story.job_id}", "h", height=20, size=1.5)
+        self._words(f"{began}, {duration(story.last)}; {facts}", "d")
+        self._words(ending_of(story))
+        self.y += 16
 
     def _goodput(self) -> None:
-        booked = self.story.booked
-        self.parts.append(label(16, self.y + 16, f"goodput {100 * booked.share:.1f} %", "s"))
-        x, width = _LEFT, _WIDTH - _LEFT - _RIGHT
-        legend_x, legend_y = _LEFT, self.y + 42
+        booked, layout = self.story.booked, self.layout
+        self._name(f"goodput {100 * booked.share:.1f} %", 16)
+        x, width = layout.left, layout.plot
+        legend_x, legend_y = layout.left, self.y + 42
         for category, name in _NAMES.items():
             spent_s = booked.seconds.get(category)
             share = spent_s / self.span if spent_s else 0.0
             if share > 0:
                 title = f"{name}: {duration(spent_s or 0)}, {100 * share:.2f} %"
                 self.parts.append(rect(x, self.y, width * share, 22, category, title))
+                if width * share > _LETTER * len(name) + 10:
+                    self.parts.append(label(x + 5, self.y + 15, name, f"on-{category}"))
                 x += width * share
             figure = "not known" if spent_s is None else f"{duration(spent_s)} ({100 * share:.1f} %)"
             times = f", {self.story.resets} time{'' if self.story.resets == 1 else 's'}" if self.story.resets else ""
@@ -174,12 +243,14 @@ class _Picture:
             text = f"{name} {figure}{count}"
             if not spent_s and category is not Category.UNEXPLAINED:
                 continue
-            room = 16 + 6.6 * len(text) + 22
-            if legend_x + room > _WIDTH - _RIGHT:
-                legend_x, legend_y = _LEFT, legend_y + 18
+            room = 16 + 6.6 * len(text) + (6 if layout.is_narrow else 22)
+            if legend_x + room > layout.width - layout.right and legend_x > layout.left:
+                legend_x, legend_y = layout.left, legend_y + 18
             self.parts.append(rect(legend_x, legend_y - 9, 10, 10, category, radius=2))
             self.parts.append(label(legend_x + 15, legend_y, text, "d"))
             legend_x += room
+        if legend_x + 110 > layout.width - layout.right:
+            legend_x, legend_y = layout.left, legend_y + 18
         if any(piece.kind == DRAINED for life in self.story.lives for piece in life.pieces):
             self.parts.append(rect(legend_x, legend_y - 9, 10, 10, "drained", radius=2))
             self.parts.append(label(legend_x + 15, legend_y, "drained workers", "d"))
@@ -190,11 +261,10 @@ class _Picture:
         sizes = self.story.sizes
         if not sizes:
             return
-        top, height = self.y, 56.0
         most = max(size for _, size in sizes)
-        self.parts.append(label(16, top + 14, "workers", "s"))
-        self.parts.append(label(_LEFT - 6, top + 10, str(most), "d", anchor="end"))
-        self.parts.append(label(_LEFT - 6, top + height, "0", "d", anchor="end"))
+        self._name(f"workers: up to {most}" if self.layout.is_narrow else "workers", 14)
+        top, height = self.y, 56.0
+        self._scale(str(most), "0", height)
         points, before_x = [f"M{number(self.x(sizes[0][0]))} {number(top + height)}"], -1.0
         for index, (at, size) in enumerate(sizes):
             x = self.x(at)
@@ -207,15 +277,54 @@ class _Picture:
         self.parts.append(f'<path class="size" d="{"".join(points)}"><title>members of the round</title></path>')
         self.y = top + height + 8
 
+    def _scale(self, high: str, low: str, height: float) -> None:
+        """Its ends, where there is room for them."""
+        if not self.layout.is_narrow:
+            self.parts.append(label(self.layout.left - 6, self.y + 10, high, "d", anchor="end"))
+            self.parts.append(label(self.layout.left - 6, self.y + height, low, "d", anchor="end"))
+
+    def _curves(self) -> None:
+        """How the job did, as far as its log has samples."""
+        curves, more = curves_of(self.story)
+        for curve in curves:
+            self._curve(curve)
+        if more:
+            self.notes.append(f"{more} figures more that the training reported are not drawn")
+
+    def _curve(self, curve: Curve) -> None:
+        layout, height = self.layout, 44.0
+        high, low = curve.show(curve.high), curve.show(curve.low)
+        if layout.is_narrow:
+            self._name(curve.name if len(curve.name) <= 28 else f"{curve.name[:27]}…", 0)
+            end = layout.width - layout.right
+            self.parts.append(label(end, self.y - 5, f"last {curve.last}", "d", anchor="end", longest=22))
+        else:
+            self._name(curve.name, 23)
+            self.parts.append(label(layout.margin, self.y + 36, f"last {curve.last}", "d", longest=20))
+        top = self.y
+        self.parts.append(rect(layout.left, top, layout.plot, height, "plot"))
+        self._scale(high, low, height)
+        scale = (height - 2) / (curve.high - curve.low)
+        drawn = curve.line(self.x, lambda value: top + height - 1 - scale * (value - curve.low))
+        unit = f" ({curve.unit})" if curve.unit else ""
+        title = text_of(f"{curve.name}{unit}: last {curve.last}, scale {low} to {high}")
+        self.parts.append(f'<path class="curve" d="{drawn}"><title>{title}</title></path>')
+        if layout.is_narrow:
+            self.parts.append(label(layout.left + 3, top + 11, high, "d n over"))
+            self.parts.append(label(layout.left + 3, top + height - 3, low, "d n over"))
+        self.y = top + height + 8
+
     def _strip(self) -> None:
         """What the job did, in one row, and the same as bands behind all others."""
-        self.parts.append(label(16, self.y + 13, "the job", "s"))
+        self._name("the job", 13)
         for since, until, kind, many in self._fused([(p.since, p.until, p.kind) for p in self.story.pieces]):
             what = _NAMES.get(Category(kind), kind)
             title = f"{what}: {clock(since)} to {clock(until)}, {duration(until - since)}"
             title += f" ({many} pieces)" if many > 1 else ""
             width = max(_HALF_PIXEL, self.x(until) - self.x(since))
             self.parts.append(rect(self.x(since), self.y, width, 17, kind, title))
+            if width > _LETTER * len(what) + 10:
+                self.parts.append(label(self.x(since) + 4, self.y + 13, what, f"on-{kind}"))
         last = -_CROSS
         for mark in self.story.marks:
             x = self.x(mark.at)
@@ -233,7 +342,7 @@ class _Picture:
         a short one that is alone is drawn half a pixel wide.
         """
         fused: list[tuple[float, float, str, int]] = []
-        least = self.span * self.least / _PLOT
+        least = self.span * self.least / self.layout.plot
         for since, end, kind in pieces:
             until = self.story.last if end is None else end
             if fused and since - fused[-1][1] < least:
@@ -278,8 +387,8 @@ class _Picture:
             return
         height = max(_LOWEST, min(_HIGHEST, _ROWS_HEIGHT / number_of_rows))
         gap = 10.0 if height > 4 and len(rows) < 60 else 1.0 if height > 4 else 0.0
-        self.parts.append(label(16, self.y + 13, "hosts", "s"))
-        self.y += 22
+        self._name("hosts", 13)
+        self.y += 0 if self.layout.is_narrow else 22
         pieces = sum(len(life.pieces) for life in self.story.lives)
         marks: dict[str, list[Mark]] = {}
         for mark in self.story.marks:
@@ -287,25 +396,40 @@ class _Picture:
                 marks.setdefault(mark.host, []).append(mark)
         labelled_at, unlabelled, crosses = self.y - 20, 0, 0
         for host, own in rows.items():
-            if self.y + height / 2 + 4 - labelled_at >= 12:
+            if self.layout.is_narrow:
+                unlabelled += self._host_above(host, height)
+            elif self.y + height / 2 + 4 - labelled_at >= 12:
                 labelled_at = self.y + min(height * len(own) / 2, 9) + 4
                 room = 14 if height >= 10 and len(own) > 1 else 18
                 name = host if len(host) <= room else f"{host[: room - 1]}…"
-                self.parts.append(f"<g><title>{text_of(host)}</title>{label(16, labelled_at, name)}</g>")
+                name = label(self.layout.margin, labelled_at, name)
+                self.parts.append(f"<g><title>{text_of(host)}</title>{name}</g>")
             else:
                 unlabelled += 1
             top = self.y
             for row in own:
-                self._row(row, height, each=pieces <= _MOST_PIECES)
-                if height >= 10 and len(own) > 1:
+                self._row(row, height, each=pieces <= self.layout.most_pieces)
+                if height >= 10 and len(own) > 1 and not self.layout.is_narrow:
                     slot = row.title[len(host) :]
-                    self.parts.append(label(_LEFT - 6, self.y + height - 3, slot, "d", anchor="end", longest=8))
+                    self.parts.append(
+                        label(self.layout.left - 6, self.y + height - 3, slot, "d", anchor="end", longest=8)
+                    )
                 self.y += height
             crosses += self._crosses(marks.get(host, []), top, self.y, _MOST_MARKS - crosses)
             self.y += gap
         if unlabelled:
             self.notes.append(f"{unlabelled} hosts have no room for their names; point at a row")
         self.y += 2
+
+    def _host_above(self, host: str, height: float) -> bool:
+        """Names a host above its rows. Returns whether there is no room for it."""
+        if height < 10:
+            return True
+        self.y += 13
+        name = label(self.layout.margin, self.y, host, "d", longest=self.layout.letters)
+        self.parts.append(f"<g><title>{text_of(host)}</title>{name}</g>")
+        self.y += 4
+        return False
 
     def _row(self, row: _Row, height: float, *, each: bool) -> None:
         drawn = max(height - (2 if height > 6 else 0.3), 1.0)
@@ -381,7 +505,7 @@ class _Picture:
             last_line = x
             title = text_of(f"round {each.round_id}, {each.size} workers: {each.cause}")
             drawn.append(f"<g>{line(x, top, x, until, 'round')}<title>{title}</title></g>")
-            if x - last_number >= 12 + 8 * len(str(each.round_id)) and x < _WIDTH - _RIGHT - 8:
+            if x - last_number >= 12 + 8 * len(str(each.round_id)) and x < self.layout.width - self.layout.right - 8:
                 drawn.append(label(x + 3, top + 10, str(each.round_id), "d n"))
                 last_number = x
         if left_out:
@@ -391,13 +515,15 @@ class _Picture:
 
     def _axis(self) -> None:
         steps = [*_STEPS, *(_DAY * days for days in (1, 2, 5, 7, 14, 30, 60, 120, 365, 3650))]
-        step = next((step for step in steps if self.span / step <= 14), self.span)
+        step = next((step for step in steps if self.span / step <= self.layout.ticks), self.span)
         at = 0.0
-        self.parts.append(line(_LEFT, self.y, _WIDTH - _RIGHT, self.y, "grid"))
+        left, end = self.layout.left, self.layout.width - self.layout.right
+        self.parts.append(line(left, self.y, end, self.y, "grid"))
         while at <= self.span:
             self.parts.append(line(self.x(at), self.y, self.x(at), self.y + 4, "grid"))
             text = f"{at / _DAY:g} d" if step >= _DAY else clock(at)
-            self.parts.append(label(self.x(at), self.y + 16, text, "d", anchor="middle"))
+            if self.x(at) <= end - 3 * len(text) + 24:
+                self.parts.append(label(max(self.x(at), 3.6 * len(text)), self.y + 16, text, "d", anchor="middle"))
             at += step
         self.y += 26
 
@@ -419,6 +545,24 @@ class _Picture:
                 self.parts.append(label(x, self.y, cell, longest=108))
         self.y += 10
 
+    def _cards(self) -> None:
+        """The table, for a narrow screen: some lines for each round."""
+        rounds = self.story.rounds
+        if not rounds:
+            return
+        self._name("changes", 0)
+        first, left_out, last = kept(rounds, _TABLE_FIRST, _TABLE_LAST)
+        for index, each in enumerate((*first, *last)):
+            if left_out and index == len(first):
+                self._words(f"… {left_out} rounds more: elasticrun report EVENTS.jsonl", "d")
+            number_of, at, size, lost, again, commit, cause = cells_of(each, is_first=each is rounds[0])
+            self.y += 4
+            self._words(f"round {number_of} at {at}: {size} workers", "s", size=1.15)
+            if each is not rounds[0]:
+                self._words(f"time lost {lost}, done again {again}, from commit {commit}", "d", height=16)
+            self._words(cause, height=16)
+        self.y += 10
+
     def _footnotes(self) -> None:
         story, notes = self.story, list(self.notes)
         if self.unmarked:
@@ -429,19 +573,46 @@ class _Picture:
         if story.skipped:
             notes.append(f"{story.skipped} lines of the event log could not be read")
         for note in notes:
-            self.y += 16
-            self.parts.append(label(16, self.y, note, "d n"))
+            self._words(note, "d n", height=16)
         self.y += 4
 
 
-def svg(story: Story, *, with_table: bool = True) -> str:
+def svg(story: Story) -> str:
     """The picture as one SVG document, UTF-8 without a declaration."""
+    wide, narrow = _drawn(story, _WIDE, with_table=True), _drawn(story, _NARROW, with_table=True)
+    # In units of the wide one, as it says its size; the screen of a telephone gives it another.
+    scale = _WIDE.width / _NARROW.width
+    _, height = _size_of(wide)
+    _, narrow_height = _size_of(narrow)
+    narrow = _SIZE.sub(f'width="{number(_WIDE.width)}" height="{number(scale * narrow_height)}"', narrow, count=1)
+    shape = number(100 * narrow_height / _NARROW.width)
+    sheet = f"{_one_of_two('inline')}@media {_IS_NARROW}{{:root{{width:100vw;height:{shape}vw}}}}"
+    size = (
+        f'viewBox="0 0 {number(_WIDE.width)} {number(height)}" width="{number(_WIDE.width)}" height="{number(height)}"'
+    )
+    title = f"<title>{text_of(f'elasticrun job {story.job_id}')}</title><style>{style()}{sheet}</style>"
+    anchor = 'preserveAspectRatio="xMinYMin"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {anchor} role="img">{title}{wide}{narrow}</svg>'
+
+
+def _drawn(story: Story, layout: _Layout, *, with_table: bool) -> str:
     least = _HALF_PIXEL
     while True:
-        drawn = _Picture(story, least).draw(with_table=with_table)
-        if len(drawn) <= _MOST_BYTES or least >= _COARSEST:
+        drawn = _Picture(story, layout, least).draw(with_table=with_table)
+        if len(drawn) <= layout.most_bytes or least >= _COARSEST:
             return drawn
         least *= 2
+
+
+def _size_of(drawn: str) -> tuple[float, float]:
+    """The width and the height of a layout."""
+    found = _SIZE.search(drawn)
+    assert found is not None
+    return float(found[1]), float(found[2])
+
+
+def _one_of_two(display: str) -> str:
+    return f".narrow{{display:none}}@media {_IS_NARROW}{{.wide{{display:none}}.narrow{{display:{display}}}}}"
 
 
 def page(story: Story) -> str:
@@ -452,28 +623,42 @@ def page(story: Story) -> str:
         if left_out and index == len(first):
             rows.append(f'<tr><td colspan="{len(HEADS)}">… {left_out} rounds more</td></tr>')
         cells = cells_of(each, is_first=each is story.rounds[0])
-        rows.append(f"<tr>{''.join(f'<td>{text_of(cell)}</td>' for cell in cells)}</tr>")
-    heads = "".join(f"<th>{head}</th>" for head in HEADS)
+        row = "".join(f'<td data-label="{head}">{text_of(cell)}</td>' for head, cell in zip(HEADS, cells, strict=True))
+        rows.append(f"<tr>{row}</tr>")
+    heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
     booked = story.booked
     seconds = "".join(
-        f"<tr><td>{name}</td><td>{duration(booked.seconds[each])}</td>"
+        f'<tr><th scope="row">{name}</th><td>{duration(booked.seconds[each])}</td>'
         f"<td>{100 * booked.seconds[each] / max(booked.wall_s, 1e-9):.2f} %</td></tr>"
         for each, name in _NAMES.items()
         if each in booked.seconds
     )
     sheet = (
-        "body{margin:0 auto;max-width:1200px;font:14px system-ui,sans-serif;background:var(--bg);color:var(--fg)}"
+        "body{margin:0 auto;max-width:1200px;font:14px system-ui,sans-serif;background:var(--card);color:var(--text);"
+        "overflow-wrap:break-word}td:last-child{overflow-wrap:anywhere}"
         "svg{max-width:100%;height:auto}table{border-collapse:collapse;margin:8px 16px 24px}"
-        "td,th{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--grid);vertical-align:top}"
-        "h2{font-size:16px;margin:16px}td:nth-child(-n+6){white-space:nowrap}"
+        "td,th{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--line);vertical-align:top}"
+        "h1,h2{font-size:16px;margin:16px}h1{font-size:20px}td:nth-child(-n+6){white-space:nowrap}"
+        ".sr{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}"
+        f"{_one_of_two('block')}@media {_IS_NARROW}{{svg{{width:100%}}"
+        ".changes,.changes tbody,.changes tr{display:block}.changes thead{display:none}"
+        ".changes tr{border-bottom:1px solid var(--line);padding:6px 0}"
+        ".changes td{display:inline-block;border:0;padding:1px 12px 1px 0}.changes td:last-child{display:block}"
+        ".changes td::before{content:attr(data-label) ' ';color:var(--dim);font-size:12px}table{margin:8px 12px 24px}}"
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
+    alternative = text_of(f"Timeline of job {story.job_id}: {ending_of(story)}")
+    pictures = "".join(
+        _drawn(story, layout, with_table=False).replace("<svg ", f'<svg role="img" aria-label="{alternative}" ', 1)
+        for layout in (_WIDE, _NARROW)
+    )
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{text_of(f'job {story.job_id}')}</title><style>{style()}{sheet}</style></head><body>"
-        f"{svg(story, with_table=False)}<h2>Changes</h2><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table><h2>Goodput</h2><table>{seconds}</table></body></html>\n"
+        f"<title>{text_of(f'job {story.job_id}')}</title><style>{style()}{sheet}</style></head><body><main>"
+        f'<h1 class="sr">{text_of(f"Job {story.job_id}")}</h1>'
+        f'{pictures}<h2>Changes</h2><table class="changes"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table><h2>Goodput</h2><table>{seconds}</table></main></body></html>\n"
     )

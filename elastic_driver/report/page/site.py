@@ -11,16 +11,13 @@ import asyncio
 import hmac
 import ipaddress
 import json
-import re
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStream, WebStreaming
+from elastic_driver.report.page.document import document, policy
 from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Session, Sessions
 
@@ -103,8 +100,8 @@ class Site:
         self.more: dict[str, WebHandler] = dict(more or {})
         self._streams: dict[WebStream, Session] = {}
         self._asking: dict[WebStream, asyncio.Task[None]] = {}
-        page = Path(__file__).with_name("page.html").read_text("utf-8")
-        self._page = page.encode(), _policy(page)
+        page = document()
+        self._page = page.encode(), _unframed(page)
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
         """See Web."""
@@ -304,17 +301,8 @@ def _name_of(host: str) -> str:
         return ""
 
 
-def _policy(page: str) -> str:
-    """What the browser may load and run: what stands in the document, told by its digest, and nothing else."""
-
-    def digests(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in found) or "'none'"
-
-    return (
-        f"default-src 'none'; script-src {digests('script')}; style-src {digests('style')}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+def _unframed(page: str) -> str:
+    return policy(page) + "; frame-ancestors 'none'"
 
 
 def _answer(
@@ -333,4 +321,4 @@ def _error(status: int, text: str, headers: tuple[tuple[str, str], ...] = ()) ->
 
 def _refusal(status: int, why: str) -> WebAnswer:
     page = _REFUSED.replace("WHY", why)
-    return WebAnswer(status, page.encode(), _HTML, (*_HEADERS, ("Content-Security-Policy", _policy(page))))
+    return WebAnswer(status, page.encode(), _HTML, (*_HEADERS, ("Content-Security-Policy", _unframed(page))))

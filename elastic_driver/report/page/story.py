@@ -53,6 +53,8 @@ _DROPPED_AT_ONCE = 300
 _TOGETHER_S, _NAMED, _DRAWN = 1.0, 4, 2000
 _LONGEST_TEXT = 400
 _LONGEST_LINE = 2000
+# Entries of which the timeline counts how many, or for how long.
+_LOSSES, _STANDSTILLS = ("worker_died", "worker_hung", "host_lost"), ("resumed", "stalled")
 # Less than that is no loss to tell of.
 _LOST_S = 0.05
 
@@ -205,7 +207,11 @@ class Story:
         first = dropped[0]
         number = numbers[-1]
         entry = {"n": number, "t": dropped[-1]["t"], "t0": first.get("t0", first["t"]), "kind": "dropped"}
-        self._entries = {number: {**entry, "text": text, "dropped": count, "rounds": rounds}, **self._entries}
+        # What the timeline counts does not fall with them.
+        losses = sum(entry.get("losses", entry["kind"] in _LOSSES) for entry in dropped)
+        stood_s = sum(entry.get("stood_s", _stood_s(entry)) for entry in dropped)
+        more = {"dropped": count, "rounds": rounds, "losses": losses, "stood_s": round(stood_s, 2)}
+        self._entries = {number: {**entry, "text": text, **more}, **self._entries}
         # Nobody may have looked for weeks.
         self._changed.difference_update(numbers)
         self._changed.add(number)
@@ -241,6 +247,10 @@ class Story:
         now = self._now()
         text = f"round {round_id} trains{where}, after {took_s:.2f} s"
         self._add("resumed", text, round=round_id, t0=round(now - took_s, 2), took_s=round(took_s, 3))
+
+
+def _stood_s(entry: Entry) -> float:
+    return float(entry["t"] - entry["t0"]) if entry["kind"] in _STANDSTILLS else 0.0
 
 
 def _first(names: set[str], order: dict[str, int]) -> Iterator[str]:
