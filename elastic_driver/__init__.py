@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elastic_driver.function.torch_launcher import LaunchConfig as LaunchConfig
     from elastic_driver.function.torch_launcher import elastic_launch as elastic_launch
     from elastic_driver.hosts import Host as Host
+    from elastic_driver.worker.api.figures import report as report
     from elastic_driver.worker.api.numpy import *  # noqa: F403
     from elastic_driver.worker.checkpoint import checkpoint_point as checkpoint_point
 
@@ -44,6 +45,7 @@ _ELSEWHERE = {
     "checkpoint_point": "elastic_driver.worker.checkpoint",
     "WorkerStateRegistry": "elastic_driver.core.registry",
     "elastic_launch": "elastic_driver.function.torch_launcher",
+    "report": "elastic_driver.worker.api.figures",
     "run": "elastic_driver.function.launch",
 }
 
@@ -52,7 +54,8 @@ def __getattr__(name: str) -> Any:
     if name == "elastic":
         return importlib.import_module("elastic_driver.elastic")
     # ``from elastic_driver import torch`` asks here first, and is not to load numpy's API.
-    if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is not None:
+    is_module = name not in _ELSEWHERE and importlib.util.find_spec(f"{__name__}.{name}") is not None
+    if name.startswith("_") or is_module:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         value = getattr(importlib.import_module(_ELSEWHERE.get(name, _API)), name)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.errors import RendezvousError, RendezvousProtocolError
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
     Answer,
     Ask,
+    FiguresSeen,
+    GpusSeen,
     Heard,
     NoticeSet,
     OnDisc,
@@ -56,6 +59,7 @@ class AgentRequests:
     Args:
         rounds: of the job.
         routes: of the driver; those that workers may ask are answered here.
+        figures: take what trainings tell of themselves.
         tasks: run what takes a while.
         links: all agents that there are.
         host_of: the agent of a host; None when there is none.
@@ -66,11 +70,13 @@ class AgentRequests:
         rounds: Rounds,
         routes: Routes,
         *,
+        figures: FigureBook,
         tasks: Tasks,
         links: Callable[[], Sequence[AgentLink]],
         host_of: Callable[[str], AgentLink | None],
     ) -> None:
         self._rounds = rounds
+        self._figures = figures
         self._keys: Keys[_AgentWaiter] = Keys()
         theirs = [route for route in routes if Role.WORKER in route.roles]
         # An agent does not say with which method it was asked.
@@ -111,7 +117,8 @@ class AgentRequests:
             link.send(NoticeSet(self._notice))
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """It waits for nothing any more."""
+        """It waits for nothing any more, and looks at nothing."""
+        self._figures.lost(link.facts.host)
         for waiter in self._keys.waiting:
             if waiter.link is link:
                 self._keys.remove(waiter)
@@ -142,6 +149,11 @@ class AgentRequests:
             case VitalsSeen(seen):
                 for key, vitals in seen.items():
                     self._rounds.seen(self._own(link, key), vitals)
+            case FiguresSeen(reported):
+                for key, figures in reported.items():
+                    self._figures.take(self._own(link, key), figures)
+            case GpusSeen(look):
+                self._figures.see_gpus(link.facts.host, look)
             case OnDisc(key, disc):
                 self._own(link, key)
                 self._rounds.on_disc(disc)

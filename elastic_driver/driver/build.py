@@ -33,13 +33,14 @@ from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.stacks import StackReports, Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
-from elastic_driver.driver.status import JobStatus
+from elastic_driver.driver.status import JobStatus, rank_of
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.takeover import Limits, Parts, Takeover
 from elastic_driver.driver.tokens import Tokens
 from elastic_driver.driver.worker_events import WorkerEvents
 from elastic_driver.driver.write_ahead import WriteAhead
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.watch import Rules
 from elastic_driver.hosts import WorkerId
 from elastic_driver.journal.entries import JobFacts
@@ -218,6 +219,7 @@ def build(
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper, hand_over=hand_over)
     progress = Progress()
     rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
+    figures = FigureBook(lambda worker: rank_of(stepper.state, worker))
     status = JobStatus(
         settings.command,
         job_id,
@@ -226,6 +228,7 @@ def build(
         processes=workers,
         agents=agents,
         health=health,
+        figures=figures,
         progress=progress,
         goodput=chronicle.goodput,
         discovery=discovery,
@@ -249,7 +252,7 @@ def build(
     )
     page: Page | None = None
     curves = Curves() if settings.page else None
-    samples = Samples(stepper, health=health, chronicle=chronicle, clock=clock, curves=curves)
+    samples = Samples(stepper, health=health, figures=figures, chronicle=chronicle, clock=clock, curves=curves)
     if curves is not None:
         page = Page(
             job_id,
@@ -288,6 +291,7 @@ def build(
     requests = AgentRequests(
         rounds,
         table,
+        figures=figures,
         tasks=tasks,
         links=fleet.links,
         host_of=fleet.link_of,

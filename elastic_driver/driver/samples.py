@@ -12,6 +12,7 @@ from collections.abc import Callable
 from elastic_driver.core.state import WorkerPhase, in_phase
 from elastic_driver.driver.health import Health
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.sampler import Sampled, Sampler
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.page.curves import Curves
@@ -32,6 +33,7 @@ class Samples:
     Args:
         stepper: has the state.
         health: has the last looks at the workers.
+        figures: that the training has reported.
         chronicle: is told.
         clock: the job's time, seconds.
         curves: of the page; None where there is none.
@@ -43,6 +45,7 @@ class Samples:
         stepper: Stepper,
         *,
         health: Health,
+        figures: FigureBook,
         chronicle: Chronicle,
         clock: Callable[[], float],
         curves: Curves | None,
@@ -51,6 +54,7 @@ class Samples:
         self._stepper = stepper
         self._chronicle = chronicle
         self._clock = clock
+        self._figures = figures
         self._wall_clock = wall_clock
         self._logged, self._drawn = Sampler(health.table), Sampler(health.table)
         self._curves = curves
@@ -71,7 +75,7 @@ class Samples:
         if self._curves is not None and now >= self._draw_at:
             self._draw(self._curves, now)
         if now >= self._log_at:
-            self._chronicle.sampled(self._take(self._logged, now))
+            self._chronicle.found(self._take(self._logged, now))
             self._plan(now)
 
     def last(self) -> None:
@@ -81,7 +85,7 @@ class Samples:
             self._draw(self._curves, now)
         sample = self._take(self._logged, now)
         if self._logged.has_seen:
-            self._chronicle.sampled(sample)
+            self._chronicle.found(sample)
 
     def _plan(self, now: float) -> None:
         is_new = now - self._stepper.state.began < _FIRST_S
@@ -96,4 +100,11 @@ class Samples:
     def _take(self, sampler: Sampler, now: float) -> Sampled:
         state = self._stepper.state
         members = [record.worker for record in in_phase(state, WorkerPhase.MEMBER)]
-        return sampler.take(now, members, workers=len(state.workers))
+        return sampler.take(
+            now,
+            members,
+            workers=len(state.workers),
+            figures=self._figures.figures,
+            gpu=self._figures.gpu,
+            gpu_memory_bytes=self._figures.gpu_memory_bytes,
+        )

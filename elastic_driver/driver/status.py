@@ -11,12 +11,13 @@ from dataclasses import asdict
 from typing import Protocol
 
 from elastic_driver.core.explain import explain, unused_slots
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, WorkerRecord, in_phase
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, WorkerRecord, in_phase, record_of
 from elastic_driver.discovery.source import Hosts
 from elastic_driver.driver.agents import AgentSide
 from elastic_driver.driver.health import Health
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.routes import ALL, Route, Routes
 from elastic_driver.report.goodput import Goodput
@@ -41,6 +42,7 @@ class JobStatus:
         processes: of the workers.
         agents: know where the driver is reached.
         health: knows how the workers are, and who may hang.
+        figures: that the training has reported of itself.
         progress: knows how far they have come.
         goodput: what the time has gone into.
         discovery: knows why hosts are not there.
@@ -56,6 +58,7 @@ class JobStatus:
         processes: Processes,
         agents: AgentSide,
         health: Health,
+        figures: FigureBook,
         progress: Progress,
         goodput: Goodput,
         discovery: Hosts,
@@ -68,6 +71,7 @@ class JobStatus:
         self._agents = agents
         self._health = health
         self._table = health.table
+        self._figures = figures
         self._progress = progress
         self._goodput = goodput
         self._discovery = discovery
@@ -107,6 +111,7 @@ class JobStatus:
             "newest_commit": self.newest_commit(),
             "progress": asdict(self._progress.estimate(now)),
             **self._table.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)], now),
+            "figures": dict(self._figures.figures),
             "workers": [self._worker(record, now) for record in state.workers],
         }
 
@@ -164,6 +169,12 @@ def standing_of(record: WorkerRecord, now: float) -> dict[str, object]:
         "pid": None,
         **_server_of(record),
     }
+
+
+def rank_of(state: State, worker: WorkerId) -> int | None:
+    """Of a worker in its round; None for one that is in none, or is no more."""
+    record = record_of(state, worker)
+    return record.rank if record is not None and record.round_id else None
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -6,9 +6,10 @@ whatever times, has a sampler of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from elastic_driver.figures import Figures
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
@@ -17,9 +18,6 @@ from elastic_driver.vitals import Vitals
 _LEAST_S = 5.0
 # What a worker did between its last two looks holds for so long.
 _HOLDS_S = 5.0
-
-Figures = Mapping[str, float | None]
-"""What a training tells of itself, by name; None for what is no number (NaN) or has no bounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Self
 from elastic_driver.codec import ROW, CodecError, OsText, Seconds, Within, from_data, to_data
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.etcd.place import EtcdPlace
+from elastic_driver.figures import MOST_NAMES, GpuLook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 from elastic_driver.rendezvous.messages import (
@@ -31,7 +32,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import NO_BARS
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -817,6 +818,20 @@ class VitalsSeen(Said, name="vitals"):
     """Looks at workers, by worker. Rows: a driver of thousands hears of each once a second."""
 
     workers: dict[str, Annotated[Vitals, ROW]]
+
+
+@dataclass(frozen=True)
+class FiguresSeen(Said, name="figures"):
+    """What trainings have reported of themselves, by worker and name: what is new. null: NaN, or infinite."""
+
+    workers: dict[str, Annotated[dict[str, float | None], Within(0, MOST_NAMES)]]
+
+
+@dataclass(frozen=True)
+class GpusSeen(Said, name="gpus"):
+    """A look at the GPUs of the host."""
+
+    look: GpuLook
 
 
 @dataclass(frozen=True)

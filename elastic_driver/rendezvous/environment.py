@@ -33,6 +33,11 @@ PATIENCE_S = 60.0  # without it: the driver may be restarted, or its network be
 GLOO_TIMEOUT_S = 30.0  # Horovod's, without HOROVOD_GLOO_TIMEOUT_SECONDS
 MOST_GLOO_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 ENV_VITALS = "ELASTIC_DRIVER_VITALS"  # the file of its agent's on which it says how it is
+# Where a worker's training may tell of itself: a file in memory of its agent's that lines are appended to, and the
+# number of the descriptor of it that the worker has inherited. Scripts use them: docs/page.md.
+ENV_REPORT = "ELASTIC_DRIVER_REPORT"
+ENV_REPORT_FD = "ELASTIC_DRIVER_REPORT_FD"
+FIGURES_FILE = "elastic-driver-figures"  # its name in /proc/PID/fd
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from
 
 # What torch's NCCL groups read when they are made, whatever the driver's environment says, in workers that reset inside

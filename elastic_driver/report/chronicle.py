@@ -367,8 +367,8 @@ class Chronicle:
         """A worker is frozen or hangs, and is about to be killed."""
         self._tell(WorkerHung(worker, reason))
 
-    def found(self, finding: Told) -> None:
-        """Something was found of how the workers are: who may hang, who is slow, whether the round goes on."""
+    def found(self, finding: Told | Sampled) -> None:
+        """Something was found of how the workers are: who may hang or is slow, whether the round goes on, a sample."""
         if isinstance(finding, StallEnded) and not finding.resumed:
             self._stalled_s = finding.stood_s
         self._tell(finding)
@@ -540,10 +540,6 @@ class Chronicle:
     def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
         """The present, for the live line, and the figures behind it."""
         self._tell(Status(text, figures))
-
-    def sampled(self, sample: Sampled) -> None:
-        """How the job does; it comes now and then."""
-        self._tell(sample)
 
     def look(self, now: float) -> bool:
         """To be called about each second. Returns whether a wait of the job is to be reported now."""

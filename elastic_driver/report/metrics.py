@@ -246,6 +246,14 @@ class _Source:
         if waited_s is not None:
             total_s = levels.total("waited", "", waited_s)
             yield _counter("collective_wait_seconds", "That workers have waited in collectives.", total_s)
+        figures = status.get("figures")
+        if figures:
+            yield _by_label(
+                "reported",
+                "What the training has reported of itself: the newest, of the lowest rank that reports it.",
+                "name",
+                {name: math.nan if value is None else value for name, value in figures.items()},
+            )
         goodput = status.get("goodput")
         if goodput is not None:
             # No counter: what was training becomes another category when a loss takes it back.

@@ -43,6 +43,7 @@ def all_again(
     yield replace(rounds.levels(_with_gone(workers.levels(), untold), alone_s), held=ports.levels())
     yield from rounds.reports()
     yield from workers.warmed
+    yield from workers.figures.again()
     if leaves is not None:
         yield leaves
     yield from rounds.questions()

@@ -21,6 +21,7 @@ from elastic_driver.errors import LaunchError, RendezvousProtocolError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.backlog import Backlog
 from elastic_driver.launch.agent.bars import BarScreen, BarsOfWorkers
+from elastic_driver.launch.agent.figures import HostFigures
 from elastic_driver.launch.agent.script import script_of
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
@@ -100,6 +101,13 @@ class _Worker:
     page: VitalsPage | None = None
     input: WorkerInput | None = None
 
+    def new_page(self) -> str:
+        """Where its process says how it is; "" where no file is to be had: it is looked at from outside only."""
+        with contextlib.suppress(OSError):
+            self.page = VitalsPage()
+            return self.page.path
+        return ""
+
     def close(self) -> None:
         """Closes what its process had. Harmless when repeated."""
         page, self.page = self.page, None
@@ -139,6 +147,7 @@ class HostWorkers:
 
     Attributes:
         bars: which of the workers' are told of.
+        figures: what their trainings tell of themselves.
         ends_by: the signal that workers are ended with from now on, in place of SIGTERM; None for that.
     """
 
@@ -183,6 +192,7 @@ class HostWorkers:
             is_watched=lambda label: self.bars.are_watched(label),
         )
         self.bars = BarsOfWorkers(send, lambda: self.has_said_all and has_room_for_bars(), screen, welcome.bars)
+        self.figures = HostFigures(send, has_room_for_bars)
         self._workers: dict[WorkerId, _Worker] = {}
         self._warmed: list[Said] = []  # what the driver was told of workers that can be forked
         self._error_files = ErrorFiles()
@@ -322,6 +332,7 @@ class HostWorkers:
         for worker in self._workers:
             self._keep(worker)
         await self._keeper.close()
+        self.figures.close()
         self._error_files.remove()
 
     @property
@@ -397,7 +408,7 @@ class HostWorkers:
         if ENV_CHIEF in one.order.env:
             env[ENV_RENDEZVOUS] = one.order.env[ENV_RENDEZVOUS]  # it asks the driver itself, at its socket
         env[ENV_ERROR_FILE] = one.error_file
-        env[ENV_VITALS] = self._new_page(one)
+        env |= {ENV_VITALS: one.new_page(), **self.figures.new(worker)}
         if self._bad_folder:
             raise CommandNotFoundError(self._bad_folder)
         env |= await self._more_of(worker, one.order.command, env)
@@ -482,6 +493,7 @@ class HostWorkers:
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
         """See ProcessListener."""
         one = self._workers[worker]
+        self.figures.ended(worker)
         error, age_s = ("", None) if status.ok else read_error_file(one.error_file)
         lines, at = list(process.last_lines), _written_at(age_s)
         death = Exited(worker.key, status.returncode, lines, error, age_s, status.note, at)
@@ -530,6 +542,7 @@ class HostWorkers:
         self._send(news)
 
     def _forget(self, worker: WorkerId) -> None:
+        self.figures.ended(worker)
         self._workers.pop(worker).close()
 
     # --- what a worker is given ------------------------------------------------------------------------------------
@@ -557,13 +570,6 @@ class HostWorkers:
         except OSError as error:
             raise LaunchError(f"cannot start worker {worker}: no {order.stdin} for it: {in_words(error)}") from error
         return one.input.given
-
-    def _new_page(self, one: _Worker) -> str:
-        """Where the worker says how it is; "" where no file is to be had: it is looked at from outside only."""
-        with contextlib.suppress(OSError):
-            one.page = VitalsPage()
-            return one.page.path
-        return ""
 
 
 def _written_at(age_s: float | None) -> float | None:

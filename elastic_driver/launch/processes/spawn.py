@@ -24,6 +24,7 @@ import psutil
 from elastic_driver.errors import LaunchError, in_words
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.words import CommandNotFoundError, Stream
+from elastic_driver.rendezvous.environment import ENV_REPORT_FD
 from elastic_driver.system.tether import Tether
 
 # Errors of exec that mean: this command will not run, however often it is tried.
@@ -159,7 +160,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given
         tied = tether.ends()
         childs_ends.callback(tied.close)
         with _spawning:
-            _inherit_only(tied.descriptors())
+            _inherit_only({*tied.descriptors(), *reports_to(env)})
             popen = subprocess.Popen(
                 command,
                 # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold
@@ -182,6 +183,12 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given
             raise
         our_ends.pop_all()
         return Spawned(popen, leader, pipes)
+
+
+def reports_to(env: Mapping[str, str]) -> Collection[int]:
+    """The descriptor of this process's that a process with this environment is told to report to, if any."""
+    number = env.get(ENV_REPORT_FD, "")
+    return (int(number),) if number.isascii() and number.isdecimal() else ()
 
 
 _TAKE_TERMINAL = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)

@@ -85,14 +85,19 @@ class Curves:
 
     def _thin(self) -> None:
         fine = len(self._times) - _FINE_POINTS
-        kept: list[bool] = []
-        while not kept or sum(kept) > MOST_POINTS / 2 + _FINE_POINTS / 2:
+        kept = self._spaced(fine)
+        while sum(kept) > (MOST_POINTS + _FINE_POINTS) / 2:
             self._spacing_s *= 2
-            last, kept = float("-inf"), []
-            for index, time in enumerate(self._times):
-                kept.append(index >= fine or time - last >= self._spacing_s * 0.9)  # they come a little early or late
-                last = time if kept[-1] else last
+            kept = self._spaced(fine)
         self._keep(kept)
+
+    def _spaced(self, fine: int) -> list[bool]:
+        """Which points are kept: all from number ``fine`` on, and of the older ones those that are far enough apart."""
+        last, kept = float("-inf"), []
+        for index, time in enumerate(self._times):
+            kept.append(index >= fine or time - last >= self._spacing_s * 0.9)  # they come a little early or late
+            last = time if kept[-1] else last
+        return kept
 
     def _keep(self, kept: list[bool]) -> None:
         self._times = list(compress(self._times, kept))

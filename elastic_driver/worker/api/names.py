@@ -24,6 +24,7 @@ from elastic_driver.worker.api.builds import start_timeline as start_timeline
 from elastic_driver.worker.api.builds import stop_timeline as stop_timeline
 from elastic_driver.worker.api.collectives import barrier as barrier
 from elastic_driver.worker.api.collectives import join as join
+from elastic_driver.worker.api.figures import report as report
 from elastic_driver.worker.api.handles import poll as poll
 from elastic_driver.worker.api.handles import synchronize as synchronize
 from elastic_driver.worker.api.objects import allgather_object as allgather_object

@@ -7,6 +7,7 @@ from typing import Any
 
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.status import JobStatus
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 
@@ -17,6 +18,7 @@ class Parts:
     Attributes:
         table: the last looks at workers.
         progress: how far they have come.
+        figures: that the training has reported.
         says: what discovery remarks.
         pids: of the workers' processes.
     """
@@ -26,6 +28,7 @@ class Parts:
     def __init__(self) -> None:
         self.table = VitalsTable()
         self.progress = Progress()
+        self.figures = FigureBook({}.get)
         self.says = ""
         self.pids: Mapping[WorkerId, int] = {}
 
@@ -53,6 +56,7 @@ def status_of(stepper: Any, clock: Callable[[], float], parts: Any) -> JobStatus
         processes=parts,
         agents=parts,
         health=health,  # type: ignore[arg-type]
+        figures=parts.figures,
         progress=parts.progress,
         goodput=parts,
         discovery=parts,

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic_driver.driver.agent_requests import AgentRequests
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.figures import GpuLook
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.rendezvous.agent_messages import (
     Answer,
     Ask,
+    FiguresSeen,
+    GpusSeen,
     Heard,
     NoticeSet,
     OnDisc,
@@ -59,7 +64,8 @@ class Link:
 
     levels = None
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self.facts = SimpleNamespace(host=host)
         self.sent: list[Said] = []
 
     def send(self, message: Said) -> None:
@@ -70,7 +76,7 @@ class Job:
     """Plays the rounds, two agents, and routes of which one is not answered at once."""
 
     def __init__(self) -> None:
-        self.links = {"a": Link(), "b": Link()}
+        self.links = {"a": Link("a"), "b": Link("b")}
         self.asked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self.ran: list[RunningReport] = []
         self.beats: list[tuple[WorkerId, int, bool, bool, bool]] = []
@@ -81,6 +87,7 @@ class Job:
         self.error: Exception | None = None
         self.later: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.tasks = Tasks()
+        self.figures = FigureBook({}.get)
         routes = (
             Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
             Route("GET", "status", ALL, lambda _: {"phase": "running"}),
@@ -92,6 +99,7 @@ class Job:
         self.requests = AgentRequests(
             self,  # type: ignore[arg-type]
             routes,
+            figures=self.figures,
             tasks=self.tasks,
             links=lambda: tuple(self.links.values()),  # type: ignore[arg-type, return-value]
             host_of=self.links.get,  # type: ignore[arg-type]
@@ -210,6 +218,7 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
         Ask(1, B.key, "status", [], b""),
         Ask(1, "nobody", "status", [], b""),
         VitalsSeen({B.key: Vitals(1.0, 2)}),
+        FiguresSeen({B.key: {"loss": 1.0}}),
     ],
     ids=lambda message: message.name,
 )
@@ -231,6 +240,10 @@ def test_what_an_agent_says_of_its_workers_reaches_the_rounds() -> None:
         looks = {A.key: Vitals(1.5, 2, state="S"), A1.key: Vitals(1.5, 3, pulse_s=0.1)}
         job.say(VitalsSeen(looks))
         assert job.looks == [(A, looks[A.key]), (A1, looks[A1.key])]
+        job.say(FiguresSeen({A.key: {"loss": 0.5, "accuracy": None}}))
+        assert job.figures.figures == {"loss": 0.5, "accuracy": None}
+        job.say(GpusSeen(GpuLook(2, 0.5, 7)))
+        assert (job.figures.gpu, job.figures.gpu_memory_bytes) == (0.5, 7)
 
     on(test)
 

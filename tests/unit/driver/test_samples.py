@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_driver.driver.samples import Samples
+from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.sampler import Sampled
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
@@ -31,7 +32,8 @@ class Job:
         self.samples = Samples(
             SimpleNamespace(state=state, is_over=False),  # type: ignore[arg-type]
             health=SimpleNamespace(table=self.table),  # type: ignore[arg-type]
-            chronicle=SimpleNamespace(sampled=self.sampled),  # type: ignore[arg-type]
+            figures=FigureBook({ONE: 0}.get),
+            chronicle=SimpleNamespace(found=self.sampled),  # type: ignore[arg-type]
             clock=lambda: self.now,
             curves=self.curves,
             wall_clock=lambda: 1e9 + self.now,
@@ -72,6 +74,7 @@ def test_the_last_one_is_told_of_a_job_that_has_had_workers() -> None:
     job = Job()
     job.samples.last()
     assert job.told == []
+    job.now += 1
     job.table.take(ONE, Vitals(1.0, 7, rss_bytes=5), job.now)
     job.samples.last()
     [(_, sample)] = job.told

@@ -454,7 +454,7 @@ def test_times(seconds: float, text: str) -> None:
 
 
 def test_samples_are_kept_for_curves() -> None:
-    log = a_job()
+    log = Log()
     fields = {"steps_per_s": 2.5, "waiting": 0.25, "cpu": 1.5, "memory_bytes": 1 << 30, "gpu": None}
     log.add("sampled", 5.0, **fields, gpu_memory_bytes=None, workers=2, figures={"loss": 0.5, "bad": None})
     log.add("sampled", 5.0, **fields, gpu_memory_bytes=None, workers=2, figures={"loss": float("nan")})

@@ -22,7 +22,7 @@ OF_ALL = {
     *("Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"),
     *("DuplicateNameError", "HorovodInternalError", "HostsUpdatedInterrupt", "MismatchError", "NotInitializedError"),
     *("ProcessSet", "add_process_set", "global_process_set", "remove_process_set"),
-    *("init", "is_initialized", "shutdown", "is_homogeneous"),
+    *("init", "is_initialized", "report", "shutdown", "is_homogeneous"),
     *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
     *("ccl_built", "cuda_built", "ddl_built", "gloo_built", "mpi_built", "nccl_built", "rocm_built"),
     *("check_extension", "gloo_enabled", "mpi_enabled", "mpi_threads_supported", "start_timeline", "stop_timeline"),
@@ -47,7 +47,7 @@ def test_the_numpy_api_has_these_names_and_no_others() -> None:
     assert {name for name in dir(numpy_api) if not name.startswith("_")} == OF_ALL
     assert set(dir(elastic_driver)) >= OF_ALL | OF_THE_PACKAGE
     assert all(getattr(elastic_driver, name) is not None for name in dir(elastic_driver) if not name.startswith("_"))
-    for name in OF_ALL:
+    for name in OF_ALL - {"report"}:
         assert getattr(elastic_driver, name) is getattr(numpy_api, name)
 
 
@@ -112,3 +112,17 @@ def test_there_is_no_other_name() -> None:
     for name in ("allreduce_sync", "Collectives", "_collectives", "torch_api"):
         with pytest.raises(AttributeError, match=f"module 'elastic_driver' has no attribute '{name}'"):
             getattr(elastic_driver, name)
+
+
+@pytest.mark.parametrize("before", ["", "import elastic_driver.report.lengths; "])
+def test_the_drivers_package_called_report_does_not_hide_the_function(before: str) -> None:
+    code = (
+        f"{before}import elastic_driver as hvd\n"
+        "hvd.report(loss=0.5)\n"
+        "import elastic_driver.report.instant\n"
+        "hvd.report(loss=0.25)\n"
+        "from elastic_driver.worker.api.figures import _reporter\n"
+        "print(_reporter.values)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
+    assert done.stdout.strip() == "{'loss': 0.25}"

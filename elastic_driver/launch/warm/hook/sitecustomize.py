@@ -219,6 +219,22 @@ def _give_input(descriptor: int, *, is_terminal: bool) -> None:
     vars(sys)["__stdin__"] = new
 
 
+def _open_report(environment: dict[str, str]) -> None:
+    """The descriptor to which the worker's training may report, where the launcher has a file for that."""
+    if not environment.get("ELASTIC_DRIVER_REPORT"):
+        return
+    number = ""
+    try:
+        opened = os.open(environment["ELASTIC_DRIVER_REPORT"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        kept = _high(opened)
+        os.close(opened)
+        os.set_inheritable(kept, True)
+        number = str(kept)
+    except OSError:  # it trains all the same
+        pass
+    environment["ELASTIC_DRIVER_REPORT_FD"] = number
+
+
 def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
     """Makes the clone what a process is that was started just now. Blocks until the launcher knows of it.
 
@@ -229,6 +245,7 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
         outputs: its standard input, if it has one, its standard output and error, and what ends it when the launcher
             dies (elastic_driver.system.tether).
     """
+    _open_report(request["env"])
     _set_environ(request["env"])
     _show_environ(request["env"], *_area)
     # The warmed process's command line is that of all workers; this stands in it for what is one worker's own.

@@ -1,0 +1,243 @@
+"""``hvd.report(loss=0.31)``: figures of the training's own, for the page, the report and the metrics.
+
+A call puts the values into a dictionary, and that is all that a step pays for. A thread takes the newest of each name
+about once a second, makes numbers of them, and appends a line to the file that the agent reads (see
+:mod:`elastic_driver.launch.agent.figures`): nothing waits for an agent or a driver, whatever has become of them.
+
+A tensor on a GPU is not waited for. Its value is copied into memory that the thread reads without a call to CUDA, since
+such a call could break a graph that the training captures; it is there when the GPU has come so far.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from elastic_driver.figures import MOST_NAMES, fault_of, line_of
+from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD, FIGURES_FILE
+from elastic_driver.system.threads import name_this_thread
+
+_log = logging.getLogger(__name__)
+_EACH_S = 1.0
+# A NaN that no calculation makes, in a float64: the value is not there yet.
+_AWAITED = 0x7FF5A5A5A5A5A5A5
+# What gives the number once it is there; None before that.
+_Later: TypeAlias = Callable[[], float | None]
+
+
+def report(**figures: Any) -> None:
+    """Reports figures of the training: ``hvd.report(loss=loss, accuracy=0.93)``.
+
+    They become curves on the job's page and in ``elasticrun report``, and ``elastic_driver_reported`` in its metrics.
+    Of each name the newest value counts, about once a second; of several ranks the lowest that reports it. A value is a
+    number, a numpy scalar or a tensor with one element, which may be on a GPU and require grad: nothing waits for it.
+    NaN and infinite values are shown as missing. To be called as often as you like, from any thread, before ``init()``
+    too; outside a job it does nothing.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a name cannot be one, there are more than 64, or a tensor has several elements.
+    """
+    reporter = _reporter
+    values = reporter.values
+    for name, value in figures.items():
+        if name not in values:
+            reporter.admit(name)
+        if type(value) is float:
+            values[name] = value
+        else:
+            reporter.take(name, value)
+    if not reporter.has_begun:
+        reporter.begin()
+
+
+class _Reporter:
+    """What this process has reported, and the thread that passes it on.
+
+    Attributes:
+        values: by name, the newest: a float, or what gives it.
+        has_begun: whether the thread runs, or there is nobody to be told.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, float | _Later | None] = {}
+        self.has_begun = False
+        self._beginning = threading.Lock()
+        self._passing = threading.Lock()  # the thread, and the end of the process
+        self._passed: dict[str, float | _Later | None] = {}
+        self._copied: set[str] = set()  # names of which the thread has not taken the last copy
+        self._cells: dict[str, _Cell] = {}
+        self._file = -1
+        self._has_warned = False
+
+    def admit(self, name: str) -> None:
+        """A name that is new. Raises ValueError for one that cannot be one, or is one too many."""
+        if fault := fault_of(name):
+            raise ValueError(f"cannot report a figure: {fault}")
+        if len(self.values) >= MOST_NAMES:
+            raise ValueError(f"cannot report {name!r}: there are {MOST_NAMES} names already, which are the most")
+
+    def take(self, name: str, value: Any) -> None:
+        """A value that is no plain float. Raises TypeError or ValueError for one that is no figure."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            self._take_tensor(name, torch, value)
+        else:
+            self.values[name] = _number(name, value)
+
+    def _take_tensor(self, name: str, torch: Any, value: Any) -> None:
+        if value.numel() != 1:
+            raise ValueError(f"cannot report {name!r}: a tensor with {value.numel()} elements is no figure")
+        if value.is_complex() or value.is_meta:
+            raise TypeError(f"cannot report {name!r}: a tensor of {value.dtype} on {value.device} is no number")
+        value = value.detach()
+        if value.device.type == "cpu":
+            self.values[name] = float(value.item())
+        elif name not in self._copied:  # one copy a second: each costs some microseconds
+            later = self._copy(name, torch, value)
+            if later is not None:
+                self._copied.add(name)
+                self.values[name] = later
+
+    def _copy(self, name: str, torch: Any, value: Any) -> _Later | None:
+        """Has the device copy it. None where it cannot now."""
+        if value.device.type != "cuda":
+            copy = value.clone()
+            return lambda: float(copy.item())
+        if torch.cuda.is_current_stream_capturing():
+            return None  # the value of a graph is only there when that is replayed
+        cell = self._cells.get(name)
+        if cell is None:
+            cell = self._cells[name] = _Cell(torch)
+        return cell.fill(value.to(torch.float64).reshape(()))
+
+    # --- passing on ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Starts the thread, where there is anybody to be told."""
+        with self._beginning:
+            if self.has_begun:
+                return
+            self.has_begun = True
+            self._file = _opened()
+            if self._file < 0:
+                return
+            # Woken by its clock. A daemon, as a process ends when its training does; what is new then is passed on by
+            # an exit handler.
+            thread = threading.Thread(target=self._run, name="elastic-figures", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: the end tells
+                thread.start()
+            atexit.register(self.pass_on)
+
+    def _run(self) -> None:
+        name_this_thread()
+        clock = threading.Event()
+        while True:
+            clock.wait(_EACH_S)
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Writes what is new, and there."""
+        with self._passing:
+            self._copied.clear()
+            news: dict[str, float | None] = {}
+            for name, value in self.values.copy().items():
+                if value is None or self._passed.get(name) is value:
+                    continue
+                number = self._of_later(name, value) if callable(value) else value
+                if number is not None:
+                    self._passed[name] = value
+                    news[name] = number
+            if news and self._file >= 0:
+                try:
+                    os.write(self._file, line_of(news))
+                except OSError:  # nobody reads it any more
+                    self._file = -1
+
+    def _of_later(self, name: str, value: _Later) -> float | None:
+        try:
+            return value()
+        except Exception as error:  # of another library's: a figure is no reason to end
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("cannot report %r: %s: %s", name, type(error).__name__, error)
+            return None
+
+    def after_fork(self) -> None:
+        """In a child process: its parent's figures are not its own, and it has no thread of its own yet."""
+        file = self._file
+        self.__init__()  # type: ignore[misc]
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+
+class _Cell:
+    """Page-locked memory for one number, which a GPU writes."""
+
+    def __init__(self, torch: Any) -> None:
+        self._memory = torch.empty((), dtype=torch.float64, pin_memory=True)
+        address = self._memory.data_ptr()
+        self._bits, self._number = ctypes.c_uint64.from_address(address), ctypes.c_double.from_address(address)
+        self._bits.value = 0
+
+    def fill(self, value: Any) -> _Later | None:
+        """Has the GPU write it. None while it has not yet written the one before."""
+        if self._bits.value == _AWAITED:
+            return None
+        self._bits.value = _AWAITED
+        self._memory.copy_(value, non_blocking=True)
+        return lambda: None if self._bits.value == _AWAITED else self._number.value
+
+
+def _number(name: str, value: Any) -> float | _Later:
+    """Of what is no tensor of PyTorch's."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        try:
+            size = math.prod(shape)
+        except TypeError:  # one that nobody knows
+            size = -1
+        if size != 1:
+            raise ValueError(f"cannot report {name!r}: an array of shape {shape} is no figure")
+        if hasattr(value, "device") and not isinstance(getattr(value, "device", None), str | None):
+            return lambda: _float(value)  # JAX: it may be on a GPU, and does not change
+        if type(value).__module__.startswith("tensorflow"):
+            if not hasattr(value, "numpy"):
+                raise TypeError(f"cannot report {name!r} from within a tf.function: it has no value there")
+            return lambda: _float(value)
+        value = value.item()
+    if isinstance(value, bool | complex | str | bytes) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"cannot report {name!r}: {type(value).__name__} is no number")
+    return _float(value)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer that no float can hold
+        return math.inf
+
+
+def _opened() -> int:
+    """The file that the agent reads; -1 for none."""
+    # A process that another has started may have the variable and not the descriptor, but something else there.
+    number = os.environ.get(ENV_REPORT_FD, "")
+    with contextlib.suppress(OSError, ValueError):
+        if os.readlink(f"/proc/self/fd/{int(number)}").startswith(f"/memfd:{FIGURES_FILE}"):
+            return os.dup(int(number))
+    with contextlib.suppress(OSError):
+        return os.open(os.environ.get(ENV_REPORT, ""), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    return -1
+
+
+_reporter = _Reporter()
+os.register_at_fork(after_in_child=_reporter.after_fork)

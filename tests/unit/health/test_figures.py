@@ -1,0 +1,75 @@
+"""One figure a name for the whole job: of the lowest rank that reports it; and GPUs of all hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_driver.figures import MOST_NAMES, GpuLook
+from elastic_driver.health.figures import FigureBook
+from elastic_driver.hosts import WorkerId
+
+pytestmark = pytest.mark.unit
+
+ONE, TWO, THREE = (WorkerId(name, 0, 0) for name in "abc")
+
+
+@pytest.fixture
+def ranks() -> dict[WorkerId, int]:
+    return {ONE: 0, TWO: 1}
+
+
+@pytest.fixture
+def book(ranks: dict[WorkerId, int]) -> FigureBook:
+    return FigureBook(ranks.get)
+
+
+def test_the_lowest_rank_that_reports_a_name_has_the_word(book: FigureBook) -> None:
+    book.take(TWO, {"loss": 2.0, "of_two": 5.0})
+    assert book.figures == {"loss": 2.0, "of_two": 5.0}
+    book.take(ONE, {"loss": 1.0})
+    book.take(TWO, {"loss": 3.0, "of_two": None})
+    assert book.figures == {"loss": 1.0, "of_two": None}
+
+
+def test_ranks_are_those_of_now(book: FigureBook, ranks: dict[WorkerId, int]) -> None:
+    book.take(ONE, {"loss": 1.0})
+    ranks.update({ONE: 1, TWO: 0})
+    book.take(ONE, {"loss": 1.5})
+    book.take(TWO, {"loss": 2.0})
+    book.take(ONE, {"loss": 3.0})
+    assert book.figures == {"loss": 2.0}
+
+
+def test_a_figure_outlives_its_worker_until_another_reports_it(book: FigureBook, ranks: dict[WorkerId, int]) -> None:
+    book.take(ONE, {"loss": 1.0})
+    del ranks[ONE]
+    assert book.figures == {"loss": 1.0}
+    book.take(TWO, {"loss": 2.0})
+    book.take(ONE, {"loss": 3.0})
+    assert book.figures == {"loss": 2.0}
+
+
+def test_of_workers_without_ranks_the_newest_counts(book: FigureBook, ranks: dict[WorkerId, int]) -> None:
+    ranks.clear()
+    book.take(ONE, {"loss": 1.0})
+    book.take(THREE, {"loss": 3.0})
+    assert book.figures == {"loss": 3.0}
+
+
+def test_there_are_only_so_many_and_none_without_a_proper_name(book: FigureBook) -> None:
+    book.take(ONE, {"\n": 1.0, "x" * 1000: 1.0})
+    assert book.figures == {}
+    for index in range(2 * MOST_NAMES):
+        book.take(ONE, {str(index): float(index)})
+    assert len(book.figures) == MOST_NAMES
+
+
+def test_gpus_are_those_of_all_hosts(book: FigureBook) -> None:
+    assert (book.gpu, book.gpu_memory_bytes) == (None, None)
+    book.see_gpus("a", GpuLook(3, 1.0, 30))
+    book.see_gpus("b", GpuLook(1, 0.0, 5))
+    book.see_gpus("c", GpuLook(8, None, 7))
+    assert (book.gpu, book.gpu_memory_bytes) == (0.75, 42)
+    book.lost("a")
+    book.lost("unknown")
+    assert (book.gpu, book.gpu_memory_bytes) == (0.0, 12)
