@@ -28,6 +28,9 @@ from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Sessions
 from elastic_driver.report.page.site import Actions, Site, WebHandler
 
+# Of the output that is kept with a job that has ended: of so many workers, and so much in all.
+_MOST_TAILS, _MOST_TAIL_BYTES = 128, 2 << 20
+
 
 class PageServer(Protocol):
     """What is needed of the driver's server."""
@@ -51,6 +54,9 @@ class Page:
         stacks: the workers' stacks as text.
         more: other paths and who answers there; see Site.
         open_loopback: has the driver's server listen on loopback, and gives the URL there. Raises SettingsError.
+
+    Attributes:
+        is_kept: whether the job is kept when it has ended, so that there is a way back to it.
     """
 
     def __init__(
@@ -74,6 +80,8 @@ class Page:
         self._chronicle = chronicle
         self._clock = clock
         self._open_loopback = open_loopback
+        self._output = output
+        self.is_kept: Callable[[], bool] = lambda: False
         self._sessions = Sessions(clock)
         self._has_failed = False
         # Frames may be late, and the loop is there only once the job runs.
@@ -140,6 +148,26 @@ class Page:
         code = self._sessions.new_code(may_act=may_act)
         return [f"{url}/login?code={code}" for url in urls]
 
+    def recorded(self) -> bytes:
+        """The page as it is now, with the workers' last output, as JSON; b"" where it cannot be shown.
+
+        What is told of the job in the history (:mod:`elastic_driver.report.history`).
+        """
+        try:
+            frame = self._feed.state()
+            tails, size = dict[str, list[str]](), 0
+            for name in self._feed.names:
+                lines = self._output(name)
+                if lines:
+                    tails[name] = list(lines)
+                    size += sum(map(len, lines))
+                if len(tails) >= _MOST_TAILS or size >= _MOST_TAIL_BYTES:
+                    break
+        except Exception as error:  # a bug; the job goes on
+            self._fail(error)
+            return b""
+        return b'{"version":1,"frame":%b,"outputs":%b}' % (frame, json.dumps(tails).encode())
+
     def close(self) -> None:
         """The driver ends: browsers are told so."""
         self.site.close()
@@ -192,6 +220,7 @@ class Page:
         for mark in marks:
             status.pop(mark, None)
         status.pop("urls", None)
+        status["history"] = self.is_kept()
         outage = state.discovery.outage
         # When it began as a point in time that stays: the feed sends what has changed.
         status["discovery_fails"] = None if outage is None else {"reason": outage.error, "age_s": now - outage.since}

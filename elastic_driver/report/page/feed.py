@@ -4,9 +4,11 @@ Owns what was sent, to whom, and how often. A frame is encoded once for all brow
 looks, and where a frame costs much there are fewer: together they take no more than a fortieth of a processor.
 
 A frame is an object: "job" (fields of the job, those that have changed), "hosts" and "workers" (rows by name, the
-fields that have changed), "gone" (names of rows that are no more), "story" (entries that are new or have changed, by
-"n") and "story_from" (the oldest entry there is), "curves" (all of them) or "curves_new" (points behind those that
-there are), as :mod:`elastic_driver.report.page.curves` has them. With "whole" it begins anew.
+fields that have changed), "gone" (names of rows that are no more), "ended_workers" (rows of the last workers that have
+ended, all of them where one has come), "story" (entries that are new or have changed, by "n") and "story_from" (the
+oldest entry there is), "curves" (all of them) or "curves_new" (points behind those that there are), as
+:mod:`elastic_driver.report.page.curves` has them. With "whole" it begins anew. A job that has ended keeps the last of
+its figures.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any, Protocol
 
 from elastic_driver.health.sampler import Sampled
 from elastic_driver.rendezvous.server.web import WebStream
-from elastic_driver.report.happenings import Happening, JobEnded, MomentPassed, Status
+from elastic_driver.report.happenings import (
+    Happening,
+    JobEnded,
+    MomentPassed,
+    ProcessEnded,
+    RoundFormed,
+    Status,
+)
 from elastic_driver.report.page.curves import Curves
 from elastic_driver.report.page.story import Story
 
@@ -33,6 +42,12 @@ _SAME_S = 0.3
 _AGES = {"since_s": "since", "committed_s": "committed", "waits_s": "waits", "ready_in_s": "ready_at"}
 _ROUNDED = {"cpu": 2, "steps_per_s": 3, "waited_s": 0}
 _MB = 1 << 20
+_MOST_ENDED = 64
+"""Workers that have ended and are still shown. Those that failed stay longest."""
+# What a job has no more when its workers have ended, and what of it is shown all the same.
+_LAST_FIGURES = ("steps_per_s", "goodput")
+# Of a worker's last row, what it is still shown with.
+_LAST_OF_WORKERS = ("round_id", "steps", "commits", "rss_mb")
 
 Row = dict[str, Any]
 
@@ -78,6 +93,9 @@ class Feed:
         self._streams: dict[WebStream, None] = {}
         self._job: Row = {}
         self._rows: dict[str, dict[str, Row]] = {"hosts": {}, "workers": {}}
+        self._ranks: dict[str, int] = {}  # the last ones of workers that live
+        self._ended: dict[str, Row] = {}  # the oldest first
+        self._has_ended_anew = False
         self._number = 0
         self._whole = b""  # of the present number; empty until somebody needs it
         self._looked_at = self._sent_at = self._due = 0.0
@@ -92,10 +110,47 @@ class Feed:
             return
         try:
             self.story.hear(happening)
+            self._follow(happening)
         except Exception as error:
             self._failed(error)
         if isinstance(happening, JobEnded) and self._streams:
             self._send_frame()
+
+    def _follow(self, happening: Happening) -> None:
+        """Keeps what is shown of workers when they have ended."""
+        match happening:
+            case RoundFormed(members=members):
+                self._ranks.update((member.worker.key, member.rank) for member in members)
+            case ProcessEnded(worker, how=how, returncode=code, expected=expected):
+                key = worker.key
+                last = self._rows["workers"].get(key, {})
+                self._ended[key] = {
+                    **{name: last[name] for name in _LAST_OF_WORKERS if name in last},
+                    "worker": key,
+                    "host": worker.hostname,
+                    "slot": worker.slot,
+                    "rank": self._ranks.pop(key, None),
+                    "how": how,
+                    "t": round(self._clock(), 2),
+                    "failed": bool(code and not expected),
+                }
+                self._has_ended_anew = True
+                if len(self._ended) > _MOST_ENDED:
+                    fine = (name for name, row in self._ended.items() if not row["failed"])
+                    del self._ended[next(fine, next(iter(self._ended)))]
+            case _:
+                pass
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers that are shown, as of the last look: those that have ended first, the latest before others."""
+        last = len(self._rows["workers"])
+        ranks = {
+            name: last if row.get("rank") is None else row["rank"]
+            for name, row in self._rows["workers"].items()
+            if name not in self._ended
+        }
+        return [*reversed(self._ended), *sorted(ranks, key=lambda name: ranks[name])]
 
     # --- streams ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +250,7 @@ class Feed:
                 "at": round(self._clock(), 2),
                 "job": self._job,
                 **self._rows,
+                "ended_workers": list(self._ended.values()),
                 "story": self.story.all(),
                 "curves": self._curves.whole(),
             }
@@ -229,6 +285,9 @@ class Feed:
             if told is not None and abs(told["since"] - since) < _SAME_S:
                 since = told["since"]
             job["stalled"] = {"since": since, "waits_for": stalled["waits_for"]}
+        if self.story.ended is not None:
+            kept = {name: self._job[name] for name in _LAST_FIGURES if self._job.get(name) is not None}
+            job |= {name: value for name, value in kept.items() if job.get(name) is None}
         listed = self.story.hosts
         if listed is not None:
             job["listed"] = {"t": listed[0], "hosts": [[host.name, host.slots] for host in listed[1]]}
@@ -244,6 +303,9 @@ class Feed:
                 change[kind] = rows_changed
             if gone:
                 change.setdefault("gone", {})[kind] = gone
+        if self._has_ended_anew:
+            change["ended_workers"] = list(self._ended.values())
+            self._has_ended_anew = False
         story, story_from = self.story.news()
         if story:
             change |= {"story": story, "story_from": story_from}

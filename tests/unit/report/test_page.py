@@ -401,6 +401,50 @@ def test_the_end_is_told_and_stays(job: ShownJob) -> None:
     assert reader.is_closed
 
 
+def test_workers_that_have_ended_stay_with_how_they_did(job: ShownJob, clock: Clock) -> None:
+    reader = stream(job, log_in(job))
+    reader.take()
+    job.lose_host("node000")
+    clock.pass_time(0.6)
+    [ended] = [frame["ended_workers"] for kind, frame in reader.take() if "ended_workers" in frame]
+    assert [(row["worker"], row["host"], row["rank"], row["how"], row["failed"]) for row in ended] == [
+        ("node000[0]#0", "node000", 0, "killed by SIGKILL", True),
+        ("node000[1]#0", "node000", 1, "killed by SIGKILL", True),
+    ]
+    assert {"t", "steps", "commits", "rss_mb"} <= ended[0].keys()
+    clock.pass_time(5)
+    assert not any("ended_workers" in frame for _, frame in reader.take())
+    assert json.loads(job.feed.state())["ended_workers"] == ended
+    assert job.feed.names == ["node000[1]#0", "node000[0]#0", "node001[0]#0", "node001[1]#0"]
+
+
+def test_of_many_that_have_ended_those_that_failed_stay(job: ShownJob) -> None:
+    def end(number: int, code: int, *, expected: bool) -> None:
+        worker = WorkerId("far", number, 0)
+        job.feed.hear(ProcessEnded(worker, 1, "0", code, "ended", expected=expected, foretold=False))
+
+    end(0, 1, expected=False)
+    for number in range(1, 100):
+        end(number, 1, expected=True)
+    ended = json.loads(job.feed.state())["ended_workers"]
+    assert [row["slot"] for row in ended] == [0, *range(37, 100)]
+    for number in range(100, 200):
+        end(number, 1, expected=False)
+    ended = json.loads(job.feed.state())["ended_workers"]
+    assert [row["slot"] for row in ended] == list(range(136, 200))
+
+
+def test_a_job_that_has_ended_keeps_the_last_of_its_figures(job: ShownJob) -> None:
+    job.more = {"steps_per_s": None}
+    assert json.loads(job.feed.state())["job"]["steps_per_s"] is None
+    job.more = {}
+    speed = json.loads(job.feed.state())["job"]["steps_per_s"]
+    job.more = {"steps_per_s": None, "workers": []}
+    job.feed.hear(JobEnded(0, "done", Summary()))
+    for _ in range(2):
+        assert json.loads(job.feed.state())["job"]["steps_per_s"] == speed > 0
+
+
 def test_the_story_stays_short(clock: Clock) -> None:
     story = Story(clock)
     for index in range(5000):
