@@ -61,10 +61,11 @@ def _variables_stay() -> Iterator[None]:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where job files and agents' sockets are, for one test."""
+    """Where job files and agents' sockets are, for one test; its jobs have a history of their own, too."""
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return folder
 
 
@@ -100,6 +101,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 # Where jobs leave their files: not among those of the user who runs the tests.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="elasticrun-tests-")
+os.environ["XDG_STATE_HOME"] = f"{os.environ['XDG_RUNTIME_DIR']}/state"
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 # The processes that are started to run tests, too, fork from what is imported once.

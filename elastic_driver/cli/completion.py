@@ -1,7 +1,7 @@
-"""``elasticrun completion SHELL``: a script that completes subcommands, flags, choices, files and ids of running jobs.
+"""``elasticrun completion SHELL``: a script that completes subcommands, flags, choices, files and ids of jobs.
 
 Owns what each flag's value is completed with. The script is shtab's, made of our parsers; it asks ``elasticrun jobs
---ids`` for the jobs, and nothing else runs at a TAB.
+--ids`` and ``elasticrun history --ids`` for the jobs, and nothing else runs at a TAB.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from elastic_driver.cli.doctor import parser_of_doctor
 from elastic_driver.cli.drain import parser_of_drain
 from elastic_driver.cli.end import parser_of_end
 from elastic_driver.cli.flags import build_parser
+from elastic_driver.cli.history import parser_of_history
 from elastic_driver.cli.jobs import parser_of_jobs
 from elastic_driver.cli.join import parser_of_join
 from elastic_driver.cli.leave import parser_of_leave
@@ -30,6 +31,9 @@ from elastic_driver.errors import SettingsError
 
 _SHELLS = ("bash", "zsh", "fish")
 _JOBS = "elasticrun jobs --ids 2>/dev/null"
+# Those that have ended, too.
+_KEPT = "elasticrun history --ids 2>/dev/null; elasticrun jobs --ids 2>/dev/null"
+_SHOW_ENDED = ("elasticrun page", "elasticrun report")
 # shtab's own form for zsh asks once, while the script is read: the list would stay as it was then.
 _JOBS_IN_ZSH = f"""
 _elasticrun_jobs() {{
@@ -37,7 +41,16 @@ _elasticrun_jobs() {{
   _wanted jobs expl 'running job' compadd -a ids
 }}
 """
-_FILES, _FOLDERS = frozenset({"FILE", "YAML", "PATH", "COMMAND", "EVENTS"}), frozenset({"DIR"})
+_KEPT_IN_ZSH = f"""
+_elasticrun_kept() {{
+  local -a ids=(${{(f)"$({_KEPT})"}})
+  _wanted jobs expl 'job' compadd -a ids
+}}
+_elasticrun_kept_or_files() {{
+  _alternative 'jobs:job:_elasticrun_kept' 'files:file:_files'
+}}
+"""
+_FILES, _FOLDERS = frozenset({"FILE", "YAML", "PATH", "COMMAND"}), frozenset({"DIR"})
 
 
 def parser_of_completion() -> Parser:
@@ -56,6 +69,7 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "doctor": parser_of_doctor,
     "drain": parser_of_drain,
     "end": parser_of_end,
+    "history": parser_of_history,
     "jobs": parser_of_jobs,
     "join": parser_of_join,
     "leave": parser_of_leave,
@@ -97,7 +111,7 @@ def completion(words: Sequence[str]) -> int:
         subparsers._name_parser_map[name] = made
     for each in (parser, *subparsers.choices.values()):
         for action in each._actions:
-            _complete(action, shtab)
+            _complete(action, shtab, shows_ended=each.prog in _SHOW_ENDED)
     print(_with_files(shtab.complete(parser, shell), shell))
     return 0
 
@@ -116,12 +130,16 @@ def _with_files(script: str, shell: str) -> str:
             return f'{script}\ncomplete -c elasticrun -n "not __fish_seen_subcommand_from {ours}; and {has_words}" -F'
 
 
-def _complete(action: argparse.Action, shtab: Any) -> None:
+def _complete(action: argparse.Action, shtab: Any, *, shows_ended: bool) -> None:
     """Says what an argument's values are, where its choices do not."""
     found: Any = None
     if action.choices or action.nargs == 0:
         return
-    if action.metavar == "JOB" or (action.metavar == "ID" and action.dest == "job"):
+    if shows_ended and action.dest in ("job", "events") and not action.option_strings:
+        found = shtab.cmd(_KEPT)
+        of_zsh = "_elasticrun_kept" if action.dest == "job" else "_elasticrun_kept_or_files"
+        found |= {"zsh": of_zsh, "preamble": {**found["preamble"], "zsh": _KEPT_IN_ZSH}}
+    elif action.metavar == "JOB" or (action.metavar == "ID" and action.dest == "job"):
         found = shtab.cmd(_JOBS)
         found |= {"zsh": "_elasticrun_jobs", "preamble": {**found["preamble"], "zsh": _JOBS_IN_ZSH}}
     elif action.metavar in _FILES:

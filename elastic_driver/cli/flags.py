@@ -32,10 +32,11 @@ Everything from the first word that is no flag is the command.
 subcommands (each has --help):
   jobs                  your jobs whose driver runs on this machine
   status [JOB]          what a job does, its hosts and its workers
-  page [JOB]            a link to its page in a browser
+  page [JOB]            a link to its page in a browser; of an ended job, its page as a file
   stacks [JOB]          where the workers' Python is now, and who waits for whom
   doctor [-H HOST,...]  what would stop or slow a job on these hosts
-  report EVENTS         a job from its event log: a table, or a picture
+  history               your last jobs, ended ones too
+  report [JOB|FILE]     what a job's time went into: a table, or a picture
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
   resume DIR            go on with a job whose driver has died (--journal DIR)
@@ -491,6 +492,7 @@ def _output_flags(parser: Parser) -> None:
     )
     add("page_address", metavar="HOST[:PORT]", help="the job's page is there, too, encrypted if not on loopback")
     add("page", action="store_const", const=False, help="no page for browsers")
+    add("history", action="store_const", const=False, help="keep nothing of the job for elasticrun history")
 
 
 def _tuning_flags(parser: Parser) -> None:

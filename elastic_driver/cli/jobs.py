@@ -124,7 +124,7 @@ def jobs(words: Sequence[str]) -> int:
             shown.append({**named, "no_driver_s": round(found.away_s, 3), "journal": journal})
         print(json.dumps([*shown, *(job.document() for job in alone)]))
     elif not running and not left and not alone:
-        print("no job of yours runs on this machine")
+        print("no job of yours runs on this machine; elasticrun history lists those that have ended")
     else:
         rows = [_row(job, answer) for job, answer in zip(running, _asked(running), strict=True)]
         rows += [(found.job.job_id, _none(found), "-", "-", "-", "-", shlex.join(found.job.command)) for found in left]

@@ -289,6 +289,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.end import end
 
             return end
+        case "history":
+            from elastic_driver.cli.history import history
+
+            return history
         case "jobs":
             from elastic_driver.cli.jobs import jobs
 

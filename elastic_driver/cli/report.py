@@ -1,34 +1,45 @@
-"""``elasticrun report EVENTS.jsonl``: a job from its event log, as a table or as a picture."""
+"""``elasticrun report [JOB|EVENTS.jsonl]``: a job from its event log, as a table or as a picture."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from elastic_driver.cli.kept import all_kept, choose_kept, listed
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.report.history_folder import EVENTS
 from elastic_driver.report.picture import HEADS, cells_of, duration, ending_of, page, svg
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import Reader, Story
 
 # A line of the log with a few thousand members has some 300 kB. Longer ones are of no log.
 _LONGEST_LINE = 1 << 26
+_JOB_ID = re.compile(r"[0-9a-f]{1,16}")
 
 
 def parser_of_report() -> Parser:
     """Its flags."""
     parser = Parser(
         prog="elasticrun report",
-        description="Shows a job as its event log (--event-log) tells it: its changes and what they cost, and what its "
-        "seconds went into. The job may still run. With -o it is drawn into one file that needs no other.",
+        description="Shows a job as its event log tells it: its changes and what they cost, and what its seconds went "
+        "into. The job may still run. With -o it is drawn into one file that needs no other.",
     )
-    parser.add_argument("events", metavar="EVENTS", help="the event log")
+    parser.add_argument(
+        "events",
+        metavar="JOB|FILE",
+        nargs="?",
+        help="the beginning of its id (elasticrun history), or a file that --event-log has written; default: your last "
+        "job",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="draw it: into a page (.html) or a picture (.svg)")
-    parser.add_argument("--job", metavar="ID", default="", help="of several jobs in the log; default: the last one")
+    parser.add_argument("--job", metavar="ID", default="", help="of several jobs in the file; default: the last one")
     return parser
 
 
@@ -42,15 +53,34 @@ def report(words: Sequence[str]) -> int:
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None and output.suffix not in (".html", ".svg"):
         raise SettingsError(f"cannot draw into {output}: the name of the file ends with .html or .svg")
-    story = _story(arguments.events, arguments.job)
+    events, job = _log_of(arguments.events, arguments.job)
+    story = _story(events, job)
     if story.skipped:
         lines = "1 line" if story.skipped == 1 else f"{story.skipped} lines"
-        print(f"elasticrun: warning: {lines} of {one_line(arguments.events)} could not be read", file=sys.stderr)
+        print(f"elasticrun: warning: {lines} of {one_line(events)} could not be read", file=sys.stderr)
     if output is None:
         _print(story)
         return 0
     _write(output, page(story) if output.suffix == ".html" else svg(story))
     return 0
+
+
+def _log_of(given: str | None, job: str) -> tuple[str, str]:
+    """The event log that is meant, and which job in it: a file is what there is a file of that name for.
+
+    Raises:
+        SettingsError: there is no such job, or there are several.
+    """
+    if given and (os.path.lexists(given) or not _JOB_ID.fullmatch(given)):
+        return given, job
+    if job:
+        raise SettingsError("--job is for a file with several jobs: name the file")
+    found = choose_kept(given or "")
+    if found is not None:
+        return str(found.folder / EVENTS), found.job_id
+    if given:
+        raise SettingsError(f"there is no file {given}, and no job in the history begins so: {listed(all_kept())}")
+    raise SettingsError("no job of yours is kept yet: name a file that --event-log has written")
 
 
 def _story(path: str, job: str) -> Story:

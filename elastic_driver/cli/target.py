@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from elastic_driver.cli.kept import ended_job, ways_back
 from elastic_driver.errors import (
     NoTlsError,
     OtherCertificateError,
@@ -165,10 +166,13 @@ def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
             f"job {alone[0]} has no driver: it has died. elasticrun resume, with the job's journal, goes on with it "
             f"(elasticrun jobs names that), elasticrun end {alone[0]} ends it"
         )
+    over = None if job_id is None else ended_job(job_id)
+    if over is not None:
+        raise SettingsError(ways_back(over))
     others = {"running": _listed(jobs), "without a driver": ", ".join(left)}
     listed = "; ".join(f"{what}: {found}" for what, found in others.items() if found)
     if not listed:
-        raise SettingsError("no job of yours runs on this machine")
+        raise SettingsError("no job of yours runs on this machine; elasticrun history lists those that have ended")
     raise SettingsError(f"{f'there is no job {job_id}' if job_id else 'no job of yours has a driver here'}; {listed}")
 
 

@@ -160,6 +160,7 @@ def _settings_of(given: Settings, hosts: tuple[Host, ...], events: Path, limit_s
         warm_starts=False,
         stdin=NO_STDIN,
         page=False,
+        history=False,
         quiet=True,
         event_log=events,
         grace_s=_GRACE_S,

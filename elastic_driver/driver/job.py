@@ -53,6 +53,7 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_hook import EventHook
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.history import History
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.report.page.tails import Tails
@@ -195,6 +196,7 @@ def _run_recorded(
             on_detail=console.detail,
             instant=instant,
         ) as event_hook,
+        _history_of(job, console, instant) as history,
         contextlib.closing(
             StandardInput(
                 settings.stdin_rank,
@@ -281,6 +283,8 @@ def _run_recorded(
             lock=recorded.lock,
             code_in_vain=recorded.code_in_vain,
         )
+        if history is not None:
+            _keep(history, driver, chronicle)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             code = runner.run(_run(driver, chronicle, leash))
@@ -299,7 +303,34 @@ def _run_recorded(
         if code and os.environ.get(ENV_ERROR_FILE):
             # This job is itself the worker of another launcher.
             driver.worker_events.pass_on_error(os.environ[ENV_ERROR_FILE])
+        if history is not None:
+            history.close()
+            if way_back := history.told():
+                console.line(way_back)
         return code
+
+
+def _history_of(job: JobFacts, console: Console, instant: Instant) -> contextlib.AbstractContextManager[History | None]:
+    """What keeps the job for later."""
+    settings = job.settings
+    if not settings.history:
+        return contextlib.nullcontext()
+    return History(
+        job.job_id,
+        settings.command,
+        journal="" if settings.journal is None else str(settings.journal),
+        on_warning=console.warning,
+        on_detail=console.detail,
+        instant=instant,
+    )
+
+
+def _keep(history: History, driver: ElasticDriver, chronicle: Chronicle) -> None:
+    """Has the job kept from now on. The history hears of everything last: the page has heard of it by then."""
+    if driver.page is not None:
+        history.page = driver.page.recorded
+        driver.page.is_kept = lambda: history.is_kept
+    chronicle.also(history)
 
 
 async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None) -> int:

@@ -121,6 +121,7 @@ def run(
     event_hook: str | None = None,
     page_address: str | None = None,
     page: bool | None = None,
+    history: bool | None = None,
     prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` in worker processes. Blocks until all have returned.
@@ -143,7 +144,7 @@ def run(
             straggler_action, reset_window, drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple,
             protect, durable_dir, durable_every, durable_interval, durable_keep, rendezvous_port, config_file,
             event_log, event_hook, page_address, prefix_output_with_timestamp: as the flags.
-        page: False for none, as ``--no-page``.
+        page, history: False for none, as ``--no-page`` and ``--no-history``.
         discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
             see HostDiscovery. It is asked here, in a thread of this process. Or "kubernetes", as the flag.
         selector, namespace, slots_from, pod_names: of pods as hosts, as the flags.
@@ -231,6 +232,7 @@ def run(
         "event_hook": event_hook,
         "page_address": page_address,
         "page": page,
+        "history": history,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),
         "mpi": use_mpi or None,  # or a config file may ask for it

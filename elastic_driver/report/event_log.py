@@ -28,43 +28,31 @@ from elastic_driver.system.safe_files import open_named
 _BLOCK_BYTES = 1 << 20
 
 
-class EventLog:
-    """Appends events to a file. See Listener.
+class EventWriter:
+    """Appends events to a file, in the thread of a writer. See Listener.
 
     Args:
-        path: the file; None for no log.
+        what: the file, for messages.
         on_warning: told once when it cannot be written; at the next event, or at the end.
         instant: when that happens which is written down.
-
-    Raises:
-        SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
     """
 
     live = False
 
     def __init__(
         self,
-        path: Path | None,
+        what: str,
         *,
         on_warning: Callable[[str], None] = lambda text: None,
         instant: Instant | None = None,
     ) -> None:
-        self._path = path
+        self._what = what
         self._instant = instant or Instant()
         self._on_warning = on_warning
         self._writer: FileWriter | None = None
+        self._descriptor = -1
         self._trouble = ""  # written by the writer's thread, once
         self._late = False
-        if path is not None:
-            try:
-                # A pipe does not block: one that nobody reads must hold up neither the start nor, once full, the end.
-                self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            except OSError as error:
-                raise SettingsError(f"cannot write the event log {path} (--event-log): {in_words(error)}") from error
-            self._writer = FileWriter("elasticrun-events")
-            if _is_torn(self._descriptor):
-                # Else the first event would be a part of a line that nobody can read.
-                self._writer.put(functools.partial(self._append, b"\n"), 1)
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
@@ -74,7 +62,7 @@ class EventLog:
             # Its first driver may have died before it had written that; or the file is another by now.
             [record] = records_of(replace(happening, again=False))
             data = line_of(record, self._instant)
-            self._writer.put(functools.partial(self._append_start, happening.job_id, data), len(data))
+            self._put(functools.partial(self._append_start, happening.job_id, data), len(data))
         for record in records_of(happening):
             self.write(**record)
 
@@ -90,11 +78,14 @@ class EventLog:
             self.close()
             return
         data = line_of({"event": event, **fields}, self._instant)
-        if not self._writer.put(functools.partial(self._append, data), len(data)) and not self._late:
-            self._late = True
-            self._on_warning(f"the event log {self._path} misses events: the disc does not keep up")
+        self._put(functools.partial(self._append, data, event), len(data))
 
-    def _append(self, data: bytes) -> None:
+    def _put(self, work: Callable[[], object], size: int) -> None:
+        if self._writer is not None and not self._writer.put(work, size) and not self._late:
+            self._late = True
+            self._on_warning(f"{self._what} misses events: the disc does not keep up")
+
+    def _append(self, data: bytes, event: str = "") -> None:
         """One write for each line, so that it is there as a whole. In the writer's thread."""
         if self._trouble:
             return
@@ -112,7 +103,14 @@ class EventLog:
         if not _says(self._descriptor, f'"job_id": {json.dumps(job_id)}}}\n'.encode()):
             self._append(data)
 
+    def _end_torn_line(self) -> None:
+        """Else the first event would be a part of a line that nobody can read. In the writer's thread, or before."""
+        if _is_torn(self._descriptor):
+            self._append(b"\n")
+
     def _close(self) -> None:
+        if self._descriptor < 0:
+            return
         try:
             os.close(self._descriptor)
         except OSError as error:  # some file systems tell only here that the disc is full
@@ -126,9 +124,9 @@ class EventLog:
         writer.put(self._close)
         writer.close(timeout_s)
         if self._trouble:
-            self._on_warning(f"cannot write the event log {self._path}: {self._trouble}; going on without it")
+            self._on_warning(f"cannot write {self._what}: {self._trouble}; going on without it")
         elif writer.lost:
-            self._on_warning(f"{writer.lost} bytes are not in the event log {self._path}: the disc does not keep up")
+            self._on_warning(f"{writer.lost} bytes are not in {self._what}: the disc does not keep up")
 
     def __enter__(self) -> Self:
         return self
@@ -137,6 +135,37 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class EventLog(EventWriter):
+    """The file that the user names.
+
+    Args:
+        path: the file; None for no log.
+        on_warning: see EventWriter.
+        instant: see EventWriter.
+
+    Raises:
+        SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        on_warning: Callable[[str], None] = lambda text: None,
+        instant: Instant | None = None,
+    ) -> None:
+        super().__init__(f"the event log {path}", on_warning=on_warning, instant=instant)
+        if path is None:
+            return
+        try:
+            # A pipe does not block: one that nobody reads must hold up neither the start nor, once full, the end.
+            self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise SettingsError(f"cannot write the event log {path} (--event-log): {in_words(error)}") from error
+        self._writer = FileWriter("elasticrun-events")
+        self._writer.put(self._end_torn_line)
 
 
 def _is_torn(descriptor: int) -> bool:

@@ -35,6 +35,7 @@ from elastic_driver.report.happenings import (
     InternalError,
     JobEnded,
     JobStarted,
+    LogCut,
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
@@ -149,6 +150,8 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("round_resumed", round_id=round_id, commits=commits, **costs)]
         case Remark(text, warning):
             return [_record("report", text=text, warning=warning)]
+        case LogCut(size):
+            return [_record("log_cut", size_bytes=size)]
         case FirstFailure(worker, rank, how, last_lines, alike):
             return [
                 _record(

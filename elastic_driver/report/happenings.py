@@ -389,6 +389,13 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class LogCut:
+    """A log that may not grow for ever has grown so large, bytes: of what comes only the job's end is in it."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class FirstFailure:
     """Why the job ends badly: the first worker that failed, and what it said last.
 
@@ -540,6 +547,7 @@ Happening: TypeAlias = (
     | RoundFormed
     | RoundResumed
     | Remark
+    | LogCut
     | FirstFailure
     | InternalError
     | JobEnded

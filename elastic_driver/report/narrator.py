@@ -36,6 +36,7 @@ from elastic_driver.report.happenings import (
     InternalError,
     JobEnded,
     JobStarted,
+    LogCut,
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
@@ -95,7 +96,7 @@ class Narrator:
         if not isinstance(happening, ProcessEnded | Status):
             self._tell_of_alike()
         match happening:
-            case DiscoveryRan() | DiscReported():
+            case DiscoveryRan() | DiscReported() | LogCut():
                 pass  # the chronicle warns of what is wrong
             case Sampled():
                 pass  # the status line has the present

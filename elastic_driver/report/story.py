@@ -15,7 +15,7 @@ from typing import Any
 from elastic_driver.core.standing import Doing
 from elastic_driver.hosts import WorkerId
 from elastic_driver.report.goodput import Booked, Category
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import ExitCode, NoticeKind
 
 # What a worker did in a piece of its life.
 BOOTS, WORKS, WAITS, DRAINED, ENDS = "boots", "works", "waits", "drained", "ends"
@@ -246,6 +246,12 @@ class Reader:
                     story.rounds[-1].commit = None if commits is None else int(commits)
             case "sampled":
                 story.samples.append(_sample(event, at))
+            case "log_cut":
+                self._turn(story, Category.UNEXPLAINED, at)
+                text = "the log had grown too large: what happened from here on is not in it, but for the job's end"
+                story.marks.append(Mark(at, "notice", text))
+            case "job_ended" if event["exit_code"] == ExitCode.OTHER_DRIVER:
+                story.marks.append(Mark(at, "notice", str(event["message"])))
             case "job_ended":
                 story.exit_code, story.message = int(event["exit_code"]), str(event["message"])
                 self._open = False

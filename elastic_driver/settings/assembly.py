@@ -35,6 +35,7 @@ _READ_HERE = frozenset(
 _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
+_SWITCH = {"on": True, "1": True, "off": False, "0": False}
 _WITHOUT_EFFECT = frozenset({"disable_cache"})
 # The driver's process may have another working directory by the time that it opens these.
 _ABSOLUTE = frozenset({"durable_dir", "join_token_file", "operator_token_file"})
@@ -230,6 +231,10 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
             continue
         if variable in (ENV_SHIM, ENV_PROTOCOL):
             values[name] = text.lower()
+        elif name == "history":
+            if text.lower() not in _SWITCH:
+                raise SettingsError(f"the variable {variable} is {text!r}, not on or off")
+            values[name] = _SWITCH[text.lower()]
         elif _FIELDS[name] is number:
             try:
                 values[name] = float(text)

@@ -19,6 +19,7 @@ _ALLOWED = frozenset(
         "config_file",
         "disable_cache",
         "gloo_timeout_s",
+        "history",
         "horovod_shim",
         "hostfile",
         "hosts",

@@ -122,6 +122,7 @@ class Settings:
         event_log: JSON-lines file; None for none.
         event_hook: shell command that gets each event on its standard input; None for none.
         page: whether the job has a page for browsers.
+        history: whether the job is kept for later in this user's state folder.
         page_address: where else than on loopback it is, HOST or HOST:PORT; "" for nowhere.
         gloo_timeout_s: for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
@@ -230,6 +231,7 @@ class Settings:
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
     event_hook: OsText | None = field(default=None, metadata=_given_by("--event-hook"))
     page: bool = field(default=True, metadata=_given_by("--no-page"))
+    history: bool = field(default=True, metadata=_given_by("--no-history", "ELASTIC_DRIVER_HISTORY"))
     page_address: str = field(default="", metadata=_given_by("--page-address"))
     gloo_timeout_s: float = field(
         default=GLOO_TIMEOUT_S,

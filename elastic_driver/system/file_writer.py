@@ -20,10 +20,11 @@ class FileWriter:
 
     Args:
         name: of the thread.
+        room: what may be on its way, bytes.
     """
 
-    def __init__(self, name: str) -> None:
-        self._room = ROOM_BYTES
+    def __init__(self, name: str, *, room: int | None = None) -> None:
+        self._room = ROOM_BYTES if room is None else room
         self._queue: queue.SimpleQueue[tuple[Callable[[], object], int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the two below
         self._waiting = 0

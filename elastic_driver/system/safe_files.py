@@ -23,7 +23,9 @@ _MARK_BYTES = 4096
 _PIECE = 65536
 
 
-def open_inside(name: str | Path, flags: int, *, dir_fd: int | None = None, pipes: bool = False) -> int:
+def open_inside(
+    name: str | Path, flags: int, *, dir_fd: int | None = None, pipes: bool = False, mode: int = 0o666
+) -> int:
     """Opens a file whose name is ours, in a folder that the user named. Never blocks for a pipe's other end.
 
     Args:
@@ -31,11 +33,12 @@ def open_inside(name: str | Path, flags: int, *, dir_fd: int | None = None, pipe
         flags: as for os.open; O_TRUNC cuts it only when it has turned out to be what it should be.
         dir_fd: the folder that the name is relative to.
         pipes: whether it may be a named pipe, if somebody reads it; it does not block then.
+        mode: of a new file.
 
     Raises:
         OSError: it cannot be opened, or it is a symbolic link, a hard link, a device, a folder, or another user's.
     """
-    descriptor = _open(name, flags | os.O_NOFOLLOW, dir_fd)
+    descriptor = _open(name, flags | os.O_NOFOLLOW, dir_fd, mode)
     with _closed_on_error(descriptor):
         status = os.fstat(descriptor)
         if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
@@ -168,6 +171,24 @@ def open_folder_inside(folder: Path, name: str) -> int:
     return descriptor
 
 
+def make_private_folder(path: Path) -> None:
+    """Makes a folder for this user alone where it is not there, and likewise all above it that are not.
+
+    Raises:
+        OSError: it cannot be made, is a symbolic link, another user's, or open to others, or others can exchange it.
+    """
+    absent = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    for folder in reversed(absent):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    why = why_not_private(path.lstat())
+    if why:
+        raise OSError(errno.EACCES, f"it {why}", str(path))
+    why = who_exchanges_in(path.parent.resolve(), strict=False)
+    if why:
+        raise OSError(errno.EACCES, why, str(path))
+
+
 def who_else_writes(folder: Path, *, only_adding: bool) -> str:
     """Who, besides this user and root, can put files there, in words; "" for nobody, and for the folder's group.
 
@@ -230,10 +251,10 @@ def who_exchanges_in(folder: Path, *, strict: bool) -> str:
     return ""
 
 
-def _open(name: str | Path, flags: int, dir_fd: int | None) -> int:
+def _open(name: str | Path, flags: int, dir_fd: int | None, mode: int = 0o666) -> int:
     flags = flags & ~os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        return os.open(name, flags, 0o666, dir_fd=dir_fd)
+        return os.open(name, flags, mode, dir_fd=dir_fd)
     except OSError as error:
         reasons = {errno.ENXIO: "nobody reads that pipe", errno.ELOOP: "it is a symbolic link"}
         if error.errno in reasons:

@@ -108,7 +108,6 @@ def test_lines_that_cannot_be_read_are_said(log: Path, capsys: pytest.CaptureFix
         (["{folder}"], "cannot read the event log .*: Is a directory"),
         (["/dev/null"], "tells of no job$"),
         (["{log}", "--job", "beef"], "tells of no job beef"),
-        ([], "events|EVENTS"),
     ],
 )
 def test_what_cannot_be(log: Path, words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

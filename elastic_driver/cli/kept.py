@@ -1,0 +1,91 @@
+"""Jobs of the history for subcommands: which one is meant, how it ended, and how to come back to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.report.history_folder import KeptJob, NoHistoryError, history_folder, kept_jobs
+from elastic_driver.report.lengths import length
+from elastic_driver.words import ExitCode
+
+SHORT_ID = 8
+"""So much of a job's id will do for people."""
+
+
+def all_kept() -> list[KeptJob]:
+    """All of them, the one that began last first.
+
+    Raises:
+        SettingsError: the history cannot be read.
+    """
+    folder: object = ""
+    try:
+        folder = history_folder(os.environ)
+        return kept_jobs(folder)
+    except NoHistoryError as error:
+        raise SettingsError(
+            f"there is no history of jobs: {in_words(error)}; XDG_STATE_HOME may name a folder for it"
+        ) from error
+    except OSError as error:
+        raise SettingsError(f"cannot read the history of jobs in {folder}: {in_words(error)}") from error
+
+
+def choose_kept(job_id: str) -> KeptJob | None:
+    """The one whose id begins so; of "" the last one. None where there is none.
+
+    Raises:
+        SettingsError: there are several, or the history cannot be read.
+    """
+    found = all_kept()
+    if not job_id:
+        return found[0] if found else None
+    matching = [job for job in found if job.job_id.startswith(job_id)]
+    if len(matching) > 1:
+        raise SettingsError(f"several jobs begin with {job_id}: {', '.join(job.job_id for job in matching)}")
+    return matching[0] if matching else None
+
+
+def ended_job(job_id: str) -> KeptJob | None:
+    """One that has ended and whose id begins so; None where there is no such, or nobody can tell."""
+    try:
+        found = choose_kept(job_id)
+    except SettingsError:
+        return None
+    return None if found is None or found.is_running else found
+
+
+def how(job: KeptJob) -> str:
+    """How it ended, in few words."""
+    code = job.facts.exit_code
+    if job.is_running:
+        return "runs"
+    if code is None:
+        return "no driver" if job.facts.journal else "driver was killed"
+    if code == ExitCode.SUCCESS:
+        return "finished"
+    return f"interrupted ({code})" if 128 < code < 192 else f"failed ({code})"
+
+
+def ending_of(job: KeptJob) -> str:
+    """When and how a job ended, in a sentence."""
+    ago = f"{length(time.time() - (job.ended or 0.0))} ago"
+    if job.facts.exit_code is None:
+        return f"job {job.job_id} has no driver any more, which was killed {ago}"
+    return f"job {job.job_id} ended {ago} with exit code {job.facts.exit_code}: {job.facts.message}"
+
+
+def ways_back(job: KeptJob) -> str:
+    """What to say to whoever takes it for one that runs."""
+    short = job.job_id[:SHORT_ID]
+    return f"{ending_of(job)}; elasticrun page {short} and elasticrun report {short} show it"
+
+
+def listed(jobs: Sequence[KeptJob]) -> str:
+    """Some of them, for whoever has named one that is not there."""
+    if not jobs:
+        return "there is none yet"
+    more = f" and {len(jobs) - 3} more (elasticrun history)" if len(jobs) > 3 else ""
+    return ", ".join(job.job_id for job in jobs[:3]) + more

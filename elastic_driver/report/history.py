@@ -1,0 +1,243 @@
+"""Keeps a job in the history while it runs: its events, the last of its page, and what it is listed with.
+
+Owns when that is written, and how much of one job. Where it goes, and what goes for it, is
+:mod:`elastic_driver.report.history_folder`'s.
+
+Nobody has asked for it, so nothing may come of it: whatever a home is like, it is a thread's business, costs one line
+at most, and the job's end waits for it no longer than a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from elastic_driver.errors import in_words, with_path
+from elastic_driver.report.event_log import EventWriter
+from elastic_driver.report.event_records import line_of, records_of
+from elastic_driver.report.happenings import (
+    ChiefStarted,
+    Happening,
+    JobEnded,
+    JobStarted,
+    LogCut,
+    MomentPassed,
+    PhaseChanged,
+    ProcessDying,
+    ProcessEnded,
+    RoundFormed,
+    TookOver,
+)
+from elastic_driver.report.history_folder import (
+    PAGE,
+    Facts,
+    NoHistoryError,
+    make_history_folder,
+    open_job,
+    put_facts,
+    tidy,
+)
+from elastic_driver.report.instant import Instant
+from elastic_driver.system.file_writer import FileWriter
+from elastic_driver.system.safe_files import put_text
+from elastic_driver.words import ExitCode
+
+MOST_BYTES = 20 << 20
+"""Of the events of one job. A round of 4,000 workers has some 300 kB."""
+# What may be on its way to a disc that hangs.
+_ROOM_BYTES = 16 << 20
+# How long the job's end waits for such a disc.
+_FLUSH_S = 1.5
+# The page is kept for the case that the driver is killed: soon, then each minute; and when workers end, with the last
+# of their figures, but not all the while. Together that takes no more than a fortieth of a processor.
+_PAGE_S, _SOON_S, _PAGE_COSTS = 60.0, 5.0, 40
+# Of a job of one round that was over before, the terminal has said all there is.
+_LONG_S = 60.0
+_SHORT_ID = 8
+# What is written of a job whose log has grown too large.
+_LAST_EVENTS = ("first_failure", "job_ended")
+
+
+class History(EventWriter):
+    """See above; a Listener. Used on the event loop only, but for what the writer's thread does.
+
+    Args:
+        job_id: of the job.
+        command: of the job.
+        journal: where its journal is; None for nowhere.
+        environ: says where the history is.
+        on_warning: told once when the job cannot be kept, or not to its end.
+        on_detail: told that this user has no place for a history.
+        instant: see EventWriter.
+        most_bytes: of its events.
+
+    Attributes:
+        page: the last of the page, as JSON; None for a job without one. b"" where it cannot be shown.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        command: Sequence[str],
+        *,
+        journal: str = "",
+        environ: Mapping[str, str] = os.environ,
+        on_warning: Callable[[str], None] = lambda text: None,
+        on_detail: Callable[[str], None] = lambda text: None,
+        instant: Instant | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        super().__init__("the history of this job", on_warning=self._warn, instant=instant)
+        self._tell, self._on_detail = on_warning, on_detail
+        self._has_warned = False
+        self._most_bytes = most_bytes
+        self._size = 0
+        self._had = 0  # of the driver before; written by the thread
+        self._is_cut = False
+        self._folder: Path | None = None  # written by the thread, once
+        self._is_nowhere = False  # likewise: nobody can do anything about that
+        directory = ""
+        with contextlib.suppress(OSError):  # somebody has removed it
+            directory = os.getcwd()
+        began = time.time() - (self._instant() - self._instant.began)
+        self._facts = Facts(job_id, tuple(command), directory, began, journal)
+        self._rounds = 0
+        self._page_due = self._page_may = self._instant() + _SOON_S
+        self._page_is_waiting = False
+        self.page: Callable[[], bytes] | None = None
+        self._writer = FileWriter("elasticrun-history", room=_ROOM_BYTES)
+        self._writer.put(functools.partial(self._open, dict(environ)))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a way back to the job, as far as it is known by now."""
+        return not self._trouble and not self._has_warned
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        if self._writer is None:
+            return
+        match happening:
+            case RoundFormed(members=members):
+                self._rounds += 1
+                self._facts = replace(self._facts, workers=len(members))
+            case ChiefStarted(servers=servers, workers=workers):
+                self._facts = replace(self._facts, workers=servers + workers)
+            case TookOver(workers=workers):
+                self._facts = replace(self._facts, workers=workers)
+            case _:
+                pass
+        super().hear(happening)
+        match happening:
+            case JobStarted():
+                self._put_facts()
+            case MomentPassed() if self._instant() >= self._page_due:
+                self._keep_page(is_last=False)
+            case ProcessDying() | ProcessEnded() | PhaseChanged() if self._instant() >= self._page_may:
+                self._keep_page(is_last=False)
+            case JobEnded(exit_code, message) if exit_code != ExitCode.OTHER_DRIVER:  # else it has not
+                self._facts = replace(self._facts, ended=time.time(), exit_code=exit_code, message=message)
+                self._put_facts()
+                self._keep_page(is_last=True)
+            case _:
+                pass
+
+    def told(self) -> str:
+        """How to come back to the job, once it is closed; "" where there was nothing to see, or is no way."""
+        facts = self._facts
+        if not self.is_kept or self._folder is None or facts.ended is None:
+            return ""
+        if self._rounds < 2 and facts.ended - facts.began < _LONG_S:
+            return ""
+        name = facts.job_id[:_SHORT_ID]
+        page = "" if self.page is None else f"elasticrun page {name} shows this job again, "
+        return f"{page}elasticrun report {name} what its time went into"
+
+    def close(self, timeout_s: float = _FLUSH_S) -> None:
+        """Closes it when all is written, or the time is over. Idempotent."""
+        if self._writer is not None:
+            self._writer.put(self._tidy)
+        super().close(timeout_s)
+
+    # --- what is written -------------------------------------------------------------------------------------------
+
+    def _warn(self, text: str) -> None:
+        if self._is_nowhere:
+            self._on_detail(text)
+        elif not self._has_warned:
+            self._tell(f"{text}; elasticrun --no-history keeps none")
+        self._has_warned = True
+
+    def write(self, event: str, **fields: object) -> None:
+        """See EventWriter. Of a log that has grown too large only how the job ends is written."""
+        if self._is_cut and event not in _LAST_EVENTS:
+            return
+        super().write(event, **fields)
+        if not self._is_cut and self._had + self._size >= self._most_bytes:
+            self._is_cut = True
+            [record] = records_of(LogCut(self._had + self._size))
+            super()._put(functools.partial(self._append, line_of(record, self._instant)), 0)
+
+    def _put(self, work: Callable[[], object], size: int) -> None:
+        self._size += size
+        super()._put(work, size)
+
+    def _put_facts(self) -> None:
+        self._put_file(functools.partial(self._write_facts, self._facts))
+
+    def _keep_page(self, *, is_last: bool) -> None:
+        if self.page is None or (self._page_is_waiting and not is_last):
+            return
+        began = time.thread_time()
+        data = self.page()
+        if data:
+            self._page_is_waiting = True
+            self._put_file(functools.partial(self._write_page, data), len(data))
+        cost_s = time.thread_time() - began
+        self._page_due, self._page_may = (
+            self._instant() + max(each_s, _PAGE_COSTS * cost_s) for each_s in (_PAGE_S, _SOON_S)
+        )
+
+    def _put_file(self, work: Callable[[], object], size: int = 0) -> None:
+        if self._writer is not None:
+            self._writer.put(work, size)
+
+    # --- in the writer's thread ------------------------------------------------------------------------------------
+
+    def _open(self, environ: Mapping[str, str]) -> None:
+        try:
+            history = make_history_folder(environ)
+            self._folder, self._descriptor = open_job(history, self._facts.job_id)
+            self._had = os.fstat(self._descriptor).st_size
+        except NoHistoryError as error:
+            self._is_nowhere = True
+            self._trouble = in_words(error)
+        except OSError as error:
+            self._trouble = with_path(error)
+        else:
+            self._end_torn_line()
+            self._tidy()
+
+    def _write_facts(self, facts: Facts) -> None:
+        self._do(lambda folder: put_facts(folder, facts))
+
+    def _write_page(self, data: bytes) -> None:
+        self._do(lambda folder: put_text(folder, PAGE, data.decode(), mode=0o600))
+        self._page_is_waiting = False
+
+    def _tidy(self) -> None:
+        self._do(lambda folder: tidy(folder.parent))
+
+    def _do(self, work: Callable[[Path], None]) -> None:
+        """Does something in the job's folder, as long as all goes well."""
+        if self._folder is None or self._trouble:
+            return
+        try:
+            work(self._folder)
+        except OSError as error:
+            self._trouble = with_path(error)

@@ -1,0 +1,302 @@
+"""The history: the folder in which this user's last jobs are kept, one folder each, and what is found there again.
+
+Owns where that is, what its files are called, how many jobs and bytes stay, and how a job that runs is told from one
+whose driver was killed: a driver has a lock on its job's events for as long as it lives. What is written there, and
+when, is :mod:`elastic_driver.report.history`'s. All of it blocks: a home may be on a disc that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pwd
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_driver.system.safe_files import leads_to, make_private_folder, open_inside, put_text, why_not_private
+
+EVENTS, PAGE, FACTS = "events.jsonl", "page.json", "job.json"
+"""What a job's folder holds: its event log, the last of its page, and what it is listed with."""
+SHOWN = "page.html"
+"""And the page that was made of these for somebody who looked."""
+MOST_JOBS, MOST_BYTES = 50, 100 << 20
+
+_VERSION = 1
+_JOB_ID = re.compile(r"[0-9a-f]{16}")
+_MOST_FACTS = 1 << 20
+# A folder without events is that of a driver that makes it at this moment, or was killed then.
+_MADE_S = 60.0
+# Where a disc knows no locks: a driver writes each minute what the time went into.
+_SILENT_S = 600.0
+_TRIES = 10
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+
+
+class NoHistoryError(OSError):
+    """This user has no place for one, and nothing that could be done about that: a container, a service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a job is listed with. Points in time are seconds since 1970.
+
+    Attributes:
+        job_id: the job.
+        command: what it trains.
+        directory: where that was started; "" where it was gone.
+        began: when.
+        journal: where its journal is; "" for none.
+        workers: of its last round.
+        ended: when; None while it runs, or where its driver was killed.
+        exit_code, message: how; None and "" likewise.
+    """
+
+    job_id: str
+    command: tuple[str, ...]
+    directory: str
+    began: float
+    journal: str = ""
+    workers: int = 0
+    ended: float | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptJob:
+    """A job of the history.
+
+    Attributes:
+        folder: its own.
+        facts: what is known of it.
+        last: when something was written of it last, seconds since 1970.
+        is_running: whether its driver lives.
+    """
+
+    folder: Path
+    facts: Facts
+    last: float
+    is_running: bool
+
+    @property
+    def job_id(self) -> str:
+        """Its id."""
+        return self.facts.job_id
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended, or was last heard of; None while it runs."""
+        if self.is_running:
+            return None
+        return self.last if self.facts.ended is None else self.facts.ended
+
+
+def history_folder(environ: Mapping[str, str]) -> Path:
+    """Where the history is; it need not be there.
+
+    Raises:
+        NoHistoryError: this user has no home of his own: in a container, or as root in another's home under sudo.
+        OSError: nobody can tell.
+    """
+    state = environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # the standard has it that others are to be ignored
+        return Path(state) / "elasticrun" / "history"
+    home = environ.get("HOME", "")
+    if not home:
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(os.geteuid()).pw_dir
+    if not os.path.isabs(home) or home.strip("/") == "":
+        raise NoHistoryError(errno.ENOENT, "there is no home folder (HOME)")
+    try:
+        owner = os.stat(home).st_uid
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoHistoryError(errno.ENOENT, f"there is no home folder {home}") from error
+    if owner != os.geteuid():
+        raise NoHistoryError(errno.EACCES, f"the home folder {home} is not this user's")
+    return Path(home) / ".local" / "state" / "elasticrun" / "history"
+
+
+def make_history_folder(environ: Mapping[str, str]) -> Path:
+    """Likewise, and makes it where it is not there.
+
+    Raises:
+        NoHistoryError: this user has no place for one.
+        OSError: it cannot be made, or is not this user's alone.
+    """
+    folder = history_folder(environ)
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise NoHistoryError(errno.EROFS, f"{folder} would be on a read-only file system") from error
+        raise
+    return folder
+
+
+def open_job(history: Path, job_id: str) -> tuple[Path, int]:
+    """Makes and opens the events of a job, which may be there already, and has a lock on it while they are open.
+
+    Returns:
+        The job's folder, and the descriptor.
+
+    Raises:
+        OSError: that cannot be done, or the folder is not this user's alone.
+    """
+    folder = history / job_id
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        why = why_not_private(folder.lstat())
+        if why:
+            raise OSError(errno.EACCES, f"it {why}", str(folder))
+        try:
+            descriptor = open_inside(folder / EVENTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=0o600)
+        except FileNotFoundError:
+            continue  # another driver has just tidied up
+        with _unless_no_locks():
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if leads_to(folder / EVENTS, descriptor):
+            return folder, descriptor
+        os.close(descriptor)
+    raise OSError(errno.EBUSY, "another process removes it again and again", str(folder))
+
+
+def put_facts(folder: Path, facts: Facts) -> None:
+    """Writes what a job is listed with. Raises OSError."""
+    document = {"version": _VERSION, **{name: getattr(facts, name) for name in Facts.__slots__}}
+    put_text(folder, FACTS, json.dumps(document), mode=0o600)
+
+
+def kept_jobs(history: Path) -> list[KeptJob]:
+    """All jobs, the one that began last first.
+
+    Raises:
+        OSError: the folder cannot be read, or is not this user's alone.
+    """
+    try:
+        why = why_not_private(history.lstat())
+    except FileNotFoundError:
+        return []
+    if why:
+        raise OSError(errno.EACCES, f"it {why}", str(history))
+    jobs = [found for folder in _folders(history) if (found := _read(folder)) is not None]
+    return sorted(jobs, key=lambda job: job.facts.began, reverse=True)
+
+
+def tidy(history: Path, *, most_jobs: int = MOST_JOBS, most_bytes: int = MOST_BYTES) -> None:
+    """Removes the jobs that ended longest ago, until no more than so many are left. One that runs stays.
+
+    Several drivers may do so at once. Raises OSError.
+    """
+    found = [(*_weighed(folder), folder) for folder in _folders(history)]
+    found.sort(key=lambda each: each[0])
+    jobs, size = len(found), sum(each[1] for each in found)
+    for _, bytes_, folder in found:
+        if jobs <= most_jobs and size <= most_bytes:
+            return
+        if _removed(folder):
+            jobs, size = jobs - 1, size - bytes_
+
+
+def _folders(history: Path) -> Iterator[Path]:
+    with os.scandir(history) as entries:
+        names = [
+            entry.name for entry in entries if _JOB_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+    return (history / name for name in names)
+
+
+def _weighed(folder: Path) -> tuple[float, int]:
+    """When something was written of a job last, and how much is kept of it."""
+    last, size = 0.0, 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                size += status.st_size
+                if entry.name == EVENTS:
+                    last = status.st_mtime
+    return last, size
+
+
+def _removed(folder: Path) -> bool:
+    """Removes a job that does not run; returns whether it has. Its driver cannot come back meanwhile."""
+    try:
+        descriptor = open_inside(folder / EVENTS, os.O_RDWR)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            if time.time() - folder.lstat().st_mtime < _MADE_S:
+                return False
+    except OSError:
+        pass  # none of ours
+    else:
+        try:
+            if not _is_free(descriptor):
+                return False
+            shutil.rmtree(folder, ignore_errors=True)
+            return not folder.exists()
+        finally:
+            os.close(descriptor)
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether no driver has a lock on it. Where that was so, nobody can have one before it is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return time.time() - os.fstat(descriptor).st_mtime > _SILENT_S
+    return True
+
+
+@contextlib.contextmanager
+def _unless_no_locks() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _read(folder: Path) -> KeptJob | None:
+    """None for one that is being made or removed at this moment."""
+    try:
+        descriptor = open_inside(folder / EVENTS, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        is_running, last = not _is_free(descriptor), os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+    return KeptJob(folder, _facts_in(folder, last), last, is_running)
+
+
+def _facts_in(folder: Path, last: float) -> Facts:
+    """What is known of it, which may be nothing: its driver was killed at once, or the disc was full."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with os.fdopen(open_inside(folder / FACTS, os.O_RDONLY), "rb") as file:
+            found: dict[str, Any] = json.loads(file.read(_MOST_FACTS))
+        ended, code = found["ended"], found["exit_code"]
+        return Facts(
+            folder.name,
+            tuple(str(word) for word in found["command"]),
+            str(found["directory"]),
+            float(found["began"]),
+            str(found["journal"]),
+            int(found["workers"]),
+            None if ended is None else float(ended),
+            None if code is None else int(code),
+            str(found["message"]),
+        )
+    return Facts(folder.name, (), "", last)

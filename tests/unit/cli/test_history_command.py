@@ -1,0 +1,141 @@
+"""``elasticrun history``, and what subcommands say and do of jobs that have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.happenings import JobEnded, JobStarted, Summary
+from elastic_driver.report.history_folder import EVENTS, Facts, make_history_folder, open_job, put_facts
+from tests.support.processes.subcommands import elasticrun
+
+pytestmark = pytest.mark.unit
+
+GOOD, BAD, KILLED, RUNS = "aa00000000000000", "ab00000000000000", "b000000000000000", "c000000000000000"
+
+
+def put(
+    history: Path, job_id: str, age_s: float, code: int | None, message: str = "", command: str = "train.py"
+) -> int:
+    """A job that began so long ago, and lasted for a minute."""
+    folder, descriptor = open_job(history, job_id)
+    began = time.time() - age_s
+    with EventLog(folder / EVENTS) as log:
+        log.hear(JobStarted("unix:/x", job_id))
+        if code is not None:
+            log.hear(JobEnded(code, message, Summary()))
+    ended = None if code is None else began + 60
+    put_facts(folder, Facts(job_id, ("python", command), "/srv/work", began, "", 4, ended, code, message))
+    os.utime(folder / EVENTS, (began + 60, began + 60))
+    return descriptor
+
+
+@pytest.fixture
+def history(runtime: Path) -> Iterator[Path]:
+    """With a job of each kind."""
+    folder = make_history_folder(os.environ)
+    os.close(put(folder, GOOD, 3 * 86400, 0, "all is done"))
+    os.close(put(folder, BAD, 7200, 1, "worker a[0] failed\x1b[31m", command="x\x1b[31m.py"))
+    os.close(put(folder, KILLED, 600, None))
+    descriptor = put(folder, RUNS, 100, None)
+    yield folder
+    os.close(descriptor)
+
+
+def test_the_last_jobs_are_listed(history: Path) -> None:
+    lines = [re.split(r"  +", line) for line in elasticrun("history").stdout.splitlines()]
+    assert lines[0] == ["JOB", "ENDED", "HOW", "DURATION", "WORKERS", "FOLDER", "COMMAND"]
+    assert [line[:3] for line in lines[1:]] == [
+        [RUNS, "-", "runs"],
+        [KILLED, "9 min ago", "driver was killed"],
+        [BAD, "119 min ago", "failed (1)"],
+        [GOOD, "2 d ago", "finished"],
+    ]
+    assert lines[4][3:] == ["60 s", "4", "/srv/work", "python train.py"]
+    assert "\x1b" not in elasticrun("history").stdout
+
+
+def test_programs_read_json_and_shells_ids(history: Path) -> None:
+    jobs = json.loads(elasticrun("history", "--json").stdout)
+    assert [(job["job"], job["how"], job["exit_code"]) for job in jobs] == [
+        (RUNS, "runs", None),
+        (KILLED, "driver was killed", None),
+        (BAD, "failed (1)", 1),
+        (GOOD, "finished", 0),
+    ]
+    assert jobs[3]["command"] == ["python", "train.py"]
+    assert (jobs[0]["ended"], round(jobs[3]["ended"] - jobs[3]["began"])) == (None, 60)
+    assert elasticrun("history", "--ids").stdout.split() == [RUNS, KILLED, BAD, GOOD]
+
+
+def test_an_empty_one(runtime: Path) -> None:
+    assert elasticrun("history").stdout == "no job of yours is kept yet\n"
+    assert elasticrun("history", "--json").stdout == "[]\n"
+    assert "no job of yours is kept yet: name a file" in elasticrun("report").stderr
+    assert elasticrun("history", XDG_STATE_HOME="", HOME="/").stderr == (
+        "elasticrun: error: there is no history of jobs: there is no home folder (HOME); XDG_STATE_HOME may name a "
+        "folder for it\n"
+    )
+
+
+def test_one_that_is_open_to_others_is_not_read(history: Path) -> None:
+    history.chmod(0o750)
+    ran = elasticrun("history")
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        f"elasticrun: error: cannot read the history of jobs in {history}: it is open to other users (chmod 700)\n"
+    )
+    assert "no job of yours runs" in elasticrun("status").stderr, "who asks for what runs is told of that"
+
+
+@pytest.mark.parametrize(
+    ("words", "job"), [((), RUNS), ((GOOD,), GOOD), (("aa",), GOOD), (("b",), KILLED), (("c0",), RUNS)]
+)
+def test_a_report_of_a_job_of_the_history(history: Path, words: tuple[str, ...], job: str) -> None:
+    ran = elasticrun("report", *words)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith(f"job {job}, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("a",), f"several jobs begin with a: {BAD}, {GOOD}"),
+        (("d",), f"there is no file d, and no job in the history begins so: {RUNS}, {KILLED}, {BAD} and 1 more"),
+        (("aa", "--job", "aa"), "--job is for a file with several jobs: name the file"),
+        (("aa/bb",), "cannot read the event log aa/bb: No such file"),
+    ],
+)
+def test_a_report_of_what_is_not_there(history: Path, words: tuple[str, ...], why: str) -> None:
+    ran = elasticrun("report", *words)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"elasticrun: error: {why}")
+
+
+def test_a_file_goes_before_a_job_of_that_name(history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with EventLog(Path("aa")) as log:
+        log.hear(JobStarted("unix:/x", "0123"))
+    assert elasticrun("report", "aa").stdout.startswith("job 0123, ")
+
+
+@pytest.mark.parametrize("subcommand", ["status", "stacks", "end", "jobs"])
+def test_whoever_asks_for_a_job_that_has_ended_is_led_to_the_history(history: Path, subcommand: str) -> None:
+    ran = elasticrun(subcommand, "ab")
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        f"elasticrun: error: job {BAD} ended 119 min ago with exit code 1: worker a[0] failed [31m; elasticrun page "
+        "ab000000 and elasticrun report ab000000 show it\n"
+    )
+    ran = elasticrun(subcommand, "b0")
+    assert f"job {KILLED} has no driver any more, which was killed 9 min ago; elasticrun page b0000000" in ran.stderr
+    assert elasticrun(subcommand, "d").stderr == (
+        "elasticrun: error: no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+    )

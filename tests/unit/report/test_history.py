@@ -1,0 +1,498 @@
+"""The history: what is kept of a job, for how long, and what becomes of the job where nothing can be kept."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report.happenings import (
+    FirstFailure,
+    Happening,
+    JobEnded,
+    JobStarted,
+    Member,
+    MomentPassed,
+    ProcessEnded,
+    Remark,
+    RoundFormed,
+    Summary,
+    TookOver,
+)
+from elastic_driver.report.history import History
+from elastic_driver.report.history_folder import (
+    EVENTS,
+    FACTS,
+    PAGE,
+    Facts,
+    NoHistoryError,
+    history_folder,
+    kept_jobs,
+    make_history_folder,
+    open_job,
+    put_facts,
+    tidy,
+)
+from elastic_driver.report.instant import Instant
+from elastic_driver.report.story import Reader
+from elastic_driver.words import ExitCode
+from tests.support.fakes.event_schema import complaints
+
+pytestmark = pytest.mark.unit
+
+JOB, OTHER = "53c682932df80430", "0f00000000000000"
+WORKER = WorkerId("a", 0, 0)
+STARTED = JobStarted("http://127.0.0.1:1", JOB)
+ENDED = JobEnded(0, "all is done", Summary())
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def formed(number: int = 1, workers: int = 2) -> RoundFormed:
+    members = [Member(rank, WorkerId("a", rank, 0), 7) for rank in range(workers)]
+    return RoundFormed(number, 0, "start", 0, True, None, 0.5, members, reinit=False)
+
+
+class Kept:
+    """A job in the history of this test's own state folder, and what its user is told."""
+
+    def __init__(self, state: Path, job_id: str = JOB, **more: Any) -> None:
+        self.said: list[str] = []
+        self.details: list[str] = []
+        self.state = state
+        self.now = 1000.0
+        self.history = History(
+            job_id,
+            ("python", "train.py"),
+            environ={"XDG_STATE_HOME": str(state)},
+            on_warning=self.said.append,
+            on_detail=self.details.append,
+            instant=Instant(lambda: self.now, **({"before_s": more.pop("before_s")} if "before_s" in more else {})),
+            **more,
+        )
+
+    def hear(self, *happenings: Happening) -> Kept:
+        for happening in happenings:
+            self.history.hear(happening)
+        return self
+
+    def close(self) -> Kept:
+        self.history.close()
+        return self
+
+    @property
+    def folder(self) -> Path:
+        return self.state / "elasticrun" / "history" / JOB
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / EVENTS).read_text().splitlines()]
+
+    @property
+    def listed(self) -> Any:
+        [job] = kept_jobs(self.folder.parent)
+        return job
+
+
+def a_job(history: Path, number: int, *, at: float, size: int = 100) -> Path:
+    """One that has ended."""
+    folder, descriptor = open_job(history, f"{number:016x}")
+    os.write(descriptor, b"x" * size)
+    os.close(descriptor)
+    os.utime(folder / EVENTS, (at, at))
+    return folder
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    return make_history_folder({"XDG_STATE_HOME": str(tmp_path / "state")})
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_kept_for_its_user_alone(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "state")
+    kept.history.page = lambda: b'{"version":1}'
+    kept.hear(STARTED, formed()).history.hear(ENDED)
+    kept.close()
+    assert kept.said == kept.details == []
+    paths = [tmp_path / "state", *sorted((tmp_path / "state").rglob("*"))]
+    assert {path.name: oct(path.stat().st_mode & 0o7777) for path in paths} == {
+        **dict.fromkeys(("state", "elasticrun", "history", JOB), "0o700"),
+        **dict.fromkeys((EVENTS, FACTS, PAGE), "0o600"),
+    }
+    assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "job_ended"]
+    assert complaints(kept.events) == []
+    assert json.loads((kept.folder / PAGE).read_text()) == {"version": 1}
+    facts = kept.listed.facts
+    assert (facts.job_id, facts.command, facts.directory) == (JOB, ("python", "train.py"), os.getcwd())
+    assert (facts.workers, facts.exit_code, facts.message) == (2, 0, "all is done")
+    assert facts.began <= facts.ended
+    assert not kept.listed.is_running
+
+
+def test_one_whose_driver_is_killed_has_no_end(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "state").hear(STARTED, formed())
+    while not (kept.folder / FACTS).exists():
+        threading.Event().wait(0.01)
+    assert kept.listed.is_running
+    assert kept.listed.ended is None
+    kept.close()  # the kernel does as much for one that is killed
+    job = kept.listed
+    assert (job.is_running, job.facts.exit_code) == (False, None)
+    assert job.ended == job.last > 0
+
+
+def test_one_that_is_left_to_another_driver_has_not_ended(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "state")
+    pages = iter((b"{}",))
+    kept.history.page = lambda: next(pages)
+    kept.hear(STARTED, formed(), JobEnded(ExitCode.OTHER_DRIVER, "this driver ends", Summary())).close()
+    assert kept.listed.facts.ended is None
+    assert kept.history.told() == ""
+    assert list(pages) == [b"{}"], "the next driver's page stays"
+
+
+def test_the_next_driver_goes_on_with_the_same(tmp_path: Path) -> None:
+    Kept(tmp_path / "state").hear(STARTED, formed()).close()
+    second = Kept(tmp_path / "state", before_s=500.0)
+    second.hear(JobStarted("http://127.0.0.1:2", JOB, again=True), TookOver(2, 1.5, 2, 1, 1, trained=True))
+    second.hear(ENDED).close()
+    assert [event["event"] for event in second.events] == ["job_started", "round_formed", "took_over", "job_ended"]
+    facts = second.listed.facts
+    assert facts.workers == 2
+    assert facts.ended - facts.began == pytest.approx(500.0, abs=60)
+    third = Kept(tmp_path / "elsewhere").hear(JobStarted("http://127.0.0.1:3", JOB, again=True)).close()
+    assert [event["event"] for event in third.events] == ["job_started"], "on another machine it begins there"
+
+
+def test_the_page_is_kept_each_minute_and_when_workers_end(tmp_path: Path) -> None:
+    kept, looks = Kept(tmp_path / "state"), list[float]()
+    gone = ProcessEnded(WORKER, 7, "0", 1, "exited with code 1", expected=False, foretold=False)
+
+    def page() -> bytes:
+        looks.append(kept.now)
+        return b"{}"
+
+    kept.history.page = page
+    kept.hear(STARTED)
+    for now in range(1000, 1200):
+        kept.now = float(now)
+        kept.hear(MomentPassed(), *([gone] * 100 if 1099 <= now <= 1103 else []))
+        kept.history._page_is_waiting = False  # the thread may take its time
+    assert looks == [1005.0, 1065.0, 1099.0, 1159.0]
+    kept.hear(ENDED).close()
+    assert looks[4:] == [1199.0]
+
+
+def test_a_page_that_cannot_be_shown_is_not_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "state")
+    kept.history.page = lambda: b""
+    kept.hear(STARTED, ENDED).close()
+    assert not (kept.folder / PAGE).exists()
+    assert kept.said == []
+
+
+@pytest.mark.parametrize(
+    ("happenings", "seconds", "pages", "told"),
+    [
+        ([formed()], 10.0, True, ""),
+        ([formed()], 61.0, True, "elasticrun page 53c68293 shows this job again, elasticrun report 53c68293 "),
+        ([formed(1), formed(2)], 10.0, True, "elasticrun page 53c68293 shows "),
+        ([formed(1), formed(2)], 10.0, False, "elasticrun report 53c68293 what its time went into"),
+    ],
+)
+def test_the_way_back_is_told_where_there_was_something_to_see(
+    tmp_path: Path, happenings: list[Happening], seconds: float, pages: bool, told: str
+) -> None:
+    kept = Kept(tmp_path / "state", before_s=seconds)
+    if pages:
+        kept.history.page = lambda: b"{}"
+    kept.hear(STARTED, *happenings, ENDED).close()
+    assert kept.history.told().startswith(told)
+    assert bool(kept.history.told()) == bool(told)
+
+
+def test_of_a_huge_job_the_log_is_cut_and_says_so(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "state", most_bytes=2000)
+    kept.hear(STARTED, *[Remark("x" * 100, warning=False)] * 50)
+    kept.hear(FirstFailure(WORKER, 0, "exited with code 1", [], []), JobEnded(1, "it failed", Summary())).close()
+    kinds = [event["event"] for event in kept.events]
+    assert kinds[-3:] == ["log_cut", "first_failure", "job_ended"]
+    assert kinds.count("log_cut") == 1
+    assert (kept.folder / EVENTS).stat().st_size < 3000
+    assert complaints(kept.events) == []
+    story = Reader().read((kept.folder / EVENTS).read_bytes().splitlines())
+    assert story is not None
+    assert (story.exit_code, story.pieces[-1].kind) == (1, "unexplained")
+    assert any("had grown too large" in mark.text for mark in story.marks)
+    again = Kept(tmp_path / "state", most_bytes=2000)
+    while again.history._folder is None:
+        threading.Event().wait(0.01)
+    again.hear(*[Remark("x" * 100, warning=False)] * 50).close()
+    assert (again.folder / EVENTS).stat().st_size < 3500, "nor by another driver"
+
+
+# --- where nothing can be kept ---------------------------------------------------------------------------------------
+
+
+def is_a_file(state: Path) -> None:
+    state.write_text("")
+
+
+def is_open(state: Path) -> None:
+    (state / "elasticrun" / "history").mkdir(parents=True)
+    (state / "elasticrun" / "history").chmod(0o755)
+
+
+def is_a_link(state: Path) -> None:
+    (state / "elasticrun").mkdir(parents=True)
+    (state / "elsewhere").mkdir(mode=0o700)
+    (state / "elasticrun" / "history").symlink_to(state / "elsewhere")
+
+
+def has_a_link_for_a_job(state: Path) -> None:
+    make_history_folder({"XDG_STATE_HOME": str(state)})
+    (state / "elsewhere").mkdir(mode=0o700)
+    (state / "elasticrun" / "history" / JOB).symlink_to(state / "elsewhere")
+
+
+def has_a_link_for_a_log(state: Path) -> None:
+    folder = make_history_folder({"XDG_STATE_HOME": str(state)}) / JOB
+    folder.mkdir(mode=0o700)
+    (folder / EVENTS).symlink_to(state / "secret")
+
+
+def has_a_pipe_for_a_log(state: Path) -> None:
+    folder = make_history_folder({"XDG_STATE_HOME": str(state)}) / JOB
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / EVENTS)
+
+
+def is_anothers(state: Path) -> None:
+    os.chown(make_history_folder({"XDG_STATE_HOME": str(state)}), 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (is_a_file, "Not a directory"),
+        (is_open, "it is open to other users (chmod 700)"),
+        (is_a_link, "it is a symbolic link"),
+        (has_a_link_for_a_job, "it is a symbolic link"),
+        (has_a_link_for_a_log, "it is a symbolic link"),
+        (has_a_pipe_for_a_log, "it is a pipe"),
+        pytest.param(is_anothers, "it belongs to user nobody, and this process to user root", marks=ROOT_ONLY),
+    ],
+)
+def test_a_home_that_cannot_be_written_to_costs_one_line(
+    tmp_path: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    spoil(tmp_path / "state")
+    kept = Kept(tmp_path / "state")
+    kept.history.page = lambda: b"{}"
+    kept.hear(STARTED, formed(1), formed(2))
+    kept.hear(ENDED).close()
+    [said] = kept.said
+    assert said.startswith(f"cannot write the history of this job: {tmp_path}/state/elasticrun")
+    assert said.endswith(f": {why}; going on without it; elasticrun --no-history keeps none")
+    assert kept.history.told() == ""
+    assert not kept.history.is_kept
+    assert not (tmp_path / "state" / "secret").exists()
+    assert not list((tmp_path / "state").glob("elsewhere/*"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({"HOME": "/"}, "there is no home folder (HOME)"),
+        ({"HOME": "no/path", "XDG_STATE_HOME": "relative"}, "there is no home folder (HOME)"),
+        ({"HOME": "/no/such/home"}, "there is no home folder /no/such/home"),
+    ],
+)
+def test_who_has_no_home_of_their_own_is_not_warned(environ: dict[str, str], why: str) -> None:
+    """A container: nobody there can do anything about it."""
+    said, details = list[str](), list[str]()
+    history = History(JOB, (), environ=environ, on_warning=said.append, on_detail=details.append)
+    history.hear(STARTED)
+    history.hear(ENDED)
+    history.close()
+    assert said == []
+    assert details == [f"cannot write the history of this job: {why}; going on without it"]
+    assert history.told() == ""
+
+
+@ROOT_ONLY
+def test_root_in_anothers_home_keeps_nothing_there(tmp_path: Path) -> None:
+    """sudo leaves HOME as it was on some machines: that user's own jobs would find root's folder in their way."""
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(NoHistoryError, match=f"the home folder {tmp_path} is not this user's"):
+        history_folder({"HOME": str(tmp_path)})
+
+
+def test_a_disc_that_is_full_costs_one_line(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\nfrom elastic_driver.report.history import History\n"
+        "from elastic_driver.report.happenings import JobEnded, JobStarted, Remark, Summary\n"
+        "history = History(sys.argv[1], (), environ={'XDG_STATE_HOME': sys.argv[2]}, on_warning=print)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "for number in range(20):\n    history.hear(Remark('x' * 100, warning=False))\n"
+        "history.hear(JobEnded(0, '', Summary()))\nhistory.close()\n"
+    )
+    state = tmp_path / "state"
+    done = subprocess.run([sys.executable, "-c", program, JOB, state], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "cannot write the history of this job: there is no room for a whole line; going on without it; "
+        "elasticrun --no-history keeps none\n"
+    )
+
+
+def test_a_disc_that_hangs_holds_up_the_end_for_a_moment_and_costs_one_line(tmp_path: Path) -> None:
+    kept, answers = Kept(tmp_path / "state"), threading.Event()
+    writer = kept.history._writer
+    assert writer is not None
+    writer.put(answers.wait)
+    kept.hear(STARTED, *[Remark("x" * (1 << 20), warning=False)] * 20, ENDED)
+    kept.history.close(0.01)
+    answers.set()
+    assert kept.said == [
+        "the history of this job misses events: the disc does not keep up; elasticrun --no-history keeps none"
+    ]
+    assert kept.history.told() == ""
+
+
+def test_a_disc_that_hangs_at_the_end_is_told_of(tmp_path: Path) -> None:
+    kept, answers = Kept(tmp_path / "state"), threading.Event()
+    writer = kept.history._writer
+    assert writer is not None
+    writer.put(answers.wait)
+    kept.hear(STARTED, formed(1), formed(2), ENDED)
+    kept.history.close(0.01)
+    answers.set()
+    [said] = kept.said
+    assert " bytes are not in the history of this job: the disc does not keep up; " in said
+
+
+# --- where it is -----------------------------------------------------------------------------------------------------
+
+
+def test_where_it_is(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": "relative"}
+    assert history_folder(home) == tmp_path / ".local/state/elasticrun/history"
+    assert history_folder({**home, "XDG_STATE_HOME": "/x"}) == Path("/x/elasticrun/history")
+    assert kept_jobs(tmp_path / "absent") == []
+
+
+# --- how much stays --------------------------------------------------------------------------------------------------
+
+
+def names(history: Path) -> list[int]:
+    return sorted(int(folder.name, 16) for folder in history.iterdir())
+
+
+def test_the_jobs_that_ended_first_go_first(history: Path) -> None:
+    for number in range(8):
+        a_job(history, number, at=1000.0 - number)
+    (history / "notes").mkdir()
+    tidy(history, most_jobs=5)
+    (history / "notes").rmdir()
+    assert names(history) == [0, 1, 2, 3, 4]
+    tidy(history, most_bytes=250)
+    assert names(history) == [0, 1]
+
+
+def test_a_job_that_runs_stays(history: Path) -> None:
+    folder, descriptor = open_job(history, f"{1:016x}")
+    os.utime(folder / EVENTS, (1.0, 1.0))
+    for number in range(2, 5):
+        a_job(history, number, at=float(number))
+    tidy(history, most_jobs=0)
+    assert names(history) == [1]
+    os.close(descriptor)
+    tidy(history, most_jobs=0)
+    assert names(history) == []
+
+
+def test_a_job_that_is_being_made_stays(history: Path) -> None:
+    (history / JOB).mkdir(mode=0o700)
+    tidy(history, most_jobs=0)
+    assert (history / JOB).is_dir()
+    os.utime(history / JOB, (1.0, 1.0))
+    tidy(history, most_jobs=0)
+    assert not (history / JOB).exists()
+
+
+def test_what_a_link_leads_to_stays(history: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("")
+    (history / JOB).symlink_to(outside)
+    (a_job(history, 1, at=1.0) / "inside").symlink_to(outside)
+    tidy(history, most_jobs=0)
+    assert (outside / "precious").exists()
+    assert [path.name for path in history.iterdir()] == [JOB]
+
+
+def test_several_drivers_tidy_at_once(history: Path) -> None:
+    for number in range(60):
+        a_job(history, number, at=float(number))
+    failed: list[BaseException] = []
+    begin = threading.Barrier(4)
+
+    def work() -> None:
+        begin.wait()
+        try:
+            tidy(history, most_jobs=10)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert 1 <= len(names(history)) <= 10
+
+
+def test_a_driver_that_comes_while_its_folder_goes_makes_it_anew(history: Path) -> None:
+    folder = a_job(history, 1, at=1.0)
+    lock = os.open(folder / EVENTS, os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    opened: list[tuple[Path, int]] = []
+    thread = threading.Thread(target=lambda: opened.append(open_job(history, folder.name)))
+    thread.start()
+    while b"FLOCK" not in (waiting := Path("/proc/locks").read_bytes()) or b"->" not in waiting:
+        pass
+    (folder / EVENTS).unlink()
+    folder.rmdir()
+    os.close(lock)
+    thread.join()
+    [(path, descriptor)] = opened
+    os.write(descriptor, b"here")
+    os.close(descriptor)
+    assert (path / EVENTS).read_bytes() == b"here"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"command": 7}', '{"began": "x"}'])
+def test_a_job_of_which_little_is_known_is_listed(history: Path, text: str) -> None:
+    folder = a_job(history, 1, at=1000.0)
+    (folder / FACTS).write_text(text)
+    [job] = kept_jobs(history)
+    assert (job.job_id, job.facts.command, job.facts.began, job.is_running) == (folder.name, (), 1000.0, False)
+
+
+def test_facts_are_read_as_they_were_written(history: Path) -> None:
+    folder = a_job(history, 1, at=1000.0)
+    facts = Facts(folder.name, ("a", "\udcff"), "/x", 7.5, "/journal", 3, 9.5, 1, "oh")
+    put_facts(folder, facts)
+    assert kept_jobs(history)[0].facts == facts
