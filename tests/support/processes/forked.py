@@ -49,12 +49,21 @@ _FOR_WORKERS = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 _LONGEST = 1 << 20
 _ROOM = "ELASTIC_TESTS_ROOM"
 PATIENCE_S = 150.0
-# What programs import. Of ours, nothing that runs anything: a worker's own program calls init().
-_ALWAYS = ("numpy", "pytest", "cloudpickle", "elastic_driver.worker.api.numpy", "elastic_driver.elastic")
+# What programs import, also when they first use it. Of ours, nothing that runs anything: a worker's own program calls
+# init().
+_ALWAYS = (
+    *("numpy", "numpy.random", "pytest", "cloudpickle"),
+    *("elastic_driver.worker.api.numpy", "elastic_driver.elastic"),
+)
 _WITH_TORCH = ("torch", "torch._dynamo", "elastic_driver.torch", "elastic_driver.torch.elastic")
+# Of init(). The extension comes behind PyTorch, as in a worker.
+_OF_ROUNDS = (
+    *("elastic_driver.rendezvous.client", "elastic_driver.worker.launched.client"),
+    *("elastic_driver.worker.rounds.owner", "elastic_driver.worker.engine.native", "elastic_driver._native"),
+)
 _OF_DRIVERS = (
     *("elastic_driver.cli.main", "elastic_driver.driver.nodes", "elastic_driver.function.driver"),
-    "tests.support.processes.forked_agent",
+    *("tests.support.processes.forked_agent", "tests.support.processes.forked_again", "encodings.idna"),
 )
 
 
@@ -235,7 +244,7 @@ def start(
         if torch and at_start | _SEED == _of_workers():
             server = start_driver_server(workers=True, torch=True)  # another import of PyTorch would be seconds
         else:
-            server = _server(tuple(sorted(at_start.items())), _ALWAYS + (_WITH_TORCH if torch else ()))
+            server = _server(tuple(sorted(at_start.items())), _of_programs(torch=torch))
         process = server.start(command, env, (in_read, out_write, out_write), Path.cwd())
     finally:
         os.close(in_read)
@@ -286,8 +295,12 @@ def start_driver_server(*, workers: bool = False, torch: bool = False) -> ForkSe
         at_start = _of_workers()
         # A worker's environment has to have room in that of what it is forked from (the hook's _show_environ).
         at_start[_ROOM] = "." * 16384
-        modules += ("tests.support.processes.forked_warm", *_ALWAYS, *(_WITH_TORCH if torch else ()))
+        modules += ("tests.support.processes.forked_warm", *_of_programs(torch=torch))
     return _server(tuple(sorted(at_start.items())), modules)
+
+
+def _of_programs(*, torch: bool) -> tuple[str, ...]:
+    return (*_ALWAYS, *(_WITH_TORCH if torch else ()), *_OF_ROUNDS)
 
 
 def _of_drivers() -> dict[str, str]:
