@@ -56,7 +56,7 @@ class Samples:
         self._clock = clock
         self._figures = figures
         self._wall_clock = wall_clock
-        self._logged, self._drawn = Sampler(health.table), Sampler(health.table)
+        self._logged, self._drawn = Sampler(health.table, clock()), Sampler(health.table, clock())
         self._curves = curves
         self._log_at = self._draw_at = 0.0
         self._plan(clock())
@@ -79,13 +79,11 @@ class Samples:
             self._plan(now)
 
     def last(self) -> None:
-        """The job ends: takes the last ones, where there has been any worker."""
+        """The job ends: takes the last ones."""
         now = self._clock()
         if self._curves is not None:
             self._draw(self._curves, now)
-        sample = self._take(self._logged, now)
-        if self._logged.has_seen:
-            self._chronicle.found(sample)
+        self._chronicle.found(self._take(self._logged, now))
 
     def _plan(self, now: float) -> None:
         is_new = now - self._stepper.state.began < _FIRST_S

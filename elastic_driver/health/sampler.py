@@ -59,16 +59,13 @@ class Sampler:
 
     Args:
         table: the last looks at the workers.
-
-    Attributes:
-        has_seen: whether any worker was looked at so far.
+        now: the present, from which on the first sample is.
     """
 
-    def __init__(self, table: VitalsTable) -> None:
+    def __init__(self, table: VitalsTable, now: float) -> None:
         self._table = table
         self._rates: dict[WorkerId, _Rates] = {}
-        self._last: tuple[float, int] | None = None  # when, and the job's steps then
-        self.has_seen = False
+        self._last = now, table.steps
 
     def take(
         self,
@@ -91,7 +88,6 @@ class Sampler:
         rates: dict[WorkerId, _Rates] = {}
         memory: int | None = None
         for worker, vitals in self._table:
-            self.has_seen = True
             memory = (memory or 0) + vitals.rss_bytes
             rates[worker] = _since(self._rates.get(worker), vitals, self._table.age_s(worker, now))
         self._rates = rates
@@ -110,7 +106,7 @@ class Sampler:
 
     def _steps_per_s(self, now: float, members: Collection[WorkerId]) -> float | None:
         steps = self._table.steps
-        (since, before), self._last = self._last or (now, steps), (now, steps)
+        (since, before), self._last = self._last, (now, steps)
         if not steps:
             return None
         if now - since < _LEAST_S:

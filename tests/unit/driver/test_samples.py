@@ -66,18 +66,15 @@ def test_the_page_has_one_each_two_seconds() -> None:
 def test_without_a_page_nothing_is_drawn() -> None:
     job = Job(draws=False)
     job.pass_time(20)
-    job.samples.last()
     assert [at for at, _ in job.told] == [10, 20]
 
 
-def test_the_last_one_is_told_of_a_job_that_has_had_workers() -> None:
+def test_the_last_one_is_told_at_the_end() -> None:
     job = Job()
-    job.samples.last()
-    assert job.told == []
-    job.now += 1
     job.table.take(ONE, Vitals(1.0, 7, rss_bytes=5), job.now)
+    job.now += 1
     job.samples.last()
     [(_, sample)] = job.told
     assert sample.memory_bytes == 5
     assert job.curves is not None
-    assert len(job.curves.news()["curves_new"]["t"]) == 2
+    assert len(job.curves.news()["curves_new"]["t"]) == 1

@@ -20,8 +20,8 @@ class Job:
 
     def __init__(self) -> None:
         self.table = VitalsTable()
-        self.sampler = Sampler(self.table)
         self.now = 0.0
+        self.sampler = Sampler(self.table, self.now)
 
     def look(self, worker: WorkerId, at_s: float, **more: object) -> None:
         values = {"pid": 7, "round_id": 1, "pulse_s": 0.1, "rss_bytes": 100 * MB, **more}
@@ -38,7 +38,6 @@ def job() -> Job:
 
 def test_of_a_job_without_workers_nothing_is_known(job: Job) -> None:
     assert job.sample() == Sampled(workers=2)
-    assert not job.sampler.has_seen
 
 
 def test_rates_are_means_since_the_last_sample(job: Job) -> None:
@@ -54,7 +53,6 @@ def test_rates_are_means_since_the_last_sample(job: Job) -> None:
     assert sample.steps_per_s == pytest.approx(2.0)
     assert sample.cpu == pytest.approx(2.0)
     assert sample.waiting == pytest.approx(0.3)
-    assert job.sampler.has_seen
 
 
 def test_a_long_wait_counts_while_it_lasts(job: Job) -> None:
@@ -115,3 +113,10 @@ def test_steps_of_the_time_between_count_although_nobody_steps_now(job: Job) -> 
     job.now = 10.0
     job.table.forget(ONE)
     assert job.sample() == Sampled(steps_per_s=2.0, workers=2)
+
+
+def test_the_first_sample_is_of_all_that_was_before_it(job: Job) -> None:
+    job.look(ONE, 1.0, steps=4)
+    job.now = 8.0
+    job.table.forget(ONE)
+    assert job.sample().steps_per_s == pytest.approx(0.5)
