@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _INTERVAL_S = 2.0
 _TO_THE_TOP = "\x1b[H\x1b[2J"
 _SENTENCE = 78
+_MOST_FIGURES = 4
 
 
 def parser_of_status() -> Parser:
@@ -188,7 +189,18 @@ def _progress(answer: dict[str, Any], *, has_commits: bool) -> str:
         suspected=len(answer.get("suspected", ())),
     )
     goodput = answer.get("goodput")
-    return ", ".join((*told, *([f"goodput {100 * goodput['share']:.1f} %"] if goodput else [])))
+    share = [f"goodput {100 * goodput['share']:.1f} %"] if goodput else []
+    return ", ".join((*told, *share, *_reported(answer.get("figures") or {})))
+
+
+def _reported(reported: dict[str, float | None]) -> list[str]:
+    """What the training tells of itself: the first names of it."""
+    shown = [
+        f"{one_line(name)} {'nan' if value is None else f'{value:.4g}'}"
+        for name, value in list(reported.items())[:_MOST_FIGURES]
+    ]
+    more = len(reported) - len(shown)
+    return [*shown, *([f"{more} figures more"] if more > 0 else [])]
 
 
 _REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not heard"}

@@ -96,13 +96,12 @@ class _Reporter:
     def _take_tensor(self, name: str, torch: Any, value: Any) -> None:
         if value.numel() != 1:
             raise ValueError(f"cannot report {name!r}: a tensor with {value.numel()} elements is no figure")
-        if value.is_complex() or value.is_meta:
+        if value.is_cpu:
+            self.values[name] = _number(name, value.item())
+        elif value.is_complex() or value.is_meta:
             raise TypeError(f"cannot report {name!r}: a tensor of {value.dtype} on {value.device} is no number")
-        value = value.detach()
-        if value.device.type == "cpu":
-            self.values[name] = float(value.item())
         elif name not in self._copied:  # one copy a second: each costs some microseconds
-            later = self._copy(name, torch, value)
+            later = self._copy(name, torch, value.detach())
             if later is not None:
                 self._copied.add(name)
                 self.values[name] = later

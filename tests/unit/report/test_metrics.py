@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -242,6 +243,16 @@ def test_what_others_tell_is_passed_on_and_counters_never_fall(scraper: Scraper)
 def test_what_is_no_number_is_left_out(scraper: Scraper, value: object) -> None:
     scraper.status |= {"steps": value, "steps_per_s": value, "waited_s": value}
     assert "elastic_driver_steps" not in scraper.ask().body.decode()
+
+
+def test_figures_of_the_training_have_their_names_as_labels(scraper: Scraper) -> None:
+    scraper.status |= {"figures": {"loss": 0.25, 'a "name"/\\': 2.0, "nan": None}}
+    found = scraper.samples()
+    assert found["reported{loss}"] == 0.25
+    assert math.isnan(found["reported{nan}"])
+    assert 'elastic_driver_reported{name="a \\"name\\"/\\\\"} 2.0' in scraper.ask().body.decode()
+    scraper.status |= {"figures": {}}
+    assert "elastic_driver_reported" not in scraper.ask().body.decode()
 
 
 def test_commits_on_disc(scraper: Scraper) -> None:

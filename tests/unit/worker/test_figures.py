@@ -200,6 +200,7 @@ class Device:
             dtype=torch.float32,
             device=torch.device("cuda", 0),
             is_meta=False,
+            is_cpu=False,
             numel=lambda: 1,
             is_complex=lambda: False,
         )

@@ -17,7 +17,16 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.agent.clouds import ENV_AWS, ENV_AZURE, ENV_GCP
 from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY, Credential, Identity, JobKey, Role
-from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_PLACE, ENV_RENDEZVOUS, ENV_ROUND, ENV_TASK, ENV_WORKER
+from elastic_driver.rendezvous.environment import (
+    ENV_CHIEF,
+    ENV_PLACE,
+    ENV_RENDEZVOUS,
+    ENV_REPORT,
+    ENV_REPORT_FD,
+    ENV_ROUND,
+    ENV_TASK,
+    ENV_WORKER,
+)
 from elastic_driver.settings import mpi_launcher
 from elastic_driver.settings import settings as driver_settings
 from elastic_driver.settings.grace import ENV_GRACE
@@ -169,6 +178,7 @@ def test_the_docs_list_each_variable_with_its_default() -> None:
     expected |= {key: {"-"} for key in (ENV_WORKER, ENV_RANKS_KEY, ENV_CHIEF, ENV_TASK, ENV_PLACE, *PLANNED)}
     expected |= {name: {"-"} for name in (ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE, ENV_OPTIONS, ENV_GRACE)}
     expected |= {name: {"-"} for name in mpi_launcher.VARIABLES}
+    expected |= {name: {"-"} for name in (ENV_REPORT, ENV_REPORT_FD)}
     expected |= {ENV_SWITCH: {"on"}}
     expected |= {name: {"the clouds' own"} for name in (ENV_AWS, ENV_GCP, ENV_AZURE)}
     for field, name in driver_settings.VARIABLES.items():
@@ -204,6 +214,7 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
             "ENV_WORKER",
         ],  # without init()
         "worker/rounds/runtime.py": [],  # written to: what torch's NCCL groups read
+        "worker/api/figures.py": ["ENV_REPORT", "ENV_REPORT_FD"],  # likewise
         "worker/checkpoint.py": ['"RANK"', '"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
         "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
         "torch/distributed/group.py": ["_GLOO_INTERFACE"],  # torch's own
