@@ -1,17 +1,25 @@
-"""``elasticrun page [JOB]``: a link to a running job's page in a browser."""
+"""``elasticrun page [JOB]``: a link to a running job's page in a browser; or that of one that has ended, as a file."""
 
 from __future__ import annotations
 
+import argparse
 import html
+import json
+import os
+import sys
 import webbrowser
 from collections.abc import Sequence
+from pathlib import Path
 
+from elastic_driver.cli.kept import SHORT_ID, ended_job, ending_of
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
+from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError, in_words
-from elastic_driver.rendezvous.job_files import put_page
+from elastic_driver.rendezvous.job_files import put_page, running_jobs
 from elastic_driver.rendezvous.messages import PageRequest
+from elastic_driver.report.history_folder import PAGE, SHOWN, KeptJob
 from elastic_driver.report.printable import one_line
+from elastic_driver.system.safe_files import open_inside, put_text
 
 # For the browser of a driver on another machine, whose job has no file here that it could lie beside.
 _ELSEWHERE = "page"
@@ -26,9 +34,13 @@ def parser_of_page() -> Parser:
     parser = Parser(
         prog="elasticrun page",
         description="Prints a link to a running job's page. It is good for one login, within ten minutes; whoever has "
-        "it may look. From another machine: ssh -L PORT:127.0.0.1:PORT to the driver's, then the same link.",
+        "it may look. From another machine: ssh -L PORT:127.0.0.1:PORT to the driver's, then the same link. Of a job "
+        "that has ended it writes the page as it was last into a file that needs no other, and prints a link to that.",
     )
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the beginning of its id will do: see elasticrun jobs")
+    text = "the beginning of its id will do: see elasticrun jobs, and elasticrun history for those that have ended"
+    parser.add_argument("job", metavar="JOB", nargs="?", help=text)
+    text = "of a job that has ended: write the page there, in place of the history's folder"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
     text = "whoever logs in by it may also drain hosts, ask for stacks and end the job, for eight hours"
     parser.add_argument("--operator", action="store_true", help=text)
     parser.add_argument("--open", action="store_true", help="open it in a browser on this machine")
@@ -43,6 +55,11 @@ def page(words: Sequence[str]) -> int:
         SettingsError: bad usage; there is no such job, or its driver cannot be reached, or it has no page.
     """
     arguments = parser_of_page().parse_args(words)
+    ended = _ended(arguments)
+    if ended is not None:
+        return _show_ended(ended, arguments)
+    if arguments.output is not None:
+        raise SettingsError("-o is for a job that has ended: give its id (elasticrun history)")
     target = target_of(arguments, arguments.job)
     try:
         reply = ask(target, lambda client: client.page(PageRequest(arguments.operator)))
@@ -55,6 +72,52 @@ def page(words: Sequence[str]) -> int:
     return _open(reply.urls[0], target) if arguments.open else 0
 
 
+def _ended(arguments: argparse.Namespace) -> KeptJob | None:
+    """The job that is meant, where it is one that has ended."""
+    job: str | None = arguments.job
+    if not job or arguments.driver is not None:
+        return None
+    if any(each.job_id.startswith(job) for each in running_jobs()) or left_behind(job).ids:
+        return None
+    return ended_job(job)
+
+
+def _show_ended(job: KeptJob, arguments: argparse.Namespace) -> int:
+    """Writes the page of a job that has ended, and says where. Returns the exit code."""
+    if arguments.operator:
+        raise SettingsError(f"{ending_of(job)}: there is nothing left to operate")
+    text = _page_of(job)
+    output: Path = job.folder / SHOWN if arguments.output is None else arguments.output.absolute()
+    try:
+        put_text(output.parent, output.name, text, mode=0o600)
+    except OSError as error:
+        raise SettingsError(f"cannot write {output}: {in_words(error)}") from error
+    print(one_line(ending_of(job)), file=sys.stderr)
+    print(one_line(output.as_uri()), flush=True)
+    return _browse(output) if arguments.open else 0
+
+
+def _page_of(job: KeptJob) -> str:
+    """The document. Raises SettingsError where nothing is kept of the job's page."""
+    from elastic_driver.report.page.recorded import recorded_page  # late: the document is large
+
+    report = f"elasticrun report {job.job_id[:SHORT_ID]} tells what happened"
+    try:
+        with os.fdopen(open_inside(job.folder / PAGE, os.O_RDONLY), "rb") as file:
+            document = json.load(file)
+        return recorded_page(document)
+    except FileNotFoundError:
+        raise SettingsError(
+            f"there is no page of job {job.job_id}: it had none (--no-page), or its driver was killed at once; {report}"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"cannot read the page of job {job.job_id}: {in_words(error)}; {report}") from error
+    except SettingsError as error:
+        raise SettingsError(f"{error}; {report}") from error
+    except (ValueError, AttributeError, RecursionError):
+        raise SettingsError(f"the page of job {job.job_id} is damaged ({job.folder / PAGE}); {report}") from None
+
+
 def _open(url: str, target: Target) -> int:
     """Opens a link in a browser. Returns the exit code.
 
@@ -65,6 +128,10 @@ def _open(url: str, target: Target) -> int:
         file = put_page(_ELSEWHERE if target.job is None else target.job.job_id, _LEADS.format(url=html.escape(url)))
     except OSError as error:
         raise SettingsError(f"cannot write the file that leads the browser there: {in_words(error)}") from error
+    return _browse(file)
+
+
+def _browse(file: Path) -> int:
     if not webbrowser.open(file.as_uri()):
         print("there is no browser here that could be opened")
         return 1

@@ -96,7 +96,7 @@ def put_text(
     """
     descriptor, path = new_file(folder, name, mode)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         place(path, folder / name)
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.happenings import JobEnded, JobStarted, Summary
-from elastic_driver.report.history_folder import EVENTS, Facts, make_history_folder, open_job, put_facts
+from elastic_driver.report.history_folder import EVENTS, PAGE, SHOWN, Facts, make_history_folder, open_job, put_facts
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.unit
@@ -139,3 +140,55 @@ def test_whoever_asks_for_a_job_that_has_ended_is_led_to_the_history(history: Pa
     assert elasticrun(subcommand, "d").stderr == (
         "elasticrun: error: no job of yours runs on this machine; elasticrun history lists those that have ended\n"
     )
+
+
+def keep_page(history: Path, job_id: str, text: str = "") -> None:
+    job = {"job_id": job_id, "command": ["python"], "ended": None}
+    frame = {"whole": True, "id": 1, "at": 1.0, "job": job, "hosts": {}, "workers": {}, "story": []}
+    document = {"version": 1, "frame": frame, "outputs": {"a[0]#0": ["</script><b>its last words"]}}
+    (history / job_id / PAGE).write_text(text or json.dumps(document))
+
+
+def test_the_page_of_a_job_that_has_ended_is_a_file(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_page(history, BAD)
+    ran = elasticrun("page", "ab")
+    path = history / BAD / SHOWN
+    assert (ran.returncode, ran.stdout) == (0, f"{path.as_uri()}\n")
+    assert ran.stderr.startswith(f"job {BAD} ended 119 min ago with exit code 1: worker a[0] failed")
+    assert oct(path.stat().st_mode & 0o777) == "0o600"
+    assert "its last words" in path.read_text()
+    assert "<b>its last words" not in path.read_text()
+    monkeypatch.chdir(tmp_path)
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
+    assert elasticrun("page", "ab", "-o", "shown.html", "--open").returncode == 0
+    assert opened == [(tmp_path / "shown.html").as_uri()]
+    assert (tmp_path / "shown.html").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "why"),
+    [
+        ("", ("--operator",), "exit code 0: all is done: there is nothing left to operate"),
+        (None, (), f"there is no page of job {GOOD}: it had none (--no-page), or its driver was killed at once"),
+        ("{", (), f"the page of job {GOOD} is damaged ("),
+        ("[]", (), f"the page of job {GOOD} is damaged ("),
+        ('{"version": 7}', (), "cannot show a page that was recorded in version 7: this is version 1"),
+        ("", ("-o", "/no/such/folder/x.html"), "cannot write /no/such/folder/x.html: No such file or directory"),
+    ],
+)
+def test_a_page_that_cannot_be_shown(history: Path, page: str | None, words: tuple[str, ...], why: str) -> None:
+    if page is not None:
+        keep_page(history, GOOD, page)
+    ran = elasticrun("page", "aa", *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert why in ran.stderr
+    if not words:
+        assert ran.stderr.endswith("; elasticrun report aa000000 tells what happened\n")
+
+
+def test_a_page_of_no_job_is_written_nowhere(history: Path) -> None:
+    assert "-o is for a job that has ended" in elasticrun("page", "-o", "x.html").stderr
+    assert "no job of yours runs on this machine; elasticrun history" in elasticrun("page").stderr
