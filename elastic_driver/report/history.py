@@ -134,7 +134,7 @@ class History(EventWriter):
                 pass
         super().hear(happening)
         match happening:
-            case JobStarted():
+            case JobStarted() | RoundFormed() | ChiefStarted():
                 self._put_facts()
             case MomentPassed() if self._instant() >= self._page_due:
                 self._keep_page(is_last=False)

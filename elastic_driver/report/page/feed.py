@@ -120,7 +120,12 @@ class Feed:
         """Keeps what is shown of workers when they have ended."""
         match happening:
             case RoundFormed(members=members):
-                self._ranks.update((member.worker.key, member.rank) for member in members)
+                for member in members:
+                    ended = self._ended.get(member.worker.key)
+                    if ended is None:
+                        self._ranks[member.worker.key] = member.rank
+                    else:  # its process was there for a moment only
+                        ended["rank"], self._has_ended_anew = member.rank, True
             case ProcessEnded(worker, how=how, returncode=code, expected=expected):
                 key = worker.key
                 last = self._rows["workers"].get(key, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -40,7 +41,8 @@ class Drivers:
         self.folder = folder
         self.kept = folder / "kept"
         self._flags = (*FLAGS, *flags, "--journal", str(self.kept))
-        self._env = {"LAST": str(folder / "last"), "XDG_RUNTIME_DIR": str(folder / "runtime")} | env
+        folders = {"XDG_RUNTIME_DIR": str(folder / "runtime"), "XDG_STATE_HOME": str(folder / "state")}
+        self._env = {"LAST": str(folder / "last"), **folders} | env
         (folder / "runtime").mkdir(mode=0o700)
         self._jobs = contextlib.ExitStack()
 
@@ -167,6 +169,19 @@ class TestTakenOver:
         assert [kinds.count(kind) for kind in (*once, "worker_started")] == [1, 1, 1, 2]
         times = [event["at_s"] for event in events]
         assert times == sorted(times)
+
+    def test_so_is_that_of_the_history(self, taken_over: TakenOver) -> None:
+        [kept] = (taken_over.job.folder / "state/elasticrun/history").glob("*/events.jsonl")
+
+        def without_time_of_day(path: Path) -> list[dict[str, Any]]:
+            lines = map(json.loads, path.read_text().splitlines())
+            return [{name: value for name, value in line.items() if name != "time"} for line in lines]
+
+        events, written = without_time_of_day(kept), without_time_of_day(taken_over.job.event_log)
+        assert [event["event"] for event in events].count("job_started") == 1
+        assert [event for event in events if event not in written] == []
+        assert [event for event in written[written.index(events[0]) :] if event not in events] == []
+        assert json.loads((kept.parent / "job.json").read_text())["exit_code"] == 0
 
     def test_it_says_so(self, taken_over: TakenOver) -> None:
         assert "2 workers on 2 hosts kept training, no step is lost" in taken_over.said

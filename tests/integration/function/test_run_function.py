@@ -205,7 +205,7 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
             len, ("",), np=1, max_np=1, reset_limit=4, host_discovery_script="true", durable_dir="commits",
             durable_every=5, durable_keep=6, grace_time=2.0, standby=1, preload=["torch"], rendezvous_port=4321,
             event_log="log", event_hook="cat", page_address="127.0.0.1:4322", page=True, config_file="file.yaml",
-            prefix_output_with_timestamp=True, **given,
+            prefix_output_with_timestamp=True, history=False, **given,
         )  # fmt: skip
     (settings,) = made
     assert {name: getattr(settings, f"{name}_s") for name in given} == given
@@ -214,6 +214,7 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
     assert settings.preload == ("torch",)
     assert (settings.event_log, settings.prefix_timestamp) == (tmp_path / "log", True)
     assert (settings.event_hook, settings.page, settings.page_address) == ("cat", True, "127.0.0.1:4322")
+    assert not settings.history
     assert settings.worker_env["HOROVOD_CYCLE_TIME"] == "7"
     with pytest.raises(JobFailedError):
         elastic_driver.run(
@@ -221,6 +222,7 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
             pod_names="ip", launcher="none", accept_agents=True,
         )  # fmt: skip
     pods = made[-1]
+    assert pods.history
     assert (pods.discovery, pods.pod_selector, pods.pod_namespace) == ("kubernetes", "app=x", "n")
     assert (pods.slots_from, pods.pod_names, pods.launcher, pods.hosts) == ("cpu", "ip", "none", None)
     with pytest.raises(SettingsError, match="--durable-keep 3 is without effect"):

@@ -418,6 +418,16 @@ def test_workers_that_have_ended_stay_with_how_they_did(job: ShownJob, clock: Cl
     assert job.feed.names == ["node000[1]#0", "node000[0]#0", "node001[0]#0", "node001[1]#0"]
 
 
+def test_one_that_ends_before_its_round_is_told_of_has_its_rank_there(job: ShownJob, clock: Clock) -> None:
+    reader, worker = stream(job, log_in(job)), job.workers[2]
+    job.feed.hear(ProcessEnded(worker, 1, "2", 1, "ended", expected=False, foretold=False))
+    job.round_id, job.workers = 2, [worker]
+    job.tell_round("start", 0, 0.1)
+    clock.pass_time(0.6)
+    ends = [frame["ended_workers"] for kind, frame in reader.take() if kind == "change" and "ended_workers" in frame]
+    assert [row["rank"] for row in ends[-1]] == [0]
+
+
 def test_of_many_that_have_ended_those_that_failed_stay(job: ShownJob) -> None:
     def end(number: int, code: int, *, expected: bool) -> None:
         worker = WorkerId("far", number, 0)
