@@ -1,0 +1,92 @@
+"""What the browser's tests do with a page: open it, look at it, ask axe what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
+from tests.support.fakes.rendezvous_service import Service
+from tests.support.fakes.shown_job import ShownJob
+
+PATIENCE_S = 40
+_VIOLATIONS = """
+const done = arguments[0];
+axe.run(document, { resultTypes: ["violations"] }).then(
+  found => done(found.violations.flatMap(each => each.nodes.map(node => each.id + ": " + node.target.join(" ") + ": "
+    + node.failureSummary))),
+  error => done(["axe failed: " + error]));
+"""
+
+
+class Late:
+    """The site of a job that is made once the server's loop runs."""
+
+    def __init__(self) -> None:
+        self.job: ShownJob | None = None
+
+    def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
+        assert self.job is not None
+        return self.job.site.answer(request)
+
+
+def size(browser: Any, width: int) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def until(browser: Any, what: str, found: Callable[[], Any]) -> Any:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, PATIENCE_S, 0.05).until(lambda _: found(), what)
+
+
+def text(browser: Any, css: str = "body") -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
+
+
+def address(running: Service) -> str:
+    """Where browsers find it."""
+    return running.url.partition("#")[0]
+
+
+def enter(browser: Any, running: Service, job: ShownJob, *, may_act: bool = False) -> str:
+    link = f"{address(running)}/login?code={running.call(lambda: job.sessions.new_code(may_act=may_act))}"
+    browser.get(link)
+    until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+    return link
+
+
+def complaints(browser: Any) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+
+
+@contextmanager
+def dressed(browser: Any, scheme: str) -> Iterator[None]:
+    """The reader's system is light or dark."""
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@cache
+def _axe() -> str:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("axe is missing: scripts/install-browser")
+    return Path(found.submodule_search_locations[0], "axe.min.js").read_text("utf-8")
+
+
+def violations(browser: Any) -> list[str]:
+    """What axe finds wrong with the page as it is: contrast, names, roles, structure."""
+    browser.execute_script(_axe())
+    return list(browser.execute_async_script(_VIOLATIONS))
