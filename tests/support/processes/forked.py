@@ -65,6 +65,7 @@ _OF_DRIVERS = (
     *("elastic_driver.cli.main", "elastic_driver.driver.nodes", "elastic_driver.function.driver"),
     *("tests.support.processes.forked_agent", "tests.support.processes.forked_again", "encodings.idna"),
 )
+_LAST = ("tests.support.processes.forked_forms",)
 
 
 class ForkedProcess:
@@ -290,17 +291,17 @@ def start_driver(
 def start_driver_server(*, workers: bool = False, torch: bool = False) -> ForkServer:
     """Starts what drivers are forked from, if it does not run; returns it."""
     at_start = _of_drivers()
-    modules = _OF_DRIVERS
+    modules: tuple[str, ...] = (*_OF_DRIVERS, *_LAST)
     if workers:
         at_start = _of_workers()
         # A worker's environment has to have room in that of what it is forked from (the hook's _show_environ).
         at_start[_ROOM] = "." * 16384
-        modules += ("tests.support.processes.forked_warm", *_of_programs(torch=torch))
+        modules = (*_OF_DRIVERS, "tests.support.processes.forked_warm", *_of_programs(torch=torch))
     return _server(tuple(sorted(at_start.items())), modules)
 
 
 def _of_programs(*, torch: bool) -> tuple[str, ...]:
-    return (*_ALWAYS, *(_WITH_TORCH if torch else ()), *_OF_ROUNDS)
+    return (*_ALWAYS, *(_WITH_TORCH if torch else ()), *_OF_ROUNDS, *_LAST)
 
 
 def _of_drivers() -> dict[str, str]:

@@ -25,6 +25,7 @@ from tests.support.processes.program_exit import run_to_exit
 from tests.support.processes.spare import Spare
 
 _SCRIPT = forks.HOOK / "sitecustomize.py"
+_HOOK = compile(_SCRIPT.read_bytes(), str(_SCRIPT), "exec", dont_inherit=True)
 
 
 def fork_warmed() -> None:
@@ -61,7 +62,7 @@ def _hold(command: Sequence[str], env: Mapping[str, str]) -> None:
     hook = sys.modules["sitecustomize"] = types.ModuleType("sitecustomize")
     hook.__file__ = str(_SCRIPT)
     with contextlib.suppress(ImportError):  # it hides no other sitecustomize
-        exec(compile(_SCRIPT.read_bytes(), str(_SCRIPT), "exec"), vars(hook))
+        exec(_HOOK, vars(hook))
     if module:
         run_to_exit(lambda: runpy._run_module_as_main(module))  # type: ignore[attr-defined]
     forked.run_main(str(script))
