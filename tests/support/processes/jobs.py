@@ -46,7 +46,7 @@ class Job:
         words: its command line from the caller's flags on.
     """
 
-    discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
+    discovery_flags: Sequence[str] = ("--discovery-interval", "0.2")
     patience_s = PATIENCE_S
 
     def __init__(
@@ -71,7 +71,7 @@ class Job:
         self.words = list(flags)
         if hosts is not None:
             self.set_hosts(hosts)
-            self.set_script(f"#!/bin/sh\ncat {self.hosts_file}\n")
+            self.set_script(f"#!/bin/sh\nexec cat {self.hosts_file}\n")
             self.words += ["--host-discovery-script", str(self.script), *self.discovery_flags]
         self.words += command or [sys.executable, str(PROGRAM)]
         arguments = [*prefix, *self.launcher(elasticrun), *self.words]

@@ -20,7 +20,7 @@ import numpy as np
 import elastic_driver as hvd
 
 STEPS = int(os.environ.get("STEPS", "100000"))
-STEP_S = float(os.environ.get("STEP_S", "0.02"))
+STEP_S = float(os.environ.get("STEP_S", "0.04"))
 COMMIT_EVERY = int(os.environ.get("COMMIT_EVERY", "1"))
 FAULT = os.environ.get("FAULT", "").split()
 WORKER = os.environ.get("ELASTIC_DRIVER_WORKER", "")
