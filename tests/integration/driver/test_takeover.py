@@ -203,10 +203,12 @@ def test_what_has_happened_while_there_was_no_driver(tmp_path: Path) -> None:
         second = drivers.start(hosts="localhost:2\n")
         second.wait_for("a reset", lambda: len(second.events("round_formed")) > 1)
         kill(second)
+        told = second.said()  # the next one begins the file anew
         third = drivers.start(hosts="localhost:2\n")
         drivers.end_at(last_step(third) + 100)
         assert third.wait() == 0, third.said()
-        assert "killed by SIGKILL" in second.said() + third.said()
+        # Whoever was there when the round was whole says it; of its books those of the last 5 s may be lost.
+        assert "killed by SIGKILL" in told + third.said()
         assert last_step(third) >= 100
         goodput = third.events("goodput")[-1]
         assert goodput["seconds"]["reset"] > 0
