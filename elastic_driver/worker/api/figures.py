@@ -183,7 +183,7 @@ class _Cell:
     """Page-locked memory for one number, which a GPU writes."""
 
     def __init__(self, torch: Any) -> None:
-        self._memory = torch.empty((), dtype=torch.float64, pin_memory=True)
+        self._memory = torch.empty((), dtype=torch.float64, device="cpu", pin_memory=True)
         address = self._memory.data_ptr()
         self._bits, self._number = ctypes.c_uint64.from_address(address), ctypes.c_double.from_address(address)
         self._bits.value = 0

@@ -179,8 +179,8 @@ class Device:
         self.is_capturing = False
         self.cuda = SimpleNamespace(is_current_stream_capturing=lambda: self.is_capturing)
 
-    def empty(self, shape: tuple[int, ...], *, dtype: Any, pin_memory: bool) -> Any:
-        assert pin_memory
+    def empty(self, shape: tuple[int, ...], *, dtype: Any, device: str, pin_memory: bool) -> Any:
+        assert (device, pin_memory) == ("cpu", True)
         memory = torch.empty(shape, dtype=dtype)
 
         def copy(value: Any, *, non_blocking: bool) -> None:
