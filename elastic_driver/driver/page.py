@@ -28,8 +28,9 @@ from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Sessions
 from elastic_driver.report.page.site import Actions, Site, WebHandler
 
-# Of the output that is kept with a job that has ended: of so many workers, and so much in all.
-_MOST_TAILS, _MOST_TAIL_BYTES = 128, 2 << 20
+# Of the output that is kept with a job: of so many workers while it runs (that costs the loop 10 ms each minute), and
+# when it ends; and so much in all.
+_RUNNING_TAILS, _MOST_TAILS, _MOST_TAIL_BYTES = 16, 128, 2 << 20
 
 
 class PageServer(Protocol):
@@ -148,20 +149,23 @@ class Page:
         code = self._sessions.new_code(may_act=may_act)
         return [f"{url}/login?code={code}" for url in urls]
 
-    def recorded(self) -> bytes:
+    def recorded(self, is_last: bool) -> bytes:  # noqa: FBT001 - a callable that is passed on
         """The page as it is now, with the workers' last output, as JSON; b"" where it cannot be shown.
 
         What is told of the job in the history (:mod:`elastic_driver.report.history`).
+
+        Args:
+            is_last: whether the job has ended; else there is the output of fewer workers.
         """
         try:
             frame = self._feed.state()
-            tails, size = dict[str, list[str]](), 0
+            tails, size, most = dict[str, list[str]](), 0, _MOST_TAILS if is_last else _RUNNING_TAILS
             for name in self._feed.names:
                 lines = self._output(name)
                 if lines:
                     tails[name] = list(lines)
                     size += sum(map(len, lines))
-                if len(tails) >= _MOST_TAILS or size >= _MOST_TAIL_BYTES:
+                if len(tails) >= most or size >= _MOST_TAIL_BYTES:
                     break
         except Exception as error:  # a bug; the job goes on
             self._fail(error)

@@ -77,7 +77,8 @@ class History(EventWriter):
         most_bytes: of its events.
 
     Attributes:
-        page: the last of the page, as JSON; None for a job without one. b"" where it cannot be shown.
+        page: the page as it is now, as JSON, and whether the job has ended; None for a job without one. b"" where it
+            cannot be shown.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class History(EventWriter):
         self._rounds = 0
         self._page_due = self._page_may = self._instant() + _SOON_S
         self._page_is_waiting = False
-        self.page: Callable[[], bytes] | None = None
+        self.page: Callable[[bool], bytes] | None = None
         self._writer = FileWriter("elasticrun-history", room=_ROOM_BYTES)
         self._writer.put(functools.partial(self._open, dict(environ)))
 
@@ -194,7 +195,7 @@ class History(EventWriter):
         if self.page is None or (self._page_is_waiting and not is_last):
             return
         began = time.thread_time()
-        data = self.page()
+        data = self.page(is_last)
         if data:
             self._page_is_waiting = True
             self._put_file(functools.partial(self._write_page, data), len(data))

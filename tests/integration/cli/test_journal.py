@@ -98,7 +98,10 @@ def test_a_job_whose_driver_is_killed_is_told_of(tmp_path: Path, runtime: Path) 
     assert "none of its agents is left; this is a new job" in again.stderr
     closed = read_job(kept)
     assert isinstance(closed, Closed)
-    assert elasticrun("jobs").stdout == "no job of yours runs on this machine\n", "its journal is another's"
+    assert (
+        elasticrun("jobs").stdout
+        == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+    ), "its journal is another's"
     assert (closed.epoch, closed.job_id != started["job_id"]) == (2, True)
 
 
@@ -440,4 +443,7 @@ def test_a_job_without_a_driver_can_be_ended(tmp_path: Path, runtime: Path) -> N
     closed = read_job(tmp_path / "kept")
     assert isinstance(closed, Closed)
     assert (closed.job_id, closed.exit_code) == (job_id, 143)
-    assert elasticrun("jobs").stdout == "no job of yours runs on this machine\n"
+    assert (
+        elasticrun("jobs").stdout
+        == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+    )

@@ -81,7 +81,10 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     place = url.partition("#")[0]
     assert written.stderr == "the driver listens on loopback only, because the job uses no other machine\n"
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    assert elasticrun("jobs", **elsewhere).stdout == "no job of yours runs on this machine\n"
+    assert (
+        elasticrun("jobs", **elsewhere).stdout
+        == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+    )
     assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {place}, running, ")
     drained = elasticrun("drain", *words[2:], "--undo", "localhost", **elsewhere)
     assert drained.stdout == f"host localhost was not drained (job at {place})\n"
@@ -96,7 +99,8 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     assert "interrupted by elasticrun end" in job.said()
     gone = elasticrun("status", job_id)
     assert (gone.returncode, gone.stdout) == (2, "")
-    assert gone.stderr == "elasticrun: error: no job of yours runs on this machine\n"
+    assert gone.stderr.startswith(f"elasticrun: error: job {job_id} ended ")
+    assert gone.stderr.endswith(f"elasticrun page {job_id[:8]} and elasticrun report {job_id[:8]} show it\n")
 
 
 def test_a_reader_that_has_seen_enough_ends_a_subcommand(job: Job) -> None:

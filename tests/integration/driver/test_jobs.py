@@ -164,7 +164,8 @@ class TestHistory:
         own = re.compile(r"has no place in the next round|it is being stopped")
         ranks = [line for line in lines if "]<stderr>:" in line and not own.search(line)]
         assert ranks == [], "the survivors have nothing to add, nor has anybody to the end"
-        assert lines[-1] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)"
+        assert lines[-2] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)"
+        assert lines[-1].startswith("elasticrun: elasticrun page "), "and how to come back to it"
 
     def test_a_host_comes_back_after_its_cooldown(self, history: History) -> None:
         again = {line["worker"] for line in history.steps["return"]}

@@ -152,7 +152,10 @@ def test_agents_without_a_driver_are_seen_and_ended_on_their_machines(tmp_path: 
         job.wait_for_steps(6)
         (job_id,) = {event["job_id"] for event in job.events("job_started")}
         agents = [job.agent(host) for host in machines]
-        assert job.here("jobs", host=machines[1]).stdout == "no job of yours runs on this machine\n"
+        assert (
+            job.here("jobs", host=machines[1]).stdout
+            == "no job of yours runs on this machine; elasticrun history lists those that have ended\n"
+        )
         at = job.mark()
         kill(job.process.pid)
         job.process.wait()

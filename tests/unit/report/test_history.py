@@ -121,7 +121,7 @@ def history(tmp_path: Path) -> Path:
 
 def test_a_job_is_kept_for_its_user_alone(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "state")
-    kept.history.page = lambda: b'{"version":1}'
+    kept.history.page = lambda is_last: b'{"version":1}'
     kept.hear(STARTED, formed()).history.hear(ENDED)
     kept.close()
     assert kept.said == kept.details == []
@@ -155,7 +155,7 @@ def test_one_whose_driver_is_killed_has_no_end(tmp_path: Path) -> None:
 def test_one_that_is_left_to_another_driver_has_not_ended(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "state")
     pages = iter((b"{}",))
-    kept.history.page = lambda: next(pages)
+    kept.history.page = lambda is_last: next(pages)
     kept.hear(STARTED, formed(), JobEnded(ExitCode.OTHER_DRIVER, "this driver ends", Summary())).close()
     assert kept.listed.facts.ended is None
     assert kept.history.told() == ""
@@ -179,8 +179,8 @@ def test_the_page_is_kept_each_minute_and_when_workers_end(tmp_path: Path) -> No
     kept, looks = Kept(tmp_path / "state"), list[float]()
     gone = ProcessEnded(WORKER, 7, "0", 1, "exited with code 1", expected=False, foretold=False)
 
-    def page() -> bytes:
-        looks.append(kept.now)
+    def page(is_last: bool) -> bytes:
+        looks.append(kept.now if not is_last else -kept.now)
         return b"{}"
 
     kept.history.page = page
@@ -191,12 +191,12 @@ def test_the_page_is_kept_each_minute_and_when_workers_end(tmp_path: Path) -> No
         kept.history._page_is_waiting = False  # the thread may take its time
     assert looks == [1005.0, 1065.0, 1099.0, 1159.0]
     kept.hear(ENDED).close()
-    assert looks[4:] == [1199.0]
+    assert looks[4:] == [-1199.0]
 
 
 def test_a_page_that_cannot_be_shown_is_not_kept(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "state")
-    kept.history.page = lambda: b""
+    kept.history.page = lambda is_last: b""
     kept.hear(STARTED, ENDED).close()
     assert not (kept.folder / PAGE).exists()
     assert kept.said == []
@@ -216,7 +216,7 @@ def test_the_way_back_is_told_where_there_was_something_to_see(
 ) -> None:
     kept = Kept(tmp_path / "state", before_s=seconds)
     if pages:
-        kept.history.page = lambda: b"{}"
+        kept.history.page = lambda is_last: b"{}"
     kept.hear(STARTED, *happenings, ENDED).close()
     assert kept.history.told().startswith(told)
     assert bool(kept.history.told()) == bool(told)
@@ -299,7 +299,7 @@ def test_a_home_that_cannot_be_written_to_costs_one_line(
 ) -> None:
     spoil(tmp_path / "state")
     kept = Kept(tmp_path / "state")
-    kept.history.page = lambda: b"{}"
+    kept.history.page = lambda is_last: b"{}"
     kept.hear(STARTED, formed(1), formed(2))
     kept.hear(ENDED).close()
     [said] = kept.said
