@@ -176,6 +176,10 @@ class History(EventWriter):
 
     def write(self, event: str, **fields: object) -> None:
         """See EventWriter. Of a log that has grown too large only how the job ends is written."""
+        if self._trouble:
+            # Not closed: how the job ends may still be written over what it is listed with.
+            self._warn(f"cannot write {self._what}: {self._trouble}; going on without it")
+            return
         if self._is_cut and event not in _LAST_EVENTS:
             return
         super().write(event, **fields)
@@ -225,7 +229,11 @@ class History(EventWriter):
             self._tidy()
 
     def _write_facts(self, facts: Facts) -> None:
-        self._do(lambda folder: put_facts(folder, facts))
+        if self._folder is not None:
+            try:
+                put_facts(self._folder, facts)
+            except OSError as error:
+                self._trouble = self._trouble or with_path(error)
 
     def _write_page(self, data: bytes) -> None:
         self._do(lambda folder: put_text(folder, PAGE, data.decode(), mode=0o600))

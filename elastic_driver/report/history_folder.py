@@ -30,6 +30,7 @@ SHOWN = "page.html"
 MOST_JOBS, MOST_BYTES = 50, 100 << 20
 
 _VERSION = 1
+_LOCK = ".tidying"
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_FACTS = 1 << 20
 # A folder without events is that of a driver that makes it at this moment, or was killed then.
@@ -171,8 +172,16 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
 
 def put_facts(folder: Path, facts: Facts) -> None:
     """Writes what a job is listed with. Raises OSError."""
-    document = {"version": _VERSION, **{name: getattr(facts, name) for name in Facts.__slots__}}
-    put_text(folder, FACTS, json.dumps(document), mode=0o600)
+    text = json.dumps({"version": _VERSION, **{name: getattr(facts, name) for name in Facts.__slots__}})
+    try:
+        put_text(folder, FACTS, text, mode=0o600)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Over what is there, which takes no room: else a job that ends on a full disc is listed as killed.
+        with os.fdopen(open_inside(folder / FACTS, os.O_WRONLY), "wb") as file:
+            file.write(text.encode())
+            file.truncate()
 
 
 def kept_jobs(history: Path) -> list[KeptJob]:
@@ -194,8 +203,20 @@ def kept_jobs(history: Path) -> list[KeptJob]:
 def tidy(history: Path, *, most_jobs: int = MOST_JOBS, most_bytes: int = MOST_BYTES) -> None:
     """Removes the jobs that ended longest ago, until no more than so many are left. One that runs stays.
 
-    Several drivers may do so at once. Raises OSError.
+    While another driver does so, this one need not: two would remove more than there are too many. Raises OSError.
     """
+    lock = open_inside(history / _LOCK, os.O_RDWR | os.O_CREAT, mode=0o600)
+    try:
+        with _unless_no_locks():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _tidy(history, most_jobs, most_bytes)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def _tidy(history: Path, most_jobs: int, most_bytes: int) -> None:
     found = [(*_weighed(folder), folder) for folder in _folders(history)]
     found.sort(key=lambda each: each[0])
     jobs, size = len(found), sum(each[1] for each in found)
