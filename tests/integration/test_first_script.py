@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import FORKING
+from tests.support.processes.jobs import FORKING, capture_elasticrun
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN, ELASTIC = ROOT / "examples/first_plain.py", ROOT / "examples/first_elastic.py"
@@ -44,10 +44,7 @@ def test_each_block_is_the_change_or_a_command_or_output() -> None:
 
 
 def test_the_elastic_script_trains() -> None:
-    command = [sys.executable, *FORKING, "-np", "2", sys.executable, str(ELASTIC), "1"]
-    done = subprocess.run(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = capture_elasticrun("-np", "2", sys.executable, str(ELASTIC), "1", elasticrun=FORKING)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^\[0\]<stdout>:epoch 0: accuracy 0\.\d{3}, 2 workers$", done.stdout, re.MULTILINE), done.stdout
     assert "warning" not in done.stderr
