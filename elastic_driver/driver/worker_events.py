@@ -102,7 +102,7 @@ class WorkerEvents:
         self._ends[worker.id] = worker, None
         returncode, starved = (None, False) if isinstance(status, str) else (status.returncode, status.out_of_memory)
         self._keep_error_file(worker, returncode)
-        error, where = _last_words(worker)
+        error, where = _last_words(worker, returncode)
         how, draw, age_s = str(status), random.random(), worker.error_age_s
         self._stepper.report(WorkerDying(worker.id, returncode, how, draw, error, where, starved, age_s))
 
@@ -116,7 +116,7 @@ class WorkerEvents:
         if status.returncode:
             self._keep_error_file(worker, status.returncode)
         draw, how = random.random(), str(status)
-        error, where = _last_words(worker) if status.returncode else ("", "")
+        error, where = _last_words(worker, status.returncode) if status.returncode else ("", "")
         if waited_for_input(error) and not worker.has_input:
             self._tell_of_input(worker)
         age_s = worker.error_age_s if status.returncode else None
@@ -195,9 +195,15 @@ class WorkerEvents:
             self._error_files[worker.id] = worker.error_file, returncode
 
 
-def _last_words(worker: Worker) -> tuple[str, str]:
-    """What it said of its end, and where that was: its error file says it best."""
+def _last_words(worker: Worker, returncode: int | None) -> tuple[str, str]:
+    """What it said of its end, and where that was: its error file says it best.
+
+    Args:
+        worker: which has ended, or is about to.
+        returncode: its exit code, or minus a signal's number; None for one that nobody has seen end.
+    """
     raised = raised_in(worker.error_file)
     if raised is None:
-        return last_words(worker.last_lines)
+        # A process that exits by itself ends by its exception. A signal may come long after one that was caught.
+        return last_words(worker.last_lines, of_traceback=returncode is not None and returncode > 0)
     return raised.error, last_words(raised.callstack)[1]

@@ -16,6 +16,12 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _MODULES = "Extension modules: "
 # How Python's debugger, and input(), end where nothing can be read.
 _NOTHING_TO_READ = ("bdb.BdbQuit", "BdbQuit", "EOFError: EOF when reading a line")
+# Above a traceback's frames.
+_BEGIN = "Traceback (most recent call last):"
+# Above the traceback of a finaliser or an exit handler that failed, after which Python goes on.
+_IGNORED = ("Exception ignored in", "Exception ignored while", "Exception ignored on")
+# Installed packages, Python's own modules, and what is no file.
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^<")
 # Before each line of a traceback, where torch.distributed is initialized.
 _RANK = re.compile(r"^\[rank\d+\]: ")
 
@@ -25,7 +31,8 @@ def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str
 
     Args:
         lines: its last ones.
-        of_traceback: whether the error is the one of its last traceback, if there is one, whatever came after it.
+        of_traceback: whether the error is the one of its last traceback, if there is one, whatever came after it:
+            progress bars that are closed, warnings of libraries at exit, more lines of a long message.
     """
     plain = [text for line in lines if (text := _RANK.sub("", line).rstrip())]
     dumped = next((number for number in range(len(plain) - 1, -1, -1) if is_head(plain[number])), None)
@@ -35,13 +42,30 @@ def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str
         frames = [frame for frame in rest if frame is not None]
         if len(frames) == len(rest):
             return "", f"{frames[0].file.rpartition('/')[2]}:{frames[0].line}" if frames else ""
+    if of_traceback:
+        plain = _without_ignored(plain)
     said = [text.strip() for text in plain]
     named = [(number, match) for number, line in enumerate(said) if (match := _FRAME.match(line))]
     if not named:
         return (said[-1] if said else ""), ""
-    last, match = named[-1]
+    last = named[-1][0]
     raised = next((text for text in plain[last + 1 :] if not text[0].isspace()), said[-1])
-    return (raised if of_traceback else said[-1]), f"{match['file'].rpartition('/')[2]}:{match['line']}"
+    return (raised if of_traceback else said[-1]), _place(plain, named)
+
+
+def _without_ignored(lines: list[str]) -> list[str]:
+    """The lines before an exception that Python ignored at its exit, where they have a traceback of their own."""
+    ignored = next((number for number, line in enumerate(lines) if line.startswith(_IGNORED)), len(lines))
+    before = lines[:ignored]
+    return before if any(_FRAME.match(line.strip()) for line in before) else lines
+
+
+def _place(lines: list[str], frames: list[tuple[int, re.Match[str]]]) -> str:
+    """The innermost line of the user's own code in the last traceback; of any code, where none is shown."""
+    begin = max((number for number, line in enumerate(lines) if line.endswith(_BEGIN)), default=-1)
+    own = [match for number, match in frames if number > begin and not _LIBRARY.search(match["file"])]
+    match = own[-1] if own else frames[-1][1]
+    return f"{match['file'].rpartition('/')[2]}:{match['line']}"
 
 
 def waited_for_input(error: str) -> bool:
