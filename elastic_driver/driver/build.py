@@ -136,6 +136,9 @@ def build(
 
     def forget(worker: WorkerId) -> None:
         rounds.gone(worker)
+        last = health.table.entry(worker, clock())
+        if page is not None and last is not None:
+            page.seen_last(worker, last)
         health.gone(worker)
 
     def on_disc(report: DiscReport) -> None:

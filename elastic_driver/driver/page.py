@@ -18,7 +18,7 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.status import JobStatus
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousProtocolError, SettingsError
-from elastic_driver.hosts import is_loopback
+from elastic_driver.hosts import WorkerId, is_loopback
 from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, PageRequest
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.rendezvous.server.web import Web
@@ -148,6 +148,10 @@ class Page:
         urls = filter(None, (self._address_url, await self._open_loopback()))
         code = self._sessions.new_code(may_act=may_act)
         return [f"{url}/login?code={code}" for url in urls]
+
+    def seen_last(self, worker: WorkerId, vitals: Mapping[str, object]) -> None:
+        """A worker's process has ended, with these vitals as the status has them."""
+        self._feed.seen_last(worker.key, vitals)
 
     def recorded(self, is_last: bool) -> bytes:  # noqa: FBT001 - a callable that is passed on
         """The page as it is now, with the workers' last output, as JSON; b"" where it cannot be shown.

@@ -94,6 +94,7 @@ class Feed:
         self._job: Row = {}
         self._rows: dict[str, dict[str, Row]] = {"hosts": {}, "workers": {}}
         self._ranks: dict[str, int] = {}  # the last ones of workers that live
+        self._lasts: dict[str, Row] = {}  # of workers whose end is about to be told
         self._ended: dict[str, Row] = {}  # the oldest first
         self._has_ended_anew = False
         self._number = 0
@@ -116,6 +117,15 @@ class Feed:
         if isinstance(happening, JobEnded) and self._streams:
             self._send_frame()
 
+    def seen_last(self, key: str, vitals: Mapping[str, object]) -> None:
+        """A worker has ended, of which the status knows no more from now on; its end is told after this.
+
+        Args:
+            key: which.
+            vitals: its own, as the status had them.
+        """
+        self._lasts[key] = _row({"vitals": vitals}, self._clock())
+
     def _follow(self, happening: Happening) -> None:
         """Keeps what is shown of workers when they have ended."""
         match happening:
@@ -128,7 +138,7 @@ class Feed:
                         ended["rank"], self._has_ended_anew = member.rank, True
             case ProcessEnded(worker, how=how, returncode=code, expected=expected):
                 key = worker.key
-                last = self._rows["workers"].get(key, {})
+                last = {**self._rows["workers"].get(key, {}), **self._lasts.pop(key, {})}
                 self._ended[key] = {
                     **{name: last[name] for name in _LAST_OF_WORKERS if name in last},
                     "worker": key,

@@ -418,6 +418,14 @@ def test_workers_that_have_ended_stay_with_how_they_did(job: ShownJob, clock: Cl
     assert job.feed.names == ["node000[1]#0", "node000[0]#0", "node001[0]#0", "node001[1]#0"]
 
 
+def test_one_that_has_ended_is_shown_as_it_was_seen_last_also_where_nobody_had_looked(job: ShownJob) -> None:
+    worker = job.workers[0]
+    job.feed.seen_last(worker.key, {"commits": 41, "steps": 410, "rss_bytes": 3 << 20})
+    job.feed.hear(ProcessEnded(worker, 1, "0", 0, "ended", expected=True, foretold=False))
+    [ended] = json.loads(job.feed.state())["ended_workers"]
+    assert (ended["commits"], ended["steps"], ended["rss_mb"]) == (41, 410, 3)
+
+
 def test_one_that_ends_before_its_round_is_told_of_has_its_rank_there(job: ShownJob, clock: Clock) -> None:
     reader, worker = stream(job, log_in(job)), job.workers[2]
     job.feed.hear(ProcessEnded(worker, 1, "2", 1, "ended", expected=False, foretold=False))
