@@ -92,7 +92,7 @@ def families(processes: Iterable[Process]) -> list[Family]:
     """The processes by likeness, the odd ones first."""
     members: dict[tuple[tuple[Frame, ...], str], list[Process]] = {}
     for process in processes:
-        frames = () if process.main is None else process.main.frames
+        frames = () if process.main is None else _without_imports(process.main.frames)
         members.setdefault((frames, process.reason), []).append(process)
     groups = sorted(
         (
@@ -117,6 +117,11 @@ def families(processes: Iterable[Process]) -> list[Family]:
                 by_root.setdefault(root, []).append(len(found))
             found.append(([group], group.frames))
     return [Family(tuple(kin), shared if len(kin) > 1 else ()) for kin, shared in found]
+
+
+def _without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames but those of Python's import system, as in tracebacks: six for each import."""
+    return tuple(frame for frame in frames if not frame.file.startswith("<frozen importlib.")) or frames
 
 
 def _common(one: Sequence[Frame], other: Sequence[Frame]) -> tuple[Frame, ...]:

@@ -81,6 +81,24 @@ def test_the_odd_ones_come_first_and_kin_say_once_what_they_share() -> None:
     ]
 
 
+def test_the_import_system_is_left_out_of_a_worker_that_imports() -> None:
+    importing = """Current thread 0x0000000000000001 (most recent call first):
+  File "<frozen importlib._bootstrap_external>", line 940 in exec_module
+  File "/home/a/model.py", line 3 in <module>
+  File "<frozen importlib._bootstrap_external>", line 940 in exec_module
+  File "<frozen importlib._bootstrap>", line 690 in _load_unlocked
+  File "/home/a/train.py", line 2 in <module>
+"""
+    answer = {"stacks": [entry(0, text=importing)], "waiting": []}
+    assert stacks_text(answer).splitlines()[1:] == [
+        "    /home/a/model.py:3 in <module>",
+        "    /home/a/train.py:2 in <module>",
+    ]
+    assert "exec_module" in stacks_text(answer, ungrouped=True)
+    only = "\n".join(importing.splitlines()[:2])
+    assert "exec_module" in stacks_text({"stacks": [entry(0, text=only)], "waiting": []})
+
+
 def test_ranks_are_spelled_short() -> None:
     assert spell_ranks([5, 0, 1, 2, 3]) == "0-3,5"
     assert spell_ranks([]) == ""
