@@ -6,6 +6,7 @@ Owns the questions to disc and PATH that settings raise. Called once, by the pro
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import os
 import platform
@@ -110,7 +111,18 @@ def _check_training_script(settings: Settings) -> None:
     with contextlib.suppress(OSError):  # it may not be looked for from here, or there is no such folder any more
         if not script.exists() and not is_in_mounted_volume(script):
             where = "" if script.is_absolute() else f" in {Path.cwd()}"
-            raise SettingsError(f"cannot find the script {words[0]!r}: there is no such file{where}")
+            text = f"cannot find the script {words[0]!r}: there is no such file{where}"
+            raise SettingsError(f"{text}{_meant(script)}")
+
+
+def _meant(script: Path) -> str:
+    """The script beside it whose name is like this one, where there is one."""
+    try:
+        there = sorted(path.name for path in script.parent.iterdir() if path.suffix == ".py")
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(script.name, there, n=1)
+    return f" (did you mean {script.with_name(near[0])}?)" if near else ""
 
 
 def lists_this_machine(settings: Settings) -> bool:

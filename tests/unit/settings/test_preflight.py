@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,17 @@ def test_a_key_may_be_named_as_ssh_reads_it(tmp_path: Path, monkeypatch: pytest.
         assert preflight(make(ssh_identity_file=name)) == []
     with pytest.raises(SettingsError, match=r"~/other \(--ssh-identity-file\)"):
         preflight(make(ssh_identity_file="~/other"))
+
+
+def test_the_script_that_was_meant_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "trail.txt").touch()
+    meant = str(tmp_path / "train.py")
+    with pytest.raises(SettingsError, match=rf"there is no such file \(did you mean {re.escape(meant)}\?\)$"):
+        preflight(make(command=("python", str(tmp_path / "trian.py"))))
+    for other in ("evaluate.py", "no/train.py"):
+        with pytest.raises(SettingsError, match=r"there is no such file$"):
+            preflight(make(command=("python", str(tmp_path / other))))
 
 
 def test_a_script_that_the_kubelet_has_not_put_there_yet_is_left_to_its_first_run(tmp_path: Path) -> None:
