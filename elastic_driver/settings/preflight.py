@@ -26,6 +26,8 @@ from elastic_driver.system.safe_files import make_folder, who_else_writes
 
 # A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+# What starts most trainings, and is mistyped.
+_USUAL_PROGRAMS = ("python", "python3", "bash", "accelerate")
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
@@ -144,7 +146,8 @@ def _check_ways_to_hosts(settings: Settings) -> None:
 def _check_program(program: str, role: str, *, hint: str) -> None:
     if "/" not in program:
         if shutil.which(program) is None:
-            near = ""
+            meant = difflib.get_close_matches(program, _USUAL_PROGRAMS, n=1)
+            near = f" (did you mean {meant[0]}?)" if meant else ""
             if Path(program).is_file():
                 python = program.endswith(".py") and not os.access(program, os.X_OK)
                 near = f"; there is a file of this name here: {hint if python else f'write ./{program}'}"

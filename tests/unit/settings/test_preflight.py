@@ -28,6 +28,7 @@ def make(**values: Any) -> Settings:
     ("values", "complaint"),
     [
         ({"command": ("no-such-program",)}, "cannot find the command 'no-such-program' on the PATH"),
+        ({"command": ("pyhton", "a.py")}, "cannot find the command 'pyhton' on the PATH (did you mean python?)"),
         ({"command": ("",)}, "cannot find the command ''"),
         ({"command": ("./no/such",)}, "there is no such file"),
         ({"command": ("/",)}, "it is not a file"),
