@@ -143,6 +143,7 @@ class Soak:
             flags += ["--preload", self.preload]
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "OMP_NUM_THREADS": "1"}
         env |= {"STEP_LOG": str(self.step_log), "XDG_RUNTIME_DIR": str(self.runtime)}
+        env["XDG_STATE_HOME"] = str(self.runtime / "state")  # not in the history of whoever runs this
         command = [sys.executable, str(HERE / "program.py")]
         elasticrun = FORKING if self.forking else FORKED
         given = {"command": command, "env": env, "elasticrun": elasticrun}

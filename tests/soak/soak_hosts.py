@@ -96,7 +96,7 @@ class HostsSoak(Soak):
             self.counts["(with --no-preload)"] += 1
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "STEP_LOG": str(self.step_log)}
         # Slower than the tests' training: a night's lines are to fit on the disc.
-        env |= {"XDG_RUNTIME_DIR": str(self.runtime), "STEP_S": "0.05"}
+        env |= {"XDG_RUNTIME_DIR": str(self.runtime), "XDG_STATE_HOME": str(self.runtime / "state"), "STEP_S": "0.05"}
         command = [sys.executable, str(HERE / "lineage_program.py")]
         return MachinesJob(self.machines, folder, self.listing(), *flags, command=command, env=env)
 

@@ -194,6 +194,21 @@ def test_the_page_is_kept_each_minute_and_when_workers_end(tmp_path: Path) -> No
     assert looks[4:] == [-1199.0]
 
 
+def test_the_last_page_is_kept_also_while_another_is_on_its_way(tmp_path: Path) -> None:
+    kept, answers = Kept(tmp_path / "state"), threading.Event()
+    writer = kept.history._writer
+    assert writer is not None
+    writer.put(answers.wait)
+    kept.history.page = lambda is_last: b"[%d]" % is_last
+    kept.now += 10
+    kept.hear(STARTED, MomentPassed())
+    kept.now += 100
+    kept.hear(MomentPassed(), ENDED)
+    answers.set()
+    kept.close()
+    assert json.loads((kept.folder / PAGE).read_text()) == [1]
+
+
 def test_a_page_that_cannot_be_shown_is_not_kept(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "state")
     kept.history.page = lambda is_last: b""
