@@ -156,8 +156,8 @@ class History(EventWriter):
         if self._rounds < 2 and facts.ended - facts.began < _LONG_S:
             return ""
         name = facts.job_id[:_SHORT_ID]
-        page = "" if self.page is None else f"elasticrun page {name} shows this job again, "
-        return f"{page}elasticrun report {name} what its time went into"
+        page = "" if self.page is None else f"elasticrun page {name}, "
+        return f"to see this job again: {page}elasticrun report {name}"
 
     def close(self, timeout_s: float = _FLUSH_S) -> None:
         """Closes it when all is written, or the time is over. Idempotent."""

@@ -57,8 +57,7 @@ def test_a_job_that_has_ended_is_there_with_its_last_words(tmp_path: Path, runti
         assert page["frame"]["job"]["ended"]["exit_code"] == 4
         short = listed["job"][:8]
         assert job.said().splitlines()[-1] == (
-            f"elasticrun: elasticrun page {short} shows this job again, elasticrun report {short} what its time went "
-            "into"
+            f"elasticrun: to see this job again: elasticrun page {short}, elasticrun report {short}"
         )
 
 

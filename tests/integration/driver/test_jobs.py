@@ -165,7 +165,7 @@ class TestHistory:
         ranks = [line for line in lines if "]<stderr>:" in line and not own.search(line)]
         assert ranks == [], "the survivors have nothing to add, nor has anybody to the end"
         assert lines[-2] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)"
-        assert lines[-1].startswith("elasticrun: elasticrun page "), "and how to come back to it"
+        assert lines[-1].startswith("elasticrun: to see this job again: ")
 
     def test_a_host_comes_back_after_its_cooldown(self, history: History) -> None:
         again = {line["worker"] for line in history.steps["return"]}

@@ -221,9 +221,9 @@ def test_a_page_that_cannot_be_shown_is_not_kept(tmp_path: Path) -> None:
     ("happenings", "seconds", "pages", "told"),
     [
         ([formed()], 10.0, True, ""),
-        ([formed()], 61.0, True, "elasticrun page 53c68293 shows this job again, elasticrun report 53c68293 "),
-        ([formed(1), formed(2)], 10.0, True, "elasticrun page 53c68293 shows "),
-        ([formed(1), formed(2)], 10.0, False, "elasticrun report 53c68293 what its time went into"),
+        ([formed()], 61.0, True, "to see this job again: elasticrun page 53c68293, elasticrun report 53c68293"),
+        ([formed(1), formed(2)], 10.0, True, "to see this job again: elasticrun page 53c68293, "),
+        ([formed(1), formed(2)], 10.0, False, "to see this job again: elasticrun report 53c68293"),
     ],
 )
 def test_the_way_back_is_told_where_there_was_something_to_see(
