@@ -33,7 +33,7 @@ from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.stacks import StackReports, Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.standstills import DriverStandstills
-from elastic_driver.driver.status import JobStatus, rank_of
+from elastic_driver.driver.status import JobStatus, place_of
 from elastic_driver.driver.status_line import StatusLine
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.takeover import Limits, Parts, Takeover
@@ -222,7 +222,7 @@ def build(
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper, hand_over=hand_over)
     progress = Progress()
     rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
-    figures = FigureBook(lambda worker: rank_of(stepper.state, worker))
+    figures = FigureBook(lambda worker: place_of(stepper.state, worker))
     status = JobStatus(
         settings.command,
         job_id,

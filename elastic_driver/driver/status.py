@@ -171,10 +171,10 @@ def standing_of(record: WorkerRecord, now: float) -> dict[str, object]:
     }
 
 
-def rank_of(state: State, worker: WorkerId) -> int | None:
-    """Of a worker in its round; None for one that is in none, or is no more."""
+def place_of(state: State, worker: WorkerId) -> tuple[int, int] | None:
+    """The round of a worker, and its rank there; None for one that is in none, or is no more."""
     record = record_of(state, worker)
-    return record.rank if record is not None and record.round_id else None
+    return (record.round_id, record.rank) if record is not None and record.round_id else None
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

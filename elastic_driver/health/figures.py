@@ -10,41 +10,40 @@ from collections.abc import Callable, Mapping
 from elastic_driver.figures import MOST_NAMES, Figures, GpuLook, fault_of
 from elastic_driver.hosts import WorkerId
 
-_NO_RANK = 1 << 62
+# Round and rank of a worker that has none.
+_NOWHERE = 0, 1 << 62
 
 
 class FigureBook:
     """See above.
 
     Args:
-        rank_of: the present rank of a worker; None for one that has none, or is no more.
+        place_of: the present round of a worker, and its rank there; None for one that is in none, or is no more.
     """
 
-    def __init__(self, rank_of: Callable[[WorkerId], int | None]) -> None:
-        self._rank_of = rank_of
-        self._values: dict[str, tuple[WorkerId, float | None]] = {}
+    def __init__(self, place_of: Callable[[WorkerId], tuple[int, int] | None]) -> None:
+        self._place_of = place_of
+        # By name: who has reported it, in which round, as which rank, and what.
+        self._values: dict[str, tuple[WorkerId, tuple[int, int], float | None]] = {}
         self._gpus: dict[str, GpuLook] = {}
 
     def take(self, worker: WorkerId, figures: Figures) -> None:
         """A worker has reported these. What is no figure is dropped: agents are believed nothing."""
-        rank = self._rank(worker)
+        place = self._place_of(worker) or _NOWHERE
         for name, value in figures.items():
-            holder = self._values.get(name)
-            if holder is None:
+            known = self._values.get(name)
+            if known is None:
                 if len(self._values) >= MOST_NAMES or fault_of(name):
                     continue
-            elif holder[0] != worker and self._rank(holder[0]) < rank:
+            elif known[0] != worker and _goes_before(known[1], place):
                 continue
-            self._values[name] = worker, value
-
-    def _rank(self, worker: WorkerId) -> int:
-        rank = self._rank_of(worker)
-        return _NO_RANK if rank is None else rank
+            self._values[name] = worker, place, value
 
     @property
     def figures(self) -> Figures:
-        """The newest, by name. Those of workers that have ended stay until another reports."""
-        return {name: value for name, (_, value) in self._values.items()}
+        """The newest, by name. Those of workers that have ended stay, in their round also before those of higher ranks:
+        else a job's last figures were those of the rank that ends last."""
+        return {name: value for name, (_, _, value) in self._values.items()}
 
     # --- GPUs ------------------------------------------------------------------------------------------------------
 
@@ -67,3 +66,9 @@ class FigureBook:
         """In use on all of them; None where there are none."""
         looks: Mapping[str, GpuLook] = {host: look for host, look in self._gpus.items() if look.count}
         return sum(look.memory_bytes for look in looks.values()) if looks else None
+
+
+def _goes_before(place: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether what was reported at a place counts, and what is now reported at another does not."""
+    (round_id, rank), (other_round, other_rank) = place, other
+    return round_id > other_round or (round_id == other_round and rank < other_rank)

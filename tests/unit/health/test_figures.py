@@ -14,13 +14,14 @@ ONE, TWO, THREE = (WorkerId(name, 0, 0) for name in "abc")
 
 
 @pytest.fixture
-def ranks() -> dict[WorkerId, int]:
-    return {ONE: 0, TWO: 1}
+def places() -> dict[WorkerId, tuple[int, int]]:
+    """Round and rank."""
+    return {ONE: (1, 0), TWO: (1, 1)}
 
 
 @pytest.fixture
-def book(ranks: dict[WorkerId, int]) -> FigureBook:
-    return FigureBook(ranks.get)
+def book(places: dict[WorkerId, tuple[int, int]]) -> FigureBook:
+    return FigureBook(places.get)
 
 
 def test_the_lowest_rank_that_reports_a_name_has_the_word(book: FigureBook) -> None:
@@ -31,26 +32,40 @@ def test_the_lowest_rank_that_reports_a_name_has_the_word(book: FigureBook) -> N
     assert book.figures == {"loss": 1.0, "of_two": None}
 
 
-def test_ranks_are_those_of_now(book: FigureBook, ranks: dict[WorkerId, int]) -> None:
-    book.take(ONE, {"loss": 1.0})
-    ranks.update({ONE: 1, TWO: 0})
-    book.take(ONE, {"loss": 1.5})
+def test_ranks_are_those_of_the_newest_round(book: FigureBook, places: dict[WorkerId, tuple[int, int]]) -> None:
+    book.take(ONE, {"loss": 1.0, "of_one": 1.0})
+    places.update({ONE: (2, 1), TWO: (2, 0)})
     book.take(TWO, {"loss": 2.0})
-    book.take(ONE, {"loss": 3.0})
-    assert book.figures == {"loss": 2.0}
+    book.take(ONE, {"loss": 3.0, "of_one": 3.0})
+    assert book.figures == {"loss": 2.0, "of_one": 3.0}
 
 
-def test_a_figure_outlives_its_worker_until_another_reports_it(book: FigureBook, ranks: dict[WorkerId, int]) -> None:
+def test_a_rank_that_reports_no_more_has_the_word_until_the_next_round(
+    book: FigureBook, places: dict[WorkerId, tuple[int, int]]
+) -> None:
     book.take(ONE, {"loss": 1.0})
-    del ranks[ONE]
+    book.take(TWO, {"loss": 2.0})
     assert book.figures == {"loss": 1.0}
+    places.update({ONE: (2, 0), TWO: (2, 1)})
     book.take(TWO, {"loss": 2.0})
-    book.take(ONE, {"loss": 3.0})
     assert book.figures == {"loss": 2.0}
 
 
-def test_of_workers_without_ranks_the_newest_counts(book: FigureBook, ranks: dict[WorkerId, int]) -> None:
-    ranks.clear()
+def test_whoever_ends_later_does_not_have_the_last_word(
+    book: FigureBook, places: dict[WorkerId, tuple[int, int]]
+) -> None:
+    book.take(ONE, {"loss": 1.0})
+    del places[ONE]
+    book.take(TWO, {"loss": 2.0})
+    assert book.figures == {"loss": 1.0}
+    places[TWO] = (2, 0)
+    book.take(TWO, {"loss": 3.0})
+    book.take(ONE, {"loss": 4.0})
+    assert book.figures == {"loss": 3.0}
+
+
+def test_of_workers_without_ranks_the_newest_counts(book: FigureBook, places: dict[WorkerId, tuple[int, int]]) -> None:
+    places.clear()
     book.take(ONE, {"loss": 1.0})
     book.take(THREE, {"loss": 3.0})
     assert book.figures == {"loss": 3.0}
