@@ -31,6 +31,8 @@ from elastic_driver.report.page.site import Actions, Site, WebHandler
 # Of the output that is kept with a job: of so many workers while it runs (that costs the loop 10 ms each minute), and
 # when it ends; and so much in all.
 _RUNNING_TAILS, _MOST_TAILS, _MOST_TAIL_BYTES = 16, 128, 2 << 20
+# Of what browsers get of it when the driver ends.
+_MOST_LAST_BYTES = 256 << 10
 
 
 class PageServer(Protocol):
@@ -163,23 +165,34 @@ class Page:
         """
         try:
             frame = self._feed.state()
-            tails, size, most = dict[str, list[str]](), 0, _MOST_TAILS if is_last else _RUNNING_TAILS
-            for name in self._feed.names:
-                lines = self._output(name)
-                if lines:
-                    tails[name] = list(lines)
-                    size += sum(map(len, lines))
-                if len(tails) >= most or size >= _MOST_TAIL_BYTES:
-                    break
+            tails = self._tails(_MOST_TAILS if is_last else _RUNNING_TAILS, _MOST_TAIL_BYTES)
         except Exception as error:  # a bug; the job goes on
             self._fail(error)
             return b""
         return b'{"version":1,"frame":%b,"outputs":%b}' % (frame, json.dumps(tails).encode())
 
+    def _tails(self, most: int, most_bytes: int) -> dict[str, list[str]]:
+        """The last output of workers, of those that ended last first."""
+        tails, size = dict[str, list[str]](), 0
+        for name in self._feed.names:
+            lines = self._output(name)
+            if lines:
+                tails[name] = list(lines)
+                size += sum(map(len, lines))
+            if len(tails) >= most or size >= most_bytes:
+                break
+        return tails
+
     def close(self) -> None:
-        """The driver ends: browsers are told so."""
+        """The driver ends: browsers are told so, and get what they can ask nobody for any more."""
         self.site.close()
-        self._feed.close()
+        tails: Mapping[str, Sequence[str]] = {}
+        try:
+            if self._feed.streams:
+                tails = self._tails(_MOST_TAILS, _MOST_LAST_BYTES)
+        except Exception as error:  # a bug; the job's end goes on
+            self._fail(error)
+        self._feed.close(tails)
 
     def _fail(self, error: Exception) -> None:
         """The page, or the metrics beside it, cannot show something: that is told once, and the job goes on."""

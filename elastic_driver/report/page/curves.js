@@ -138,7 +138,7 @@ function drawPanel(panel) {
       label(LEFT - 5, Math.max(10, y(value) + 4), panel.show(value), { "text-anchor": "end" }));
   }
   const every = step(t1 - t0, Math.max(2, (width - LEFT) / 90)), zone = new Date().getTimezoneOffset() * 60;
-  for (let at = Math.ceil((t0 - zone) / every) * every + zone; at <= t1; at += every)
+  for (let at = Math.ceil((t0 - zone) / every) * every + zone, n = 0; at <= t1 && n < 400; at += every, n++)
     if (x(at) < width - 24) nodes.push(label(Math.max(LEFT + 16, x(at)), TALL - 4, shortClock(at, every), { "text-anchor": "middle" }));
   // Behind the curve, as the timeline has them: when the job stood still, and where rounds began.
   for (const [from, to, kind] of standing) if (to >= t0 && from <= t1)
@@ -189,6 +189,7 @@ function renderCross() {
   slider.value = at === null ? slider.max : at - first;
   slider.disabled = first >= last;
   const named = at === null ? "now" : clock(t[at]), said = [];
+  for (const panel of panels.values()) put(panel.value, valueOf(panel));
   for (const panel of inView) drawCross(panel);
   for (const panel of panels.values()) if (said.length < 8) said.push(clean(panel.title) + " " + valueOf(panel));
   slider.setAttribute("aria-valuetext", named + ": " + said.join("; ") + (panels.size > said.length ? "; and " + (panels.size - said.length) + " more" : ""));
@@ -201,7 +202,6 @@ function valueOf(panel) {
   return last === null ? "not known" : panel.show(last);
 }
 function drawCross(panel) {
-  put(panel.value, valueOf(panel));
   const at = view.at, values = curves.series.get(panel.name);
   if (at === null || at === undefined || !values) { panel.hair.replaceChildren(); return; }
   const place = across(panel, curves.t[at]), parts = [draw("line", { x1: place, x2: place, y1: TOP, y2: TALL - BOTTOM })];

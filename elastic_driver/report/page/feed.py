@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from elastic_driver.health.sampler import Sampled
@@ -191,7 +191,8 @@ class Feed:
         self._streams[stream] = None
         stream.write(_event("you", json.dumps(you)) + self._whole_event() + trouble)
         if self._is_closed:
-            self._say_bye(stream)
+            stream.write(_event("bye", "{}"))
+            stream.close()
         elif self._timer is None:
             self._timer = self._call_later(FRAME_S, self._tick)
 
@@ -208,20 +209,22 @@ class Feed:
             self._look()
         return self._whole_frame()
 
-    def close(self) -> None:
-        """The driver ends: browsers are told so, and keep what they have."""
+    def close(self, outputs: Mapping[str, Sequence[str]] | None = None) -> None:
+        """The driver ends: browsers are told so, and keep what they have.
+
+        Args:
+            outputs: the last lines of workers by their keys, which nobody can be asked for any more.
+        """
         if self._is_closed:
             return
         self._is_closed = True
+        bye = _event("bye", json.dumps({"outputs": outputs} if outputs else {}))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for stream in tuple(self._streams):
-            self._say_bye(stream)
-
-    def _say_bye(self, stream: WebStream) -> None:
-        stream.write(_event("bye", "{}"))
-        stream.close()
+            stream.write(bye)
+            stream.close()
 
     # --- frames ----------------------------------------------------------------------------------------------------
 

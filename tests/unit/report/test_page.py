@@ -463,6 +463,15 @@ def test_a_job_that_has_ended_keeps_the_last_of_its_figures(job: ShownJob) -> No
         assert json.loads(job.feed.state())["job"]["steps_per_s"] == speed > 0
 
 
+def test_the_last_output_comes_with_the_drivers_end(job: ShownJob) -> None:
+    reader = Reader()
+    job.feed.add(reader, {})
+    reader.take()
+    job.feed.close({WORKER.key: ["step 1", "</script>"]})
+    assert reader.take() == [("bye", {"outputs": {WORKER.key: ["step 1", "</script>"]}})]
+    assert reader.is_closed
+
+
 def test_the_story_stays_short(clock: Clock) -> None:
     story = Story(clock)
     for index in range(5000):
