@@ -39,6 +39,17 @@ def rsh_agent(tmp_path: Path) -> str:
     return str(program)
 
 
+@pytest.fixture
+def small_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For workers, in place of PyTorch, which takes seconds to import, and is asked for its versions only."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "torch.py").write_text(
+        "from types import SimpleNamespace\n__version__, version = '2', SimpleNamespace(cuda='')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
 def test_what_there_is_on_each_host_and_between_them(rsh_agent: str, tmp_path: Path) -> None:
     """A host that cannot be reached is a line, and costs the others nothing. The command is not run."""
     words = ["--rsh-agent", rsh_agent, "-np", "9", "-H", "localhost:4,node1:5,refused", "--event-log", "x/y"]
@@ -65,6 +76,7 @@ def test_what_there_is_on_each_host_and_between_them(rsh_agent: str, tmp_path: P
     assert str(tmp_path) not in ran.stdout.replace(stops[0]["what"], "")
 
 
+@pytest.mark.usefixtures("small_torch")
 def test_a_silent_host_and_a_short_time_blame_no_other(rsh_agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has an agent is given the time that a worker takes to start."""
     monkeypatch.setattr(checkup, "_LEAST_START_S", 300.0)
@@ -84,6 +96,7 @@ def test_silent_hosts_alone_are_not_waited_for_any_longer(rsh_agent: str) -> Non
     assert found["ended"] == "given up: no other host was to be waited for"
 
 
+@pytest.mark.usefixtures("small_torch")
 def test_the_report_for_people_fits_a_terminal() -> None:
     ran = capture_elasticrun("doctor", "--timeout", "300")
     assert (ran.returncode, ran.stderr) == (0, "")
