@@ -283,7 +283,7 @@ def test_a_driver_that_does_not_take_output_blocks_the_worker_and_loses_nothing(
     act(main)
 
 
-@pytest.mark.parametrize("order", ["none", "close"])
+@pytest.mark.parametrize("order", [pytest.param("none", marks=pytest.mark.release), "close"])
 def test_with_a_journal_a_driver_that_takes_nothing_blocks_no_worker(tmp_path: Path, order: str) -> None:
     """What it writes is kept, on disc for the most part, and comes in order, before the news that nothing is left."""
 

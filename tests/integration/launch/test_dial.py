@@ -274,7 +274,7 @@ def test_what_it_leaves_in_its_group_is_ended_with_it(transport: Transport, tmp_
 
 
 def test_many_are_dialled_side_by_side(transport: Transport, tmp_path: Path) -> None:
-    count = 20 if transport.here else 10  # more than there are threads for what blocks
+    count = min(32, (os.cpu_count() or 1) + 4) + 2  # more than there are threads for what blocks
 
     async def main() -> None:
         async with standins(tmp_path) as standing:

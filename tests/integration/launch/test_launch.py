@@ -452,7 +452,7 @@ def test_the_path_of_the_worker_finds_the_command(tmp_path: Path) -> None:
     run("asyncio", main)
 
 
-@pytest.mark.parametrize("free", range(10))
+@pytest.mark.parametrize("free", [pytest.param(free, marks=[pytest.mark.release] * (free % 3)) for free in range(10)])
 def test_no_free_descriptor(free: int) -> None:
     async def main() -> None:
         async with job() as one:
@@ -540,16 +540,21 @@ def test_close_during_starts_leaves_nothing(turns: int) -> None:
     run("uvloop", main)
 
 
+_NO_ROOM = (
+    (RuntimeError("can't start new thread"), "no thread can be started"),
+    (MemoryError(), "no memory is left"),
+    (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable"),
+    (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
+)
+
+
 @pytest.mark.parametrize(
-    ("error", "what"),
+    ("where", "error", "what"),
     [
-        (RuntimeError("can't start new thread"), "no thread can be started"),
-        (MemoryError(), "no memory is left"),
-        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable"),
-        (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
+        *(pytest.param("spawn", *case) for case in _NO_ROOM),
+        *(pytest.param(where, *_NO_ROOM[0]) for where in ("WorkerOutput", "ProcessTree", "GuardLink")),
     ],
 )
-@pytest.mark.parametrize("where", ["spawn", "WorkerOutput", "ProcessTree", "GuardLink"])
 def test_a_machine_without_room_for_a_worker_is_its_hosts_failure(
     monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, what: str
 ) -> None:

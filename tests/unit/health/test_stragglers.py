@@ -16,7 +16,11 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize("draw", [jitter, heavy])
 @pytest.mark.parametrize(
     ("size", "step_s", "steps"),
-    [(2, 0.3, 10_000), (3, 0.02, 10_000), (8, 0.7, 10_000), pytest.param(64, 2.5, 1500, marks=pytest.mark.release)],
+    [
+        (2, 0.3, 10_000),
+        (3, 0.02, 10_000),
+        *(pytest.param(*world, marks=pytest.mark.release) for world in ((8, 0.7, 10_000), (64, 2.5, 1500))),
+    ],
 )
 def test_chance_names_nobody(size: int, step_s: float, steps: int, draw: Draw) -> None:
     told, _ = simulate(size, steps, step_s, draw)
