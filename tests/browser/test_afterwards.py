@@ -123,6 +123,7 @@ def test_of_a_driver_that_was_killed_it_says_so(
     browser.get(file.as_uri())
     until(browser, "the page", lambda: text(browser, "#live") == "recorded")
     assert "No end of this job is recorded: its driver was killed." in text(browser, "#banner")
+    assert text(browser, "#phase") == "was running"
     assert text(browser, "#fleet").count("rank ") == 4
 
 
