@@ -139,6 +139,8 @@ def _complete(action: argparse.Action, shtab: Any, *, shows_ended: bool) -> None
         found = shtab.cmd(_KEPT)
         of_zsh = "_elasticrun_kept" if action.dest == "job" else "_elasticrun_kept_or_files"
         found |= {"zsh": of_zsh, "preamble": {**found["preamble"], "zsh": _KEPT_IN_ZSH}}
+        if action.dest == "events":
+            found["fish"] = f"({_KEPT}; __fish_complete_path (commandline -ct))"
     elif action.metavar == "JOB" or (action.metavar == "ID" and action.dest == "job"):
         found = shtab.cmd(_JOBS)
         found |= {"zsh": "_elasticrun_jobs", "preamble": {**found["preamble"], "zsh": _JOBS_IN_ZSH}}
