@@ -57,7 +57,7 @@ class Job:
         self.began = time.time()
         self._command = [*(at or []), *command]
         logs = {"STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file)}
-        self._environment = {**os.environ, **env, **logs, "PYTHONPATH": str(ROOT)}
+        self._environment = {**os.environ, "ELASTIC_DRIVER_HISTORY": "off", **env, **logs, "PYTHONPATH": str(ROOT)}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -29,6 +29,7 @@ from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
 from elastic_driver.errors import in_words
 from elastic_driver.report.printable import without_home
 from elastic_driver.system.cgroups import memory_left, memory_limit
+from elastic_driver.system.kernel import memory_file, pidfd_open
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load
 
@@ -210,12 +211,12 @@ def _lacks() -> list[str]:
     """What this project uses, and is not to be had here: what comes of it, one line each."""
     found = []
     try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (OSError, AttributeError):
+        os.close(pidfd_open(os.getpid()))
+    except OSError:
         found.append("pidfd_open is not allowed: that a process has ended is seen later")
     try:
-        os.close(os.memfd_create("doctor"))
-    except (OSError, AttributeError):
+        os.close(memory_file("doctor"))
+    except OSError:
         found.append("memfd_create is not allowed: workers of this host have no shared memory")
     scope = _first_line(_PTRACE_SCOPE)
     if scope in ("2", "3"):

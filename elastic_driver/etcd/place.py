@@ -29,6 +29,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.system.kernel import memory_file
 from elastic_driver.system.safe_files import read_named
 from elastic_driver.words import ETCD
 
@@ -263,7 +264,7 @@ def _user(environ: Mapping[str, str], of: str = "") -> tuple[str, str]:
 
 def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Gives them to OpenSSL, which reads files only: one that no other process can open, and that has no name."""
-    descriptor = os.memfd_create("elasticrun-etcd", os.MFD_CLOEXEC)
+    descriptor = memory_file("elasticrun-etcd")
     try:
         with open(descriptor, "w", closefd=False) as file:
             file.write(f"{certificate}\n{key}\n")

@@ -20,6 +20,7 @@ from pathlib import Path
 from elastic_driver.errors import SettingsError
 from elastic_driver.function.delivery import Delivery
 from elastic_driver.launch.dial.early import EarlyAgent
+from elastic_driver.system.kernel import pidfd_open
 
 SETTINGS, CALL, REFUSED, EXIT_CODE = "settings.pickle", "call.pickle", "refused.txt", "exit_code.txt"
 _POLL_S = 0.2
@@ -27,8 +28,8 @@ _POLL_S = 0.2
 
 def _wait_for_end_of(caller: int) -> None:
     """Blocks until the caller, our parent, has died."""
-    with contextlib.suppress(OSError, AttributeError):
-        descriptor = os.pidfd_open(caller)
+    with contextlib.suppress(OSError):
+        descriptor = pidfd_open(caller)
         try:
             if os.getppid() == caller:  # else the id may be a stranger's
                 select.select([descriptor], [], [])

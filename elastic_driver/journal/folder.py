@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from elastic_driver.errors import SettingsError, in_words
+from elastic_driver.system.kernel import pidfd_open
 from elastic_driver.system.parent import Interruption
 from elastic_driver.system.process_name import lives, name_of_this_process, pid_in
 from elastic_driver.system.safe_files import leads_to, who_exchanges_in, why_not_private
@@ -286,7 +287,7 @@ def _wait_for_end(pid: int | None) -> bool:
     if pid is None:
         return False
     try:
-        process = os.pidfd_open(pid)
+        process = pidfd_open(pid)
     except (OSError, OverflowError):  # it is gone, or no process from here
         return False
     try:

@@ -15,6 +15,8 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Self
 
+from elastic_driver.system.kernel import memory_file
+
 # Nobody looks at its dates; a clock that is wrong must not matter to a library that does.
 _AGE, _LIFE = datetime.timedelta(days=365), datetime.timedelta(days=36500)
 
@@ -64,7 +66,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     context = _tls_1_3(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # nobody of ours resumes a session, and a stranger would have them written
     # OpenSSL reads files only. This one has no name, and no disc under it.
-    descriptor = os.memfd_create("elasticrun-certificate", os.MFD_CLOEXEC)
+    descriptor = memory_file("elasticrun-certificate")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(certificate.pem)

@@ -34,6 +34,7 @@ from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.report.event_records import line_of, records_of
 from elastic_driver.report.happenings import Happening, JobEnded
 from elastic_driver.report.instant import Instant
+from elastic_driver.system.kernel import memory_file, pidfd_open
 from elastic_driver.words import counted
 
 RUN_S = 30.0
@@ -214,7 +215,7 @@ class EventHook:
         """Runs it once. Returns how it failed, "" when it has not, and the end of its output."""
         mark = secrets.token_hex(8)
         # A file and no pipe: a command that does not read holds up nobody, and one that ends early breaks nothing.
-        with _above_shells(os.memfd_create("event")) as event:
+        with _above_shells(memory_file("event")) as event:
             event.write(line)
             popen = subprocess.Popen(
                 (_SHELL, "-c", _TIED % event.fileno(), "sh", self._command),
@@ -247,7 +248,7 @@ class EventHook:
         output, deadline = b"", time.monotonic() + self._run_s
         descriptor = popen.stdout.fileno()
         os.set_blocking(descriptor, False)
-        shell = os.pidfd_open(popen.pid)
+        shell = pidfd_open(popen.pid)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(descriptor, selectors.EVENT_READ)

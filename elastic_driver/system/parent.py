@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from elastic_driver.errors import in_words
+from elastic_driver.system.kernel import memory_file
 from elastic_driver.system.process_name import name_of
 from elastic_driver.system.tether import tie
 from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, SETBACKS_LIMIT, ExitCode, pause_s
@@ -118,7 +119,7 @@ def go_on_in_a_child(again: Again | None = None) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     global _has_counting_parent, _mark
     if again is not None and again.journal is None:
-        _mark = os.memfd_create("elasticrun-journal")
+        _mark = memory_file("elasticrun-journal")
     parent = _Parent(again)
     child = _fork()
     if child is not None:

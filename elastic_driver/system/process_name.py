@@ -11,6 +11,8 @@ import signal
 from dataclasses import dataclass
 from typing import Self
 
+from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
+
 # Of the states in /proc/PID/stat (proc(5)), those of a process that has ended.
 _ENDED = ("Z", "X", "x")
 
@@ -90,13 +92,13 @@ def send(name: str, number: signal.Signals) -> bool:
     if process is None or not process.is_of_this_place:
         return False
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = pidfd_open(process.pid)
     except OSError:
         return False
     try:
         if process.state() is None:  # behind the opening: the id cannot become another's by now
             return False
-        signal.pidfd_send_signal(descriptor, number)
+        pidfd_send_signal(descriptor, number)
         return True
     except OSError:
         return False

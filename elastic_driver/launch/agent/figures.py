@@ -22,6 +22,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.gpus import GpuWatch
 from elastic_driver.rendezvous.agent_messages import FiguresSeen, GpusSeen, Said, Warning
 from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD, FIGURES_FILE
+from elastic_driver.system.kernel import memory_file
 
 _LOOK_S = 1.0
 # Of one worker, at a look: some thousands of lines, a few milliseconds. Of more the oldest are not read.
@@ -46,7 +47,7 @@ class FiguresFile:
     """
 
     def __init__(self) -> None:
-        made = os.memfd_create(FIGURES_FILE, os.MFD_CLOEXEC)
+        made = memory_file(FIGURES_FILE)
         try:
             fcntl.fcntl(made, fcntl.F_SETFL, fcntl.fcntl(made, fcntl.F_GETFL) | os.O_APPEND)
             self.descriptor = _high(made)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -21,6 +20,7 @@ from elastic_driver.launch.agent import proc
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.processes.death import PIDFD_THREAD
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
+from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 from elastic_driver.system.tasks import Tasks
 
 # Of one process. It writes in milliseconds, once it runs and has Python's lock; when nothing has come for a while, the
@@ -162,7 +162,7 @@ def _ask(pid: int, number: int) -> str:
             return "it runs another program by now"
         # Two that are taken at once would say that a call holds the lock, see native/vitals/stacks.h.
         if is_thread or not proc.number(values, b"ShdPnd", base=16) >> (number - 1) & 1:
-            signal.pidfd_send_signal(process, number)
+            pidfd_send_signal(process, number)
     except OSError as error:
         return f"it cannot be asked: {in_words(error)}"
     finally:
@@ -184,8 +184,8 @@ def _held(pid: int, number: int) -> tuple[int, bool]:
                 values = proc.lines(f"/proc/{pid}/task/{thread}/status")
                 blocks = proc.number(values, b"SigBlk", base=16) >> (number - 1) & 1
                 if thread != pid and not blocks and values.get(b"State", b"D").split()[0] != b"D":
-                    return os.pidfd_open(thread, PIDFD_THREAD), True  # not before Linux 6.9
-    return os.pidfd_open(pid), False
+                    return pidfd_open(thread, PIDFD_THREAD), True  # not before Linux 6.9
+    return pidfd_open(pid), False
 
 
 def _state(pid: int) -> str:

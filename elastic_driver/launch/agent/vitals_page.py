@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from statistics import median_low
 
+from elastic_driver.system.kernel import memory_file
 from elastic_driver.vitals import OWN_CAP, OWN_STEPS, Traffic, Waiting
 
 PAGE_BYTES = 8192
@@ -71,7 +72,7 @@ class VitalsPage:
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.memfd_create("elastic-driver-vitals", os.MFD_CLOEXEC)
+        self._descriptor = memory_file("elastic-driver-vitals")
         try:
             os.ftruncate(self._descriptor, PAGE_BYTES)
             os.pwrite(self._descriptor, _MAGIC + struct.pack("<II", _VERSION, PAGE_BYTES), 0)

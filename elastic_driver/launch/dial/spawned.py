@@ -14,6 +14,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from elastic_driver.system.kernel import pidfd_open
 from elastic_driver.system.tether import tie
 
 # Out of the way of scripts that use descriptors by number, as the tether's.
@@ -107,6 +108,6 @@ def spawn(
         on_error.callback(popen.wait)
         on_error.callback(popen.kill)
         owner = -popen.pid if with_group else popen.pid
-        pidfd = os.pidfd_open(popen.pid)
+        pidfd = pidfd_open(popen.pid)
         on_error.pop_all()
         return Spawned(popen, owner, stdin, stdin_there, stderr, pidfd)

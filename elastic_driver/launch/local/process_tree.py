@@ -41,6 +41,7 @@ from elastic_driver.launch.processes.oom import OomKills
 from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned
 from elastic_driver.launch.words import ExitStatus
+from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 from elastic_driver.system.tasks import start_task
 
 _log = logging.getLogger(__name__)
@@ -113,12 +114,12 @@ def _abort(pid: int) -> None:
     Without worker/rounds/stacks.py that thread reads all others' frames: any but the main one could crash over it.
     """
     try:
-        descriptor = os.pidfd_open(pid, PIDFD_THREAD)
+        descriptor = pidfd_open(pid, PIDFD_THREAD)
     except OSError:
         os.kill(pid, signal.SIGABRT)
         return
     try:
-        signal.pidfd_send_signal(descriptor, signal.SIGABRT)
+        pidfd_send_signal(descriptor, signal.SIGABRT)
     finally:
         os.close(descriptor)
 

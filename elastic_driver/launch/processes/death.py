@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from elastic_driver.launch.words import ExitStatus
+from elastic_driver.system.kernel import has_pidfds, pidfd_open
 from elastic_driver.system.process_name import ProcessName
 
-# Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
-HAVE_PIDFD = hasattr(os, "pidfd_open")
+# Linux 5.3 has them.
+HAVE_PIDFD = has_pidfds()
 # Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
 PIDFD_THREAD = os.O_EXCL
 # From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
@@ -59,7 +60,7 @@ def watch_child(pid: int, on_death: Callable[[], None]) -> None:
     """
     loop = asyncio.get_running_loop()
     if HAVE_PIDFD:
-        descriptor = os.pidfd_open(pid)
+        descriptor = pidfd_open(pid)
 
         def readable() -> None:
             loop.remove_reader(descriptor)
@@ -91,7 +92,7 @@ def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
     if not HAVE_PIDFD:
         raise OSError("no pidfds")
     loop = asyncio.get_running_loop()
-    descriptor = os.pidfd_open(thread, PIDFD_THREAD)
+    descriptor = pidfd_open(thread, PIDFD_THREAD)
     watching = True
 
     def close() -> None:
@@ -189,11 +190,11 @@ def watch_process(name: str, on_death: Callable[[], None]) -> Callable[[], None]
     if process is None or not process.is_of_this_place:
         return lambda: None
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = pidfd_open(process.pid)
     except ProcessLookupError:
         on_death()
         return lambda: None
-    except (OSError, AttributeError):
+    except OSError:
         return lambda: None
     loop = asyncio.get_running_loop()
 
@@ -225,7 +226,7 @@ async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[N
 async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> None:
     loop = asyncio.get_running_loop()
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = pidfd_open(process.pid)
     except ProcessLookupError:
         return
     except OSError:  # no descriptor is free

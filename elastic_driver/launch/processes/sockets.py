@@ -8,15 +8,13 @@ asked for.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import socket
 from collections.abc import Iterator
 
+from elastic_driver.system.kernel import pidfd_getfd, pidfd_open
 from elastic_driver.system.local_socket import peer_of
-
-_PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
 
 _IN_KERNEL = re.compile(r"(socket|pipe):\[(\d+)\]")
 
@@ -37,8 +35,8 @@ def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
 
     Blocks for some ten microseconds each.
     """
-    with contextlib.suppress(OSError, AttributeError):  # it is gone, may not be traced, or Python knows no pidfds
-        process = os.pidfd_open(pid)
+    with contextlib.suppress(OSError):  # it is gone, may not be traced, or the kernel knows no pidfds
+        process = pidfd_open(pid)
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
@@ -53,8 +51,8 @@ def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
 
 def peer_process(pid: int, descriptor: int) -> int:
     """The process that the other end of a unix socket was connected by; 0 where that is not to be had."""
-    with contextlib.suppress(OSError, AttributeError):
-        process = os.pidfd_open(pid)
+    with contextlib.suppress(OSError):
+        process = pidfd_open(pid)
         try:
             if (sock := _copy(process, descriptor)) is not None:
                 with sock:
@@ -66,8 +64,6 @@ def peer_process(pid: int, descriptor: int) -> int:
 
 
 def _copy(process: int, descriptor: int) -> socket.socket | None:
-    copy = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
-    return None if copy < 0 else socket.socket(fileno=copy)
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
+    with contextlib.suppress(OSError):
+        return socket.socket(fileno=pidfd_getfd(process, descriptor))
+    return None

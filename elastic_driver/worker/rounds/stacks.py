@@ -15,6 +15,8 @@ import signal
 import threading
 from typing import Any
 
+from elastic_driver.system.kernel import memory_file
+
 # Near the upper end: libraries that take real-time signals begin at the lower one.
 DUMP_SIGNAL = signal.SIGRTMAX - 4
 
@@ -66,7 +68,7 @@ def _write(native: Any, file: int) -> None:
 
 def all_stacks() -> str:
     """All threads' stacks. By way of a file in memory: faulthandler holds the interpreter's lock while it writes."""
-    with contextlib.suppress(OSError), os.fdopen(os.memfd_create("stacks"), "w+b") as file:
+    with contextlib.suppress(OSError), os.fdopen(memory_file("stacks"), "w+b") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
         return file.read().decode(errors="replace")

@@ -18,6 +18,7 @@ from elastic_driver.launch.local import process_tree
 from elastic_driver.launch.local.process_tree import ProcessTree
 from elastic_driver.launch.processes import death, guard
 from elastic_driver.launch.words import ExitStatus
+from elastic_driver.system import kernel
 from tests.support.processes.launching import EACH_LOOP, NEVER_S, PATIENCE_S, WORKER, Job, job, run, stopped
 
 pytestmark = pytest.mark.integration
@@ -313,8 +314,12 @@ def test_many_stops_at_once_share_their_scans(loop: str, monkeypatch: pytest.Mon
 
 
 def test_without_pidfds_the_same_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
     monkeypatch.setattr(death, "HAVE_PIDFD", False)
     monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(kernel, "_call", unknown)
 
     async def main() -> None:
         async with job() as one:
