@@ -7,5 +7,5 @@ is_for_a_commit = False  # the least; is_whole is then false
 
 
 def examples(whole: int) -> int:
-    """How many random examples are drawn, of a release's ``whole``: a third at a landing, a sixth at a commit."""
-    return whole if is_whole else max(5, whole // (6 if is_for_a_commit else 3))
+    """How many random examples are drawn, of a release's ``whole``: a fifth at a landing, a tenth at a commit."""
+    return whole if is_whole else max(5, whole // (10 if is_for_a_commit else 5))
