@@ -1,7 +1,8 @@
 """The history: the folder in which this user's last jobs are kept, one folder each, and what is found there again.
 
 Owns where that is, what its files are called, how many jobs and bytes stay, and how a job that runs is told from one
-whose driver was killed: a driver has a lock on its job's events for as long as it lives. What is written there, and
+whose driver was killed: a driver has a lock on its job's events for as long as it lives, at which others look without
+taking one. What is written there, and
 when, is :mod:`elastic_driver.report.history`'s. All of it blocks: a home may be on a disc that hangs.
 """
 
@@ -15,6 +16,7 @@ import os
 import pwd
 import re
 import shutil
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,9 +35,11 @@ _VERSION = 1
 _LOCK = ".tidying"
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_FACTS = 1 << 20
+_FLOCK = struct.Struct("hhqqi4x")
+"""A ``struct flock``: type, whence, start, length, process."""
 # A folder without events is that of a driver that makes it at this moment, or was killed then.
 _MADE_S = 60.0
-# Where a disc knows no locks: a driver writes each minute what the time went into.
+# Where a disc knows no locks, and a job no end: a driver writes each minute what the time went into.
 _SILENT_S = 600.0
 _TRIES = 10
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
@@ -163,7 +167,7 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
         except FileNotFoundError:
             continue  # another driver has just tidied up
         with _unless_no_locks():
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _lock(descriptor, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK)
         if leads_to(folder / EVENTS, descriptor):
             return folder, descriptor
         os.close(descriptor)
@@ -260,7 +264,7 @@ def _removed(folder: Path) -> bool:
         pass  # none of ours
     else:
         try:
-            if not _is_free(descriptor):
+            if not _is_free(descriptor, folder, fcntl.F_OFD_SETLK):
                 return False
             shutil.rmtree(folder, ignore_errors=True)
             return not folder.exists()
@@ -270,15 +274,24 @@ def _removed(folder: Path) -> bool:
     return not folder.exists()
 
 
-def _is_free(descriptor: int) -> bool:
-    """Whether no driver has a lock on it. Where that was so, nobody can have one before it is closed."""
+def _is_free(descriptor: int, folder: Path, command: int) -> bool:
+    """Whether no driver has a lock on a job's events: with F_OFD_SETLK nobody can have one before they are closed."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        return _lock(descriptor, command, fcntl.F_WRLCK) in (fcntl.F_UNLCK, fcntl.F_WRLCK)
+    except (BlockingIOError, PermissionError):
         return False
     except OSError:
-        return time.time() - os.fstat(descriptor).st_mtime > _SILENT_S
-    return True
+        last = os.fstat(descriptor).st_mtime
+        return _facts_in(folder, last).ended is not None or time.time() - last > _SILENT_S
+
+
+def _lock(descriptor: int, command: int, kind: int) -> int:
+    """Takes a lock on a whole file for as long as it is open, or looks (F_OFD_GETLK) which one would be in its way.
+
+    Unlike flock it can be looked at: who took one in order to look would be taken for a driver meanwhile.
+    """
+    lock = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    return int(_FLOCK.unpack(lock)[0])
 
 
 @contextlib.contextmanager
@@ -293,11 +306,11 @@ def _unless_no_locks() -> Iterator[None]:
 def _read(folder: Path) -> KeptJob | None:
     """None for one that is being made or removed at this moment."""
     try:
-        descriptor = open_inside(folder / EVENTS, os.O_RDWR)
+        descriptor = open_inside(folder / EVENTS, os.O_RDONLY)  # it may be read-only by now
     except OSError:
         return None
     try:
-        is_running, last = not _is_free(descriptor), os.fstat(descriptor).st_mtime
+        is_running, last = not _is_free(descriptor, folder, fcntl.F_OFD_GETLK), os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
     return KeptJob(folder, _facts_in(folder, last), last, is_running)

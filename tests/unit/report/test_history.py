@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -464,6 +468,38 @@ def test_a_job_that_runs_stays(history: Path) -> None:
     assert names(history) == []
 
 
+def test_whoever_looks_is_in_nobodys_way(history: Path) -> None:
+    """One that has ended is not said to run because another one looks at the same time, as shells do at each TAB."""
+    a_job(history, 1, at=1.0)
+    said = [False] * 2
+
+    def look(number: int) -> None:
+        said[number] = any(job.is_running for _ in range(1000) for job in kept_jobs(history))
+
+    threads = [threading.Thread(target=look, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == [False, False]
+
+
+@pytest.mark.parametrize(("ended", "age_s", "runs"), [(None, 5.0, True), (None, 700.0, False), (9.5, 5.0, False)])
+def test_on_a_disc_without_locks_what_is_written_says_whether_a_job_runs(
+    history: Path, monkeypatch: pytest.MonkeyPatch, ended: float | None, age_s: float, runs: bool
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")  # Lustre without -o flock
+
+    monkeypatch.setattr(fcntl, "fcntl", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    folder = a_job(history, 1, at=time.time() - age_s)
+    put_facts(folder, Facts(folder.name, (), "", 7.5, ended=ended))
+    assert [job.is_running for job in kept_jobs(history)] == [runs]
+    tidy(history, most_jobs=0)
+    assert folder.exists() == runs
+
+
 def test_a_job_that_is_being_made_stays(history: Path) -> None:
     (history / JOB).mkdir(mode=0o700)
     tidy(history, most_jobs=0)
@@ -506,18 +542,21 @@ def test_several_drivers_tidy_at_once(history: Path) -> None:
     assert names(history) == list(range(50, 60))
 
 
-def test_a_driver_that_comes_while_its_folder_goes_makes_it_anew(history: Path) -> None:
-    folder = a_job(history, 1, at=1.0)
-    lock = os.open(folder / EVENTS, os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+def test_a_driver_that_comes_while_its_folder_goes_makes_it_anew(
+    history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, remove = a_job(history, 1, at=1.0), shutil.rmtree
     opened: list[tuple[Path, int]] = []
     thread = threading.Thread(target=lambda: opened.append(open_job(history, folder.name)))
-    thread.start()
-    while b"FLOCK" not in (waiting := Path("/proc/locks").read_bytes()) or b"->" not in waiting:
-        pass
-    (folder / EVENTS).unlink()
-    folder.rmdir()
-    os.close(lock)
+
+    def remove_late(path: Path, **more: Any) -> None:
+        thread.start()
+        while not re.search(rb"-> OFDLCK .* READ ", Path("/proc/locks").read_bytes()):
+            pass
+        remove(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_late)
+    tidy(history, most_jobs=0)
     thread.join()
     [(path, descriptor)] = opened
     os.write(descriptor, b"here")
