@@ -108,11 +108,14 @@ def history_folder(environ: Mapping[str, str]) -> Path:
     """Where the history is; it need not be there.
 
     Raises:
-        NoHistoryError: this user has no home of his own: in a container, or as root in another's home under sudo.
+        NoHistoryError: this user has no place of his own: in a container, or with another's variables (sudo, su).
         OSError: nobody can tell.
     """
     state = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):  # the standard has it that others are to be ignored
+        there = next(folder for folder in (Path(state), *Path(state).parents) if folder.exists())
+        if there.stat().st_uid not in (0, os.geteuid()):
+            raise NoHistoryError(errno.EACCES, f"the folder {there} (XDG_STATE_HOME) is not this user's")
         return Path(state) / "elasticrun" / "history"
     home = environ.get("HOME", "")
     if not home:
@@ -137,12 +140,8 @@ def make_history_folder(environ: Mapping[str, str]) -> Path:
         OSError: it cannot be made, or is not this user's alone.
     """
     folder = history_folder(environ)
-    try:
+    with _read_only_is_nowhere(folder):
         make_private_folder(folder)
-    except OSError as error:
-        if error.errno == errno.EROFS:
-            raise NoHistoryError(errno.EROFS, f"{folder} would be on a read-only file system") from error
-        raise
     return folder
 
 
@@ -153,17 +152,19 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
         The job's folder, and the descriptor.
 
     Raises:
+        NoHistoryError: the history is read-only by now.
         OSError: that cannot be done, or the folder is not this user's alone.
     """
     folder = history / job_id
     for _ in range(_TRIES):
-        with contextlib.suppress(FileExistsError):
+        with _read_only_is_nowhere(folder), contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         why = why_not_private(folder.lstat())
         if why:
             raise OSError(errno.EACCES, f"it {why}", str(folder))
         try:
-            descriptor = open_inside(folder / EVENTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=0o600)
+            with _read_only_is_nowhere(folder):
+                descriptor = open_inside(folder / EVENTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=0o600)
         except FileNotFoundError:
             continue  # another driver has just tidied up
         with _unless_no_locks():
@@ -292,6 +293,16 @@ def _lock(descriptor: int, command: int, kind: int) -> int:
     """
     lock = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
     return int(_FLOCK.unpack(lock)[0])
+
+
+@contextlib.contextmanager
+def _read_only_is_nowhere(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise NoHistoryError(errno.EROFS, f"{folder} would be on a read-only file system") from error
+        raise
 
 
 @contextlib.contextmanager

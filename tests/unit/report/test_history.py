@@ -356,6 +356,8 @@ def test_root_in_anothers_home_keeps_nothing_there(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(NoHistoryError, match=f"the home folder {tmp_path} is not this user's"):
         history_folder({"HOME": str(tmp_path)})
+    with pytest.raises(NoHistoryError, match=rf"the folder {tmp_path} \(XDG_STATE_HOME\) is not this user's"):
+        history_folder({"XDG_STATE_HOME": str(tmp_path / "state")})
 
 
 def test_a_disc_that_is_full_costs_one_line(tmp_path: Path) -> None:
@@ -375,6 +377,34 @@ def test_a_disc_that_is_full_costs_one_line(tmp_path: Path) -> None:
     )
 
 
+def said_where_mounted(state: Path, mount: str, program: str) -> list[str]:
+    """What a program prints for which something is mounted over a state folder."""
+    state.mkdir(exist_ok=True)
+    mounted = f'{mount} "$3" && exec "$0" -c "$1" "$2" "$3"'
+    words = ("unshare", "-m", "sh", "-c", mounted, sys.executable, program, JOB, str(state))
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "permission denied" in done.stderr.lower() or "not permitted" in done.stderr:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@ROOT_ONLY
+def test_a_home_that_is_read_only_by_now_shows_its_jobs_and_warns_of_nothing(tmp_path: Path) -> None:
+    Kept(tmp_path / "state", OTHER).hear(STARTED, ENDED).close()
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom elastic_driver.report.history import History\n"
+        "from elastic_driver.report.happenings import JobEnded, JobStarted, Summary\n"
+        "from elastic_driver.report.history_folder import kept_jobs\n"
+        "print(*[job.job_id for job in kept_jobs(Path(sys.argv[2]) / 'elasticrun/history')])\n"
+        "history = History(sys.argv[1], (), environ={'XDG_STATE_HOME': sys.argv[2]}, on_warning=print)\n"
+        "history.hear(JobStarted('unix:/x', sys.argv[1]))\n"
+        "history.hear(JobEnded(0, '', Summary()))\nhistory.close()\n"
+    )
+    state = tmp_path / "state"
+    assert said_where_mounted(state, f"mount --bind {state} {state} && mount -o remount,bind,ro", program) == [OTHER]
+
+
 @ROOT_ONLY
 def test_a_job_that_ends_on_a_full_disc_is_not_listed_as_killed(tmp_path: Path) -> None:
     program = (
@@ -389,14 +419,7 @@ def test_a_job_that_ends_on_a_full_disc_is_not_listed_as_killed(tmp_path: Path) 
         "[job] = kept_jobs(Path(sys.argv[2]) / 'elasticrun/history')\n"
         "print(job.facts.exit_code, job.facts.message)\n"
     )
-    (tmp_path / "state").mkdir()
-    mounted = 'mount -t tmpfs -o size=32k,mode=700 full "$3" && exec "$0" -c "$1" "$2" "$3"'
-    words = ("unshare", "-m", "sh", "-c", mounted, sys.executable, program, JOB, str(tmp_path / "state"))
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if "permission denied" in done.stderr.lower() or "not permitted" in done.stderr:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-    assert done.stderr == ""
-    *said, last = done.stdout.splitlines()
+    *said, last = said_where_mounted(tmp_path / "state", "mount -t tmpfs -o size=32k,mode=700 full", program)
     assert len(said) == 1
     assert "cannot write the history of this job: " in said[0]
     assert last == "3 oh"
