@@ -19,7 +19,7 @@ import shutil
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ _VERSION = 1
 _LOCK = ".tidying"
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_FACTS = 1 << 20
+# Of a command, in characters: a shell's * may make megabytes of it. As JSON one has six bytes at most.
+_MOST_COMMAND = 1 << 16
 _FLOCK = struct.Struct("hhqqi4x")
 """A ``struct flock``: type, whence, start, length, process."""
 # A folder without events is that of a driver that makes it at this moment, or was killed then.
@@ -55,7 +57,7 @@ class Facts:
 
     Attributes:
         job_id: the job.
-        command: what it trains.
+        command: what it trains; of a very long one the beginning is kept.
         directory: where that was started; "" where it was gone.
         began: when.
         journal: where its journal is; "" for none.
@@ -170,13 +172,24 @@ def open_job(history: Path, job_id: str) -> tuple[Path, int]:
         with _unless_no_locks():
             _lock(descriptor, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK)
         if leads_to(folder / EVENTS, descriptor):
+            _remove_unfinished(descriptor, folder)
             return folder, descriptor
         os.close(descriptor)
     raise OSError(errno.EBUSY, "another process removes it again and again", str(folder))
 
 
+def _remove_unfinished(descriptor: int, folder: Path) -> None:
+    """What a driver that was killed has left half written. Another that lives, and may write, stays undisturbed."""
+    found = [path for name in (PAGE, FACTS) for path in folder.glob(f".{name}.*.tmp")]
+    with contextlib.suppress(OSError):  # no locks: nobody can tell
+        if found and _lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
+            for path in found:
+                path.unlink(missing_ok=True)
+
+
 def put_facts(folder: Path, facts: Facts) -> None:
     """Writes what a job is listed with. Raises OSError."""
+    facts = replace(facts, command=_beginning_of(facts.command))
     text = json.dumps({"version": _VERSION, **{name: getattr(facts, name) for name in Facts.__slots__}})
     try:
         put_text(folder, FACTS, text, mode=0o600)
@@ -187,6 +200,15 @@ def put_facts(folder: Path, facts: Facts) -> None:
         with os.fdopen(open_inside(folder / FACTS, os.O_WRONLY), "wb") as file:
             file.write(text.encode())
             file.truncate()
+
+
+def _beginning_of(command: tuple[str, ...]) -> tuple[str, ...]:
+    room = _MOST_COMMAND
+    for number, word in enumerate(command):
+        room -= len(word)
+        if room < 0:
+            return (*command[:number], f"{word[:room]}...", f"({len(command) - number - 1} more)")
+    return command
 
 
 def kept_jobs(history: Path) -> list[KeptJob]:
@@ -248,8 +270,8 @@ def _weighed(folder: Path) -> tuple[float, int]:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 size += status.st_size
-                if entry.name == EVENTS:
-                    last = status.st_mtime
+                if entry.name in (EVENTS, PAGE):
+                    last = max(last, status.st_mtime)
     return last, size
 
 
@@ -282,7 +304,7 @@ def _is_free(descriptor: int, folder: Path, command: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError:
-        last = os.fstat(descriptor).st_mtime
+        last, _ = _weighed(folder)
         return _facts_in(folder, last).ended is not None or time.time() - last > _SILENT_S
 
 
@@ -321,7 +343,7 @@ def _read(folder: Path) -> KeptJob | None:
     except OSError:
         return None
     try:
-        is_running, last = not _is_free(descriptor, folder, fcntl.F_OFD_GETLK), os.fstat(descriptor).st_mtime
+        is_running, last = not _is_free(descriptor, folder, fcntl.F_OFD_GETLK), _weighed(folder)[0]
     finally:
         os.close(descriptor)
     return KeptJob(folder, _facts_in(folder, last), last, is_running)

@@ -600,3 +600,34 @@ def test_facts_are_read_as_they_were_written(history: Path) -> None:
     facts = Facts(folder.name, ("a", "\udcff"), "/x", 7.5, "/journal", 3, 9.5, 1, "oh")
     put_facts(folder, facts)
     assert kept_jobs(history)[0].facts == facts
+
+
+@pytest.mark.parametrize(
+    "command", [("python", *["\N{SNOWMAN}" * 40] * 45000), ("sh", "-c", "\N{SNOWMAN}" * (1 << 20))]
+)
+def test_of_a_very_long_command_the_beginning_is_kept(history: Path, command: tuple[str, ...]) -> None:
+    folder = a_job(history, 1, at=1000.0)
+    put_facts(folder, Facts(folder.name, command, "/x", 7.5, ended=9.5, exit_code=0))
+    facts = kept_jobs(history)[0].facts
+    *words, cut, more = facts.command
+    assert (words, facts.exit_code) == (list(command[: len(words)]), 0)
+    assert command[len(words)].startswith(cut.removesuffix("..."))
+    assert more == f"({len(command) - len(words) - 1} more)"
+
+
+def test_a_job_without_an_end_was_heard_of_last_when_its_page_was_written(history: Path) -> None:
+    folder = a_job(history, 1, at=1000.0)
+    (folder / PAGE).write_text("{}")
+    os.utime(folder / PAGE, (1060.0, 1060.0))
+    assert kept_jobs(history)[0].ended == 1060.0
+
+
+def test_what_a_driver_that_was_killed_left_half_written_is_removed(history: Path) -> None:
+    folder, descriptor = open_job(history, JOB)
+    left = folder / f".{PAGE}.0123456789abcdef.tmp"
+    left.write_text("{")
+    os.close(open_job(history, JOB)[1])
+    assert left.exists(), "that driver lives"
+    os.close(descriptor)
+    os.close(open_job(history, JOB)[1])
+    assert [path.name for path in folder.iterdir()] == [EVENTS]
