@@ -49,11 +49,17 @@ def choose_kept(job_id: str) -> KeptJob | None:
 
 
 def ended_job(job_id: str) -> KeptJob | None:
-    """One that has ended and whose id begins so; None where there is no such, or nobody can tell."""
+    """One that has ended and whose id begins so; None where there is no such, or no place for a history.
+
+    Raises:
+        SettingsError: there are several, or the history cannot be read.
+    """
     try:
         found = choose_kept(job_id)
-    except SettingsError:
-        return None
+    except SettingsError as error:
+        if isinstance(error.__cause__, NoHistoryError):
+            return None
+        raise
     return None if found is None or found.is_running else found
 
 

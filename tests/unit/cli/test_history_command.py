@@ -94,6 +94,9 @@ def test_one_that_is_open_to_others_is_not_read(history: Path) -> None:
         f"elasticrun: error: cannot read the history of jobs in {history}: it is open to other users (chmod 700)\n"
     )
     assert "no job of yours runs" in elasticrun("status").stderr, "who asks for what runs is told of that"
+    assert elasticrun("status", "aa").stderr == elasticrun("page", "aa").stderr == ran.stderr
+    nowhere = {"XDG_STATE_HOME": "", "HOME": "/"}
+    assert "no job of yours runs" in elasticrun("status", "aa", **nowhere).stderr
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,11 @@ def test_the_page_of_a_job_that_has_ended_is_a_file(
     assert elasticrun("page", "ab", "-o", "shown.html", "--open").returncode == 0
     assert opened == [(tmp_path / "shown.html").as_uri()]
     assert (tmp_path / "shown.html").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize("subcommand", ["page", "status", "stacks", "end", "jobs"])
+def test_one_of_several_jobs_that_have_ended_is_to_be_named(history: Path, subcommand: str) -> None:
+    assert elasticrun(subcommand, "a").stderr == (f"elasticrun: error: several jobs begin with a: {BAD}, {GOOD}\n")
 
 
 @pytest.mark.parametrize(
