@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import html
 import json
 import os
@@ -19,7 +20,7 @@ from elastic_driver.rendezvous.job_files import put_page, running_jobs
 from elastic_driver.rendezvous.messages import PageRequest
 from elastic_driver.report.history_folder import PAGE, SHOWN, KeptJob
 from elastic_driver.report.printable import one_line
-from elastic_driver.system.safe_files import open_inside, put_text
+from elastic_driver.system.safe_files import open_inside, put_named
 
 # For the browser of a driver on another machine, whose job has no file here that it could lie beside.
 _ELSEWHERE = "page"
@@ -89,12 +90,21 @@ def _show_ended(job: KeptJob, arguments: argparse.Namespace) -> int:
     text = _page_of(job)
     output: Path = job.folder / SHOWN if arguments.output is None else arguments.output.absolute()
     try:
-        put_text(output.parent, output.name, text, mode=0o600)
+        put_named(output, text, mode=0o600)
     except OSError as error:
-        raise SettingsError(f"cannot write {output}: {in_words(error)}") from error
+        elsewhere = "; -o FILE writes it elsewhere" if arguments.output is None else ""
+        raise SettingsError(f"cannot write {output}: {in_words(error)}{elsewhere}") from error
     print(one_line(ending_of(job)), file=sys.stderr)
-    print(one_line(output.as_uri()), flush=True)
+    if not _is_stdout(output):
+        print(one_line(output.as_uri()), flush=True)
     return _browse(output) if arguments.open else 0
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether it is where this program prints: a link would be in the page, or over its beginning."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(1))
+    return False
 
 
 def _page_of(job: KeptJob) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from elastic_driver.report.history_folder import EVENTS
 from elastic_driver.report.picture import HEADS, cells_of, duration, ending_of, page, svg
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import Reader, Story
+from elastic_driver.system.safe_files import put_named
 
 # A line of the log with a few thousand members has some 300 kB. Longer ones are of no log.
 _LONGEST_LINE = 1 << 26
@@ -95,15 +94,9 @@ def _story(path: str, job: str) -> Story:
 
 
 def _write(path: Path, text: str) -> None:
-    """As a whole, or not at all: whoever looks at it finds the old one or the new one."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with new.open("x", encoding="utf-8") as file:
-            file.write(text)
-        new.replace(path)
+        put_named(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
         raise SettingsError(f"cannot write {path}: {in_words(error)}") from error
 
 

@@ -103,6 +103,23 @@ def put_text(
         path.unlink(missing_ok=True)
 
 
+def put_named(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Writes a file that the user named: as a whole or not at all, but into what a link leads to, a device or a pipe.
+
+    Blocks for as long as a pipe's reader does.
+
+    Raises:
+        OSError: it cannot be written; see also :func:`open_named`.
+    """
+    if not path.is_symlink() and (path.is_file() or not path.exists()):
+        put_text(path.parent, path.name, text, mode=mode)
+        return
+    descriptor = open_named(path, os.O_WRONLY | os.O_TRUNC)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def read_mark(path: Path) -> str:
     """The text of a small file of ours; "" where there is none. Raises OSError, also when it is no plain file."""
     try:

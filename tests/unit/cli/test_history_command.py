@@ -171,6 +171,24 @@ def test_the_page_of_a_job_that_has_ended_is_a_file(
     assert (tmp_path / "shown.html").read_text() == path.read_text()
 
 
+def test_a_page_goes_through_a_link_and_into_the_standard_output(
+    history: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rename over /dev/stdout would leave a file there: as root, for all programs of the machine."""
+    keep_page(history, BAD)
+    for name, target in (("link.html", tmp_path / "there.html"), ("stdout", Path("/proc/self/fd/1"))):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "there.html").touch()
+    ran = elasticrun("page", "ab", "-o", str(tmp_path / "link.html"))
+    assert ran.stdout == f"{(tmp_path / 'link.html').as_uri()}\n"
+    assert elasticrun("page", "ab", "-o", str(tmp_path / "stdout")).stdout == "", "a link would be in the page"
+    assert capfd.readouterr().out == (tmp_path / "there.html").read_text()
+    assert elasticrun("report", "ab", "-o", str(tmp_path / "link.html")).returncode == 0
+    assert BAD in (tmp_path / "there.html").read_text()
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "stdout").is_symlink()
+
+
 @pytest.mark.parametrize("subcommand", ["page", "status", "stacks", "end", "jobs"])
 def test_one_of_several_jobs_that_have_ended_is_to_be_named(history: Path, subcommand: str) -> None:
     assert elasticrun(subcommand, "a").stderr == (f"elasticrun: error: several jobs begin with a: {BAD}, {GOOD}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from elastic_driver.system.safe_files import (
     open_folder_inside,
     open_inside,
     open_named,
+    put_named,
     put_text,
     read_mark,
     read_named,
@@ -226,6 +228,39 @@ def test_a_text_is_put_over_a_link_not_through_it(tmp_path: Path, victim: Path) 
     with pytest.raises(IsADirectoryError):
         put_text(tmp_path, "folder", "mine")
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_text_that_the_user_wants_somewhere_goes_through_a_link_of_the_users(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "link").symlink_to(victim)
+    put_named(tmp_path / "link", "mine")
+    assert (victim.read_text(), (tmp_path / "link").is_symlink()) == ("mine", True)
+    put_named(tmp_path / "new", "mine", mode=0o600)
+    put_named(victim, "other", mode=0o600)
+    assert [oct((tmp_path / name).stat().st_mode & 0o777) for name in ("new", "victim")] == ["0o600"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "new", "victim"]
+    with pytest.raises(IsADirectoryError):
+        put_named(tmp_path, "mine")
+    put_named(Path("/dev/null"), "mine")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_text_goes_into_a_pipe_as_a_whole(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="nobody reads that pipe"):
+        put_named(tmp_path / "pipe", "x")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    read = 0
+    writer = threading.Thread(target=put_named, args=(tmp_path / "pipe", "x" * 300_000))
+    writer.start()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    poll.poll()
+    os.set_blocking(reader, True)
+    while piece := os.read(reader, 65536):
+        read += len(piece)
+    writer.join()
+    os.close(reader)
+    assert read == 300_000
 
 
 def test_marks(tmp_path: Path, victim: Path) -> None:
