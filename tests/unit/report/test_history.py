@@ -415,7 +415,7 @@ def test_a_job_that_ends_on_a_full_disc_is_not_listed_as_killed(tmp_path: Path) 
         "history.page = lambda is_last: b' ' * 100000\n"
         "history.hear(JobStarted('unix:/x', sys.argv[1]))\n"
         "for number in range(2000):\n    history.hear(Remark('x' * 100, warning=False))\n"
-        "history.hear(JobEnded(3, 'oh', Summary()))\nhistory.close()\n"
+        "history.hear(JobEnded(3, 'oh', Summary()))\nhistory.close(60)\n"
         "[job] = kept_jobs(Path(sys.argv[2]) / 'elasticrun/history')\n"
         "print(job.facts.exit_code, job.facts.message)\n"
     )
