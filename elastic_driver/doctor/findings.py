@@ -192,4 +192,5 @@ def _limits(host: str, facts: HostFacts) -> Iterator[Finding]:
 
 
 def _gigabytes(number: int) -> str:
-    return f"{number / (1 << 30):.2g} GB"
+    size = number / (1 << 30)
+    return f"{size:.0f} GB" if size >= 10 else f"{size:.2g} GB"

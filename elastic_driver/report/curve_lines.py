@@ -113,9 +113,9 @@ def _bounded(value: float | None) -> float | None:
 
 def shown(value: float) -> str:
     """A number, with as many digits as anybody looks at: "0.0124", "1520", "3.2e-5"."""
-    if 1000 <= abs(value) < 1e6:
+    if 999.5 <= abs(value) < 1e6:  # three digits would make 1e+03 of the first of these
         return f"{value:.0f}"
-    if 1e-2 <= abs(value) < 1000 or not value:
+    if 1e-2 <= abs(value) < 999.5 or not value:
         return f"{value:.3g}"
     digits, _, power = f"{value:.2e}".partition("e")
     return f"{float(digits):g}e{int(power)}"

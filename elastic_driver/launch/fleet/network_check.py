@@ -591,4 +591,5 @@ def _in_megabits(speed: float) -> str:
 
 
 def _in_milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.2g} ms"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2g} ms"

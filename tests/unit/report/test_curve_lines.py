@@ -66,7 +66,15 @@ def test_figures_are_bounded_and_the_others_counted() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (12.345, "12.3"), (1520.4, "1520"), (2.55e-4, "2.55e-4"), (5e7, "5e7"), (-0.5, "-0.5")],
+    [
+        (0.0, "0"),
+        (12.345, "12.3"),
+        (1520.4, "1520"),
+        (2.55e-4, "2.55e-4"),
+        (5e7, "5e7"),
+        (-0.5, "-0.5"),
+        (999.7, "1000"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert shown(value) == text
