@@ -266,7 +266,7 @@ def _name_of_job(recorded: Recording) -> str:
     journal = [] if recorded.lock is None else ["", recorded.lock.place.prefix]
     if settings.journal_folder is not None:
         journal = ["", os.path.abspath(settings.journal_folder)]
-    return sha256("\0".join((os.getcwd(), durable, *settings.command, *journal)).encode()).hexdigest()[:32]
+    return sha256(os.fsencode("\0".join((os.getcwd(), durable, *settings.command, *journal)))).hexdigest()[:32]
 
 
 def pod_names(settings: Settings) -> str:
