@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ from elastic_driver.report.happenings import (
     TookOver,
 )
 from elastic_driver.report.history_folder import (
+    FACTS,
     PAGE,
     Facts,
     NoHistoryError,
@@ -44,7 +46,7 @@ from elastic_driver.report.history_folder import (
 )
 from elastic_driver.report.instant import Instant
 from elastic_driver.system.file_writer import FileWriter
-from elastic_driver.system.safe_files import put_text
+from elastic_driver.system.safe_files import open_inside, put_text
 from elastic_driver.words import ExitCode
 
 MOST_BYTES = 20 << 20
@@ -59,6 +61,7 @@ _PAGE_S, _SOON_S, _PAGE_COSTS = 60.0, 5.0, 40
 # Of a job of one round that was over before, the terminal has said all there is.
 _LONG_S = 60.0
 _SHORT_ID = 8
+_START = "job_started"
 # What is written of a job whose log has grown too large.
 _LAST_EVENTS = ("first_failure", "job_ended")
 
@@ -101,6 +104,8 @@ class History(EventWriter):
         self._had = 0  # of the driver before; written by the thread
         self._is_cut = False
         self._folder: Path | None = None  # written by the thread, once
+        self._start = b""  # the line without which the others are nothing, until it is written
+        self._own_facts: tuple[int, int] | None = None  # of the thread: what it wrote last
         self._is_nowhere = False  # likewise: nobody can do anything about that
         directory = ""
         with contextlib.suppress(OSError):  # somebody has removed it
@@ -112,7 +117,8 @@ class History(EventWriter):
         self._page_is_waiting = False
         self.page: Callable[[bool], bytes] | None = None
         self._writer = FileWriter("elasticrun-history", room=_ROOM_BYTES)
-        self._writer.put(functools.partial(self._open, dict(environ)))
+        self._environ = dict(environ)
+        self._writer.put(self._open)
 
     @property
     def is_kept(self) -> bool:
@@ -133,6 +139,9 @@ class History(EventWriter):
                 self._facts = replace(self._facts, workers=workers)
             case _:
                 pass
+        if isinstance(happening, JobStarted) and not happening.again:
+            [record] = records_of(happening)
+            self._start = line_of(record, self._instant)
         super().hear(happening)
         match happening:
             case JobStarted() | RoundFormed() | ChiefStarted():
@@ -177,12 +186,12 @@ class History(EventWriter):
     def write(self, event: str, **fields: object) -> None:
         """See EventWriter. Of a log that has grown too large only how the job ends is written."""
         if self._trouble:
-            # Not closed: how the job ends may still be written over what it is listed with.
+            # Not closed: there may be room again later, at the latest when the job ends.
             self._warn(f"cannot write {self._what}: {self._trouble}; going on without it")
+        if self._is_nowhere or (self._is_cut and event not in _LAST_EVENTS):
             return
-        if self._is_cut and event not in _LAST_EVENTS:
-            return
-        super().write(event, **fields)
+        data = line_of({"event": event, **fields}, self._instant)
+        self._put(functools.partial(self._append, data, event), len(data))
         if not self._is_cut and self._had + self._size >= self._most_bytes:
             self._is_cut = True
             [record] = records_of(LogCut(self._had + self._size))
@@ -201,52 +210,94 @@ class History(EventWriter):
         began = time.thread_time()
         data = self.page(is_last)
         if data:
-            self._page_is_waiting = True
-            self._put_file(functools.partial(self._write_page, data), len(data))
+            self._page_is_waiting = True  # first: the thread may be done with it at once
+            if not self._put_file(functools.partial(self._write_page, data), len(data)):
+                self._page_is_waiting = False
         cost_s = time.thread_time() - began
         self._page_due, self._page_may = (
             self._instant() + max(each_s, _PAGE_COSTS * cost_s) for each_s in (_PAGE_S, _SOON_S)
         )
 
-    def _put_file(self, work: Callable[[], object], size: int = 0) -> None:
-        if self._writer is not None:
-            self._writer.put(work, size)
+    def _put_file(self, work: Callable[[], object], size: int = 0) -> bool:
+        return self._writer is not None and self._writer.put(work, size)
 
     # --- in the writer's thread ------------------------------------------------------------------------------------
 
-    def _open(self, environ: Mapping[str, str]) -> None:
+    def _open(self) -> None:
         try:
-            history = make_history_folder(environ)
+            history = make_history_folder(self._environ)
             self._folder, self._descriptor = open_job(history, self._facts.job_id)
-            self._had = os.fstat(self._descriptor).st_size
+            self._had = _size_of(self._descriptor)
         except NoHistoryError as error:
             self._is_nowhere = True
             self._trouble = in_words(error)
         except OSError as error:
             self._trouble = with_path(error)
         else:
-            self._end_torn_line()
+            if not self._trouble:
+                self._end_torn_line()
             self._tidy()
 
+    def _append(self, data: bytes, event: str = "") -> None:
+        """See EventWriter. Events that find no room are not in the log, which goes on once there is some."""
+        if self._folder is None:
+            return
+        if self._trouble:
+            self._trouble = ""
+            self._end_torn_line()
+            if self._start and event != _START:
+                self._append(self._start, _START)
+        super()._append(data, event)
+        if event == _START and not self._trouble:
+            self._start = b""
+
     def _write_facts(self, facts: Facts) -> None:
-        if self._folder is not None:
+        if self._folder is None and not self._is_nowhere:
+            self._open()  # once more
+        if self._folder is not None and self._is_ours(self._folder):
             try:
                 put_facts(self._folder, facts)
             except OSError as error:
                 self._trouble = self._trouble or with_path(error)
+            self._own_facts = _mark_of(self._folder)
 
     def _write_page(self, data: bytes) -> None:
-        self._do(lambda folder: put_text(folder, PAGE, data.decode(), mode=0o600))
+        self._do(lambda folder: put_text(folder, PAGE, data.decode(), mode=0o600) if self._is_ours(folder) else None)
         self._page_is_waiting = False
+
+    def _is_ours(self, folder: Path) -> bool:
+        """Whether no other driver has taken the job over, which this one may not know yet: it stood still."""
+        return self._own_facts is None or _mark_of(folder) in (None, self._own_facts)
 
     def _tidy(self) -> None:
         self._do(lambda folder: tidy(folder.parent))
 
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._folder is not None and not (self._folder / FACTS).exists() and not _size_of(self._descriptor):
+                shutil.rmtree(self._folder, ignore_errors=True)  # of a job that has not begun, or found no room at all
+        super()._close()
+
     def _do(self, work: Callable[[Path], None]) -> None:
-        """Does something in the job's folder, as long as all goes well."""
-        if self._folder is None or self._trouble:
+        """Does something in the job's folder, where there is one."""
+        if self._folder is None:
             return
         try:
             work(self._folder)
         except OSError as error:
-            self._trouble = with_path(error)
+            self._trouble = self._trouble or with_path(error)
+
+
+def _size_of(descriptor: int) -> int:
+    return os.fstat(descriptor).st_size
+
+
+def _mark_of(folder: Path) -> tuple[int, int] | None:
+    """What tells a job's facts from those that another driver writes; None where nobody can tell."""
+    try:
+        # Opened: else a disc of the network may answer from memory.
+        with os.fdopen(open_inside(folder / FACTS, os.O_RDONLY)) as file:
+            status = os.fstat(file.fileno())
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
