@@ -43,7 +43,7 @@ _AGES = {"since_s": "since", "committed_s": "committed", "waits_s": "waits", "re
 _ROUNDED = {"cpu": 2, "steps_per_s": 3, "waited_s": 0}
 _MB = 1 << 20
 _MOST_ENDED = 64
-"""Workers that have ended and are still shown. Those that failed stay longest."""
+"""Workers that have ended and are still shown. Those that failed stay longest: the first ones, and the last ones."""
 # What a job has no more when its workers have ended, and what of it is shown all the same.
 _LAST_FIGURES = ("steps_per_s", "goodput")
 # Of a worker's last row, what it is still shown with.
@@ -152,7 +152,7 @@ class Feed:
                 self._has_ended_anew = True
                 if len(self._ended) > _MOST_ENDED:
                     fine = (name for name, row in self._ended.items() if not row["failed"])
-                    del self._ended[next(fine, next(iter(self._ended)))]
+                    del self._ended[next(fine, list(self._ended)[_MOST_ENDED // 2])]
             case _:
                 pass
 
