@@ -13,7 +13,7 @@ from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.report.history_folder import EVENTS
-from elastic_driver.report.picture import HEADS, cells_of, duration, ending_of, page, svg
+from elastic_driver.report.picture import HEADS, cells_of, clock, duration, ending_of, page, svg
 from elastic_driver.report.printable import one_line
 from elastic_driver.report.story import Reader, Story
 from elastic_driver.system.safe_files import put_named
@@ -113,3 +113,5 @@ def _print(story: Story) -> None:
         right = set(HEADS) - {"cause"}
         print(table(HEADS, rows, right=right, width=width_of_output()))
     print(story.booked.told())
+    if story.cut_at is not None:
+        print(f"from {clock(story.cut_at)} on: {story.cut}")

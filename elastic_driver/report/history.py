@@ -62,8 +62,8 @@ _PAGE_S, _SOON_S, _PAGE_COSTS = 60.0, 5.0, 40
 _LONG_S = 60.0
 _SHORT_ID = 8
 _START = "job_started"
-# What is written of a job whose log has grown too large.
-_LAST_EVENTS = ("first_failure", "job_ended")
+# What is written of a job whose log has grown too large: less than half a megabyte a day.
+_LAST_EVENTS = ("goodput", "first_failure", "job_ended")
 
 
 class History(EventWriter):
@@ -184,7 +184,7 @@ class History(EventWriter):
         self._has_warned = True
 
     def write(self, event: str, **fields: object) -> None:
-        """See EventWriter. Of a log that has grown too large only how the job ends is written."""
+        """See EventWriter. Of a log that has grown too large only the goodput and how the job ends are written."""
         if self._trouble:
             # Not closed: there may be room again later, at the latest when the job ends.
             self._warn(f"cannot write {self._what}: {self._trouble}; going on without it")

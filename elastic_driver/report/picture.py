@@ -570,6 +570,8 @@ class _Picture:
         if self.merged:
             least = "half a pixel" if self.least == _HALF_PIXEL else f"{self.least:g} pixels"
             notes.append(f"{self.merged} pieces narrower than {least} are drawn as part of those beside them")
+        if story.cut_at is not None:
+            notes.append(f"from {clock(story.cut_at)} on: {story.cut}")
         if story.skipped:
             notes.append(f"{story.skipped} lines of the event log could not be read")
         for note in notes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_driver.core.standing import Doing
@@ -112,6 +112,8 @@ class Story:
         samples: for curves; none of an older log.
         resets: how often training was broken off for another round.
         tells_commits: whether its workers tell of commits.
+        cut_at: from when on only the goodput and the end are known, as the log had grown too large; None for all.
+        told: its goodput, as its driver told it last.
         exit_code, message: how it ended; None while it runs, or where it was killed.
         skipped: lines that are none of an event log's.
     """
@@ -128,6 +130,8 @@ class Story:
     samples: list[Sample] = field(default_factory=list)
     resets: int = 0
     tells_commits: bool = True
+    cut_at: float | None = None
+    told: Booked | None = None
     exit_code: int | None = None
     message: str = ""
     skipped: int = 0
@@ -135,14 +139,23 @@ class Story:
 
     @property
     def booked(self) -> Booked:
-        """What its time went into."""
+        """What its time went into; of a log that was cut, what its driver says."""
+        if self.cut_at is not None and self.told is not None:
+            return replace(self.told, resets=self.resets)
         of_workers = (Category.JOINER_BOOT, Category.DRAINED)
         sums: dict[str, float] = {each.value: 0.0 for each in Category if each not in of_workers}
         for piece in self.pieces:
             sums[piece.kind] += (self.last if piece.until is None else piece.until) - piece.since
         if not self.tells_commits and not sums[Category.RECOMPUTED]:
             del sums[Category.RECOMPUTED]
-        return Booked(sums, self.last, self.resets)
+        return Booked(sums, self.last if self.cut_at is None else self.cut_at, self.resets)
+
+    @property
+    def cut(self) -> str:
+        """In words, that its log was cut; "" where it was not."""
+        if self.cut_at is None:
+            return ""
+        return "the log had grown too large: what happened from there on is not in it, but for the job's end"
 
 
 class Reader:
@@ -246,10 +259,12 @@ class Reader:
                     story.rounds[-1].commit = None if commits is None else int(commits)
             case "sampled":
                 story.samples.append(_sample(event, at))
-            case "log_cut":
-                self._turn(story, Category.UNEXPLAINED, at)
-                text = "the log had grown too large: what happened from here on is not in it, but for the job's end"
-                story.marks.append(Mark(at, "notice", text))
+            case "goodput":
+                seconds = {str(name): _seconds(spent_s) for name, spent_s in event["seconds"].items()}
+                story.told = Booked({Category.TRAINING.value: 0.0, **seconds}, _seconds(event["wall_s"]))
+            case "log_cut" if story.cut_at is None:
+                story.cut_at = story.pieces[-1].until = at
+                story.marks.append(Mark(at, "notice", story.cut))
             case "job_ended" if event["exit_code"] == ExitCode.OTHER_DRIVER:
                 story.marks.append(Mark(at, "notice", str(event["message"])))
             case "job_ended":
@@ -287,8 +302,8 @@ class Reader:
 
     @staticmethod
     def _turn(story: Story, category: Category, at: float) -> None:
-        """From now on the job does this."""
-        if story.pieces[-1].kind != category:
+        """From now on the job does this, as far as that is known."""
+        if story.cut_at is None and story.pieces[-1].kind != category:
             story.pieces[-1].until = at
             story.pieces.append(Piece(category, at))
 

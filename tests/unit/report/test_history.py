@@ -30,6 +30,7 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     Summary,
+    TimeBooked,
     TookOver,
 )
 from elastic_driver.report.history import History
@@ -288,15 +289,16 @@ def test_the_way_back_is_told_where_there_was_something_to_see(
 def test_of_a_huge_job_the_log_is_cut_and_says_so(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "state", most_bytes=2000)
     kept.hear(STARTED, *[Remark("x" * 100, warning=False)] * 50)
+    kept.hear(TimeBooked({"training": 99.0, "unexplained": 0.0}, 100.0, 0.99))
     kept.hear(FirstFailure(WORKER, 0, "exited with code 1", [], []), JobEnded(1, "it failed", Summary())).close()
     kinds = [event["event"] for event in kept.events]
-    assert kinds[-3:] == ["log_cut", "first_failure", "job_ended"]
+    assert kinds[-4:] == ["log_cut", "goodput", "first_failure", "job_ended"]
     assert kinds.count("log_cut") == 1
     assert (kept.folder / EVENTS).stat().st_size < 3000
     assert complaints(kept.events) == []
     story = Reader().read((kept.folder / EVENTS).read_bytes().splitlines())
     assert story is not None
-    assert (story.exit_code, story.pieces[-1].kind) == (1, "unexplained")
+    assert (story.exit_code, story.booked.seconds["training"], story.booked.seconds["unexplained"]) == (1, 99.0, 0.0)
     assert any("had grown too large" in mark.text for mark in story.marks)
     again = Kept(tmp_path / "state", most_bytes=2000)
     while again.history._folder is None:

@@ -175,6 +175,29 @@ def test_a_standstill_of_the_driver_in_which_the_workers_trained_is_training() -
     assert (seconds["training"], seconds["unexplained"]) == (32.0, 8.0)
 
 
+def test_of_a_log_that_was_cut_the_figures_are_what_the_driver_says() -> None:
+    log = a_job()
+    log.lines.pop()  # its end
+    seconds = {"start": 5.0, "training": 60.0, "waiting_for_slots": 0.0, "reset": 3.0, "stalled": 0.0, "idle": 0.0}
+    log.add("goodput", seconds={**seconds, "unexplained": 0.0}, wall_s=68.0, share=0.88)
+    log.add("log_cut", 1.0, size_bytes=1000)
+    killed = read(log)
+    assert killed.booked.told() == "goodput 88.2 %: training 60.0 s, reset 3.0 s (2), start 5.0 s, unexplained 0.0 s"
+    assert "from 1:16 on: the log had grown too large" in svg(killed)
+    assert all(piece.until is not None and piece.until <= 76.0 for piece in killed.pieces), "nobody knows the rest"
+    log.add("log_cut", 10.0, size_bytes=1000)  # by the next driver
+    log.phase("finishing", 90.0)
+    log.add("goodput", seconds={**seconds, "training": 160.0, "unexplained": 0.0}, wall_s=168.0, share=0.95)
+    log.add("job_ended", exit_code=0, message="all is done")
+    assert read(log).booked.share == pytest.approx(160 / 168)
+    assert [mark.text for mark in read(log).marks].count(killed.cut) == 1
+    bare = a_job()
+    bare.lines.pop()
+    bare.add("log_cut", size_bytes=1000)
+    bare.add("job_ended", 100.0, exit_code=0, message="all is done")
+    assert (read(bare).last, read(bare).booked.wall_s) == (175.0, 75.0)
+
+
 def test_a_takeover_is_marked_and_changes_no_account() -> None:
     """One worker the driver before has not told of any more."""
     log = Log()
