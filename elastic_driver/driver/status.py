@@ -105,8 +105,8 @@ class JobStatus:
             "command": self._command,
             "urls": self._agents.urls,
             **self._health.status(),
-            **self._booked(),
             **standing(state, now),
+            **self._booked(),
             "explain": self.explained(),
             "newest_commit": self.newest_commit(),
             "progress": asdict(self._progress.estimate(now)),
@@ -119,7 +119,10 @@ class JobStatus:
         booked = self._goodput.job()
         if booked is None:
             return {}
-        return {"goodput": {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)}}
+        return {
+            "age_s": round(booked.wall_s, 3),  # the time without a driver is the job's, too
+            "goodput": {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)},
+        }
 
     def _worker(self, record: WorkerRecord, now: float) -> dict[str, object]:
         worker = record.worker

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import time
@@ -103,6 +104,7 @@ class History(EventWriter):
         self._size = 0
         self._had = 0  # of the driver before; written by the thread
         self._is_cut = False
+        self._workers_before = 0  # likewise; of the last round of the driver before
         self._folder: Path | None = None  # written by the thread, once
         self._start = b""  # the line without which the others are nothing, until it is written
         self._own_facts: tuple[int, int] | None = None  # of the thread: what it wrote last
@@ -135,7 +137,7 @@ class History(EventWriter):
                 self._facts = replace(self._facts, workers=len(members))
             case ChiefStarted(servers=servers, workers=workers):
                 self._facts = replace(self._facts, workers=servers + workers)
-            case TookOver(workers=workers):
+            case TookOver(workers=workers) if workers:
                 self._facts = replace(self._facts, workers=workers)
             case _:
                 pass
@@ -228,6 +230,7 @@ class History(EventWriter):
             history = make_history_folder(self._environ)
             self._folder, self._descriptor = open_job(history, self._facts.job_id)
             self._had = _size_of(self._descriptor)
+            self._workers_before = _workers_in(self._folder)
         except NoHistoryError as error:
             self._is_nowhere = True
             self._trouble = in_words(error)
@@ -256,7 +259,7 @@ class History(EventWriter):
             self._open()  # once more
         if self._folder is not None and self._is_ours(self._folder):
             try:
-                put_facts(self._folder, facts)
+                put_facts(self._folder, replace(facts, workers=facts.workers or self._workers_before))
             except OSError as error:
                 self._trouble = self._trouble or with_path(error)
             self._own_facts = _mark_of(self._folder)
@@ -290,6 +293,15 @@ class History(EventWriter):
 
 def _size_of(descriptor: int) -> int:
     return os.fstat(descriptor).st_size
+
+
+def _workers_in(folder: Path) -> int:
+    """Of the last round, as the driver before has written it; 0 where there was none."""
+    try:
+        with os.fdopen(open_inside(folder / FACTS, os.O_RDONLY), "rb") as file:
+            return int(json.load(file)["workers"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
 
 
 def _mark_of(folder: Path) -> tuple[int, int] | None:

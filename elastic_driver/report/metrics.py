@@ -142,7 +142,7 @@ class _Source:
             "on_change": str(status["on_change"]),
         }
         yield InfoMetricFamily("elastic_driver_job", "The job, and the version of its driver.", labels)
-        yield _one("age_seconds", "Since the driver began.", status["age_s"])
+        yield _one("age_seconds", "Since the job began.", status["age_s"])
         phase = "stalled" if status.get("stalled") else status["phase"]
         yield _by_label(
             "job_phase",

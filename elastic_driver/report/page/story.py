@@ -143,7 +143,8 @@ class Story:
                 output = [printable.one_line(line)[:_LONGEST_LINE] for line in lines]
                 self._add("failure", text, host=worker.hostname, worker=worker.key, output=output, warning=True)
             case TookOver(away_s=away_s):
-                self._add("took_over", wording.of_takeover(happening), t0=round(self._now() - away_s, 2))
+                text = f"{wording.of_takeover(happening)}; what happened before is not on this page"
+                self._add("took_over", text, t0=round(self._now() - away_s, 2))
             case Stalled(stood_s, waits_for):
                 self._add("stall_found", wording.of_stall(stood_s, waits_for), warning=True)
             case StallEnded(stood_s, waits_for, resumed):

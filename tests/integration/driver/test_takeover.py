@@ -181,7 +181,10 @@ class TestTakenOver:
         assert [event["event"] for event in events].count("job_started") == 1
         assert [event for event in events if event not in written] == []
         assert [event for event in written[written.index(events[0]) :] if event not in events] == []
-        assert json.loads((kept.parent / "job.json").read_text())["exit_code"] == 0
+        facts = json.loads((kept.parent / "job.json").read_text())
+        assert (facts["exit_code"], facts["workers"]) == (0, 2)
+        page = json.loads((kept.parent / "page.json").read_text())
+        assert page["frame"]["job"]["began"] == pytest.approx(facts["began"], abs=1), "the job's, not the driver's"
 
     def test_it_says_so(self, taken_over: TakenOver) -> None:
         assert "2 workers on 2 hosts kept training, no step is lost" in taken_over.said

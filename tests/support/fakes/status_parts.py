@@ -10,6 +10,7 @@ from elastic_driver.driver.status import JobStatus
 from elastic_driver.health.figures import FigureBook
 from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
+from elastic_driver.report.goodput import Booked
 
 
 class Parts:
@@ -21,6 +22,7 @@ class Parts:
         figures: that the training has reported.
         says: what discovery remarks.
         pids: of the workers' processes.
+        booked: what the job's time went into; None before it has begun.
     """
 
     urls = ()
@@ -31,9 +33,10 @@ class Parts:
         self.figures = FigureBook({}.get)
         self.says = ""
         self.pids: Mapping[WorkerId, int] = {}
+        self.booked: Booked | None = None
 
-    def job(self) -> None:
-        """Nothing is booked."""
+    def job(self) -> Booked | None:
+        return self.booked
 
     def worker(self, worker: WorkerId) -> None:
         """Nothing is booked."""

@@ -10,6 +10,7 @@ import pytest
 
 from elastic_driver.core.events import DrainRequested, Event, HostHeard, HostSilent, WorkerReady
 from elastic_driver.hosts import WorkerId
+from elastic_driver.report.goodput import Booked
 from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, ReadyCause
 from tests.support.fakes.membership_job import Job
@@ -66,6 +67,12 @@ def test_the_status_is_of_now() -> None:
         ("a[0]#0", "member", 11),
         ("b[0]#0", "ready", 12),
     ]
+
+
+def test_its_age_is_the_jobs_also_where_another_driver_had_begun_it() -> None:
+    world = World()
+    world.parts.booked = Booked({"training": 38.0, "start": 1.0}, 39.0)
+    assert world.asked()["age_s"] == 39.0
 
 
 def test_the_newest_commit_is_that_of_whoever_is_furthest() -> None:

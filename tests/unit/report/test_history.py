@@ -184,6 +184,9 @@ def test_the_next_driver_goes_on_with_the_same(tmp_path: Path) -> None:
     facts = second.listed.facts
     assert facts.workers == 2
     assert facts.ended - facts.began == pytest.approx(500.0, abs=60)
+    none_left = Kept(tmp_path / "state", before_s=500.0)
+    none_left.hear(JobStarted("http://127.0.0.1:2", JOB, again=True), TookOver(3, 1.5, 0, 0, 1, trained=False)).close()
+    assert none_left.listed.facts.workers == 2, "of its last round"
     third = Kept(tmp_path / "elsewhere").hear(JobStarted("http://127.0.0.1:3", JOB, again=True)).close()
     assert [event["event"] for event in third.events] == ["job_started"], "on another machine it begins there"
 

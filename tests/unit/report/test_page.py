@@ -375,7 +375,8 @@ def test_a_takeover_is_told_with_the_time_without_a_driver(job: ShownJob, clock:
     job.feed.hear(TookOver(2, 1.5, 4, 2, 1, trained=True))
     story = {entry["kind"]: entry for entry in json.loads(job.feed.state())["story"]}
     assert story["took_over"]["text"] == (
-        "took over: no driver for 1.5 s; 4 workers on 2 hosts kept training, no step is lost"
+        "took over: no driver for 1.5 s; 4 workers on 2 hosts kept training, no step is lost; "
+        "what happened before is not on this page"
     )
     assert story["took_over"]["t"] - story["took_over"]["t0"] == pytest.approx(1.5, abs=0.02)
 
