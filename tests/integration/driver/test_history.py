@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes.jobs import Job
+from tests.support.processes.jobs import AFRESH, Job
 from tests.support.processes.subcommands import elasticrun
 
 pytestmark = pytest.mark.integration
@@ -38,7 +39,8 @@ def test_a_job_is_there_when_its_driver_was_killed(tmp_path: Path, runtime: Path
         assert f"job {job_id} has no driver any more" in elasticrun("status", job_id).stderr
         shown = elasticrun("page", job_id)
         assert shown.stdout == f"{(folder / 'page.html').as_uri()}\n"
-        job.wait_for("its workers are gone", lambda: not job.leftovers())
+        while job.leftovers():  # its workers, of whom nobody is told when they are gone
+            time.sleep(0.02)
 
 
 def test_a_job_that_has_ended_is_there_with_its_last_words(tmp_path: Path, runtime: Path) -> None:
@@ -54,6 +56,14 @@ def test_a_job_that_has_ended_is_there_with_its_last_words(tmp_path: Path, runti
         assert ends == [("exited with code 3", True)] * 2
         assert ["[0]<stdout>:these are the words of start 1"] in page["outputs"].values()
         assert page["frame"]["job"]["ended"]["exit_code"] == 4
+
+
+def test_a_job_of_words_that_are_not_utf8_runs_and_is_kept(tmp_path: Path, runtime: Path) -> None:
+    with Job(tmp_path, None, "-np", "1", command=["true", "\udcff"], elasticrun=AFRESH) as job:
+        assert job.process.wait(150) == 0, job.said()
+    [listed] = json.loads(elasticrun("history", "--json").stdout)
+    assert (listed["how"], listed["command"]) == ("finished", ["true", "\udcff"])
+    assert (Path(listed["kept_in"]) / "page.json").exists()
 
 
 def test_a_job_that_is_not_to_be_kept_is_not(tmp_path: Path, runtime: Path) -> None:
