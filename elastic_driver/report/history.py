@@ -32,6 +32,7 @@ from elastic_driver.report.happenings import (
     PhaseChanged,
     ProcessDying,
     ProcessEnded,
+    Remark,
     RoundFormed,
     TookOver,
 )
@@ -103,7 +104,7 @@ class History(EventWriter):
         self._most_bytes = most_bytes
         self._size = 0
         self._had = 0  # of the driver before; written by the thread
-        self._is_cut = False
+        self._is_cut = self._has_gap = False
         self._workers_before = 0  # likewise; of the last round of the driver before
         self._folder: Path | None = None  # written by the thread, once
         self._start = b""  # the line without which the others are nothing, until it is written
@@ -190,6 +191,11 @@ class History(EventWriter):
         if self._trouble:
             # Not closed: there may be room again later, at the latest when the job ends.
             self._warn(f"cannot write {self._what}: {self._trouble}; going on without it")
+            self._has_gap = True
+        elif self._has_gap:
+            self._has_gap = False
+            [record] = records_of(Remark("events before this one may be missing: this log had no room", warning=True))
+            super()._put(functools.partial(self._append, line_of(record, self._instant)), 0)
         if self._is_nowhere or (self._is_cut and event not in _LAST_EVENTS):
             return
         data = line_of({"event": event, **fields}, self._instant)

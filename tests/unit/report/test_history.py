@@ -466,8 +466,9 @@ def test_a_disc_that_is_full_for_a_while_costs_what_happened_then(tmp_path: Path
     os.dup2(disc, descriptor, inheritable=False)
     os.close(disc)
     os.close(full)
-    kept.hear(formed(2), ENDED).close()
-    assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "job_ended"]
+    kept.hear(formed(2)).settle().hear(ENDED).close()
+    assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "report", "job_ended"]
+    assert kept.events[2]["text"] == "events before this one may be missing: this log had no room"
     assert complaints(kept.events) == []
     assert kept.listed.facts.exit_code == 0
     [said] = kept.said
@@ -478,8 +479,8 @@ def test_a_home_that_is_not_there_at_first_keeps_what_comes_later(tmp_path: Path
     is_a_file(tmp_path / "state")
     kept = Kept(tmp_path / "state").hear(STARTED).settle()
     (tmp_path / "state").unlink()
-    kept.hear(formed(1), formed(2), ENDED).close()
-    assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "job_ended"]
+    kept.hear(formed(1), formed(2)).settle().hear(ENDED).close()
+    assert [event["event"] for event in kept.events] == ["job_started", "round_formed", "report", "job_ended"]
     assert kept.listed.facts.exit_code == 0
     assert len(kept.said) == 1
 
