@@ -27,6 +27,7 @@ from elastic_driver.system.threads import name_this_thread
 
 _log = logging.getLogger(__name__)
 _EACH_S = 1.0
+_MOST_WARNINGS = 8
 # A NaN that no calculation makes, in a float64: the value is not there yet.
 _AWAITED = 0x7FF5A5A5A5A5A5A5
 # What gives the number once it is there; None before that.
@@ -39,18 +40,19 @@ def report(**figures: Any) -> None:
     They become curves on the job's page and in ``elasticrun report``, and ``elastic_driver_reported`` in its metrics.
     Of each name the newest value counts, about once a second; of several ranks the lowest that reports it. A value is a
     number, a numpy scalar or a tensor with one element, which may be on a GPU and require grad: nothing waits for it.
-    NaN and infinite values are shown as missing. To be called as often as you like, from any thread, before ``init()``
-    too; outside a job it does nothing.
+    Of a name's tensors on a GPU it is the first in about each second that counts. NaN and infinite values are shown as
+    missing. Names beyond 64 are dropped, and so is a DTensor that is not reduced yet, with a warning. To be called as
+    often as you like, from any thread, before ``init()`` too; outside a job it does nothing.
 
     Raises:
         TypeError: a value is no number.
-        ValueError: a name cannot be one, there are more than 64, or a tensor has several elements.
+        ValueError: a name cannot be one, or a tensor has several elements.
     """
     reporter = _reporter
     values = reporter.values
     for name, value in figures.items():
-        if name not in values:
-            reporter.admit(name)
+        if name not in values and not reporter.admits(name):
+            continue
         if type(value) is float:
             values[name] = value
         else:
@@ -76,14 +78,16 @@ class _Reporter:
         self._copied: set[str] = set()  # names of which the thread has not taken the last copy
         self._cells: dict[str, _Cell] = {}
         self._file = -1
-        self._has_warned = False
+        self._warned: set[str] = set()
 
-    def admit(self, name: str) -> None:
-        """A name that is new. Raises ValueError for one that cannot be one, or is one too many."""
+    def admits(self, name: str) -> bool:
+        """Whether a new name is not one too many: that comes late, and ends nothing. Raises ValueError for none."""
         if fault := fault_of(name):
             raise ValueError(f"cannot report a figure: {fault}")
-        if len(self.values) >= MOST_NAMES:
-            raise ValueError(f"cannot report {name!r}: there are {MOST_NAMES} names already, which are the most")
+        if len(self.values) < MOST_NAMES:
+            return True
+        self._warn(name, f"there are {MOST_NAMES} names already, which are the most")
+        return False
 
     def take(self, name: str, value: Any) -> None:
         """A value that is no plain float. Raises TypeError or ValueError for one that is no figure."""
@@ -96,15 +100,22 @@ class _Reporter:
     def _take_tensor(self, name: str, torch: Any, value: Any) -> None:
         if value.numel() != 1:
             raise ValueError(f"cannot report {name!r}: a tensor with {value.numel()} elements is no figure")
-        if value.is_cpu:
-            self.values[name] = _number(name, value.item())
-        elif value.is_complex() or value.is_meta:
+        if value.is_complex() or value.is_meta:
             raise TypeError(f"cannot report {name!r}: a tensor of {value.dtype} on {value.device} is no number")
-        elif name not in self._copied:  # one copy a second: each costs some microseconds
-            later = self._copy(name, torch, value.detach())
-            if later is not None:
-                self._copied.add(name)
-                self.values[name] = later
+        if not value.is_cpu and name in self._copied:  # one copy a second: each costs some microseconds
+            return
+        try:
+            whole = _whole(value.detach())
+            if whole.is_cpu:
+                self.values[name] = _float(whole.item())
+                return
+            later = self._copy(name, torch, whole)
+        except Exception as error:  # PyTorch's or CUDA's: a figure is no reason to end
+            self._warn(name, f"{type(error).__name__}: {error}")
+            return
+        if later is not None:
+            self._copied.add(name)
+            self.values[name] = later
 
     def _copy(self, name: str, torch: Any, value: Any) -> _Later | None:
         """Has the device copy it. None where it cannot now."""
@@ -165,14 +176,20 @@ class _Reporter:
         try:
             return value()
         except Exception as error:  # of another library's: a figure is no reason to end
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning("cannot report %r: %s: %s", name, type(error).__name__, error)
+            self._warn(name, f"{type(error).__name__}: {error}")
             return None
+
+    def _warn(self, name: str, why: str) -> None:
+        """Says once why a figure is dropped."""
+        if why not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(why)
+            _log.warning("cannot report %r: %s", name, why)
 
     def after_fork(self) -> None:
         """In a child process: its parent's figures are not its own, and it has no thread of its own yet."""
         file = self._file
+        # Memory of CUDA's: to free it is a call to CUDA, which ends a child. Not even at the child's end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object([self.values, self._passed, self._cells]))
         self.__init__()  # type: ignore[misc]
         if file >= 0:
             with contextlib.suppress(OSError):
@@ -193,8 +210,24 @@ class _Cell:
         if self._bits.value == _AWAITED:
             return None
         self._bits.value = _AWAITED
-        self._memory.copy_(value, non_blocking=True)
+        try:
+            self._memory.copy_(value, non_blocking=True)
+        except BaseException:
+            self._bits.value = 0
+            raise
         return lambda: None if self._bits.value == _AWAITED else self._number.value
+
+
+def _whole(value: Any) -> Any:
+    """A tensor that is no DTensor. Raises ValueError for one that only a collective could make one."""
+    placements = getattr(value, "placements", None)
+    if placements is None:
+        return value
+    if not all(
+        each.is_replicate() or ranks == 1 for each, ranks in zip(placements, value.device_mesh.shape, strict=True)
+    ):
+        raise ValueError("each rank has only its part of this DTensor: report its full_tensor()")
+    return value.to_local()
 
 
 def _number(name: str, value: Any) -> float | _Later:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -87,11 +89,16 @@ def test_names_that_cannot_be_are_refused_at_the_call(reporter: Any) -> None:
     for name in ("", "x" * 65, "a\n"):
         with pytest.raises(ValueError, match="cannot report a figure: a name has"):
             report(**{name: 1.0})
+
+
+def test_a_name_too_many_comes_late_and_ends_no_training(reporter: Any, caplog: pytest.LogCaptureFixture) -> None:
     report(**{f"n{index}": 1.0 for index in range(MOST_NAMES)})
-    with pytest.raises(ValueError, match=f"cannot report 'more': there are {MOST_NAMES} names already"):
-        report(more=1.0)
-    report(n0=2.0)
-    assert reporter.values["n0"] == 2.0
+    report(more=1.0, n0=2.0)
+    report(other=1.0, n1=torch.tensor(3.0))
+    assert len(reporter.values) == MOST_NAMES
+    assert (reporter.values["n0"], reporter.values["n1"]) == (2.0, 3.0)
+    [record] = caplog.records
+    assert record.getMessage() == f"cannot report 'more': there are {MOST_NAMES} names already, which are the most"
 
 
 def test_the_newest_of_each_name_is_passed_on_once(reporter: Any, file: FiguresFile) -> None:
@@ -165,6 +172,39 @@ def test_a_child_process_reports_its_own(reporter: Any, file: FiguresFile) -> No
     reporter._file = os.dup(file.descriptor)
 
 
+_FORKS = """
+import ctypes, os, sys
+from types import SimpleNamespace
+from elastic_driver.worker.api import figures
+
+class Memory:
+    def __init__(self):
+        self.number = ctypes.c_double()
+    def data_ptr(self):
+        return ctypes.addressof(self.number)
+    def copy_(self, value, non_blocking):
+        pass
+    def __del__(self):
+        os.write(1, b"freed")
+
+cuda = SimpleNamespace(is_current_stream_capturing=lambda: False)
+torch = SimpleNamespace(float64=None, empty=lambda *shape, **how: Memory(), cuda=cuda)
+value = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+value.to = value.reshape = lambda how: value
+figures._reporter.values["loss"] = figures._reporter._copy("loss", torch, value)
+child = os.fork()
+if child == 0:
+    sys.exit()
+os.waitpid(child, 0)
+os._exit(0)
+"""
+
+
+def test_memory_that_a_gpu_writes_is_not_freed_in_a_child_process() -> None:
+    """That is a call to CUDA, which would end the workers of a DataLoader."""
+    assert subprocess.run([sys.executable, "-c", _FORKS], check=True, capture_output=True).stdout == b""
+
+
 class Device:
     """Tensors on a GPU that is none: it writes when the test says so. In place of torch.
 
@@ -176,7 +216,7 @@ class Device:
 
     def __init__(self) -> None:
         self.copies: list[tuple[Any, float]] = []
-        self.is_capturing = False
+        self.is_capturing = self.fails = False
         self.cuda = SimpleNamespace(is_current_stream_capturing=lambda: self.is_capturing)
 
     def empty(self, shape: tuple[int, ...], *, dtype: Any, device: str, pin_memory: bool) -> Any:
@@ -185,6 +225,8 @@ class Device:
 
         def copy(value: Any, *, non_blocking: bool) -> None:
             assert non_blocking
+            if self.fails:
+                raise RuntimeError("CUDA error")
             self.copies.append((memory, value.number))
 
         return SimpleNamespace(data_ptr=memory.data_ptr, copy_=copy)
@@ -234,6 +276,54 @@ def test_within_a_cuda_graph_nothing_is_copied(reporter: Any, file: FiguresFile)
     reporter._take_tensor("loss", device, device.tensor(0.5))
     device.run()
     assert told(reporter, file) == {"loss": 0.5}
+
+
+class Sharded:
+    """A DTensor of one element, on a CPU or a GPU; in place of PyTorch's, which needs a group of processes."""
+
+    def __init__(self, local: Any, *placements: tuple[str, int]) -> None:
+        self.placements = [
+            SimpleNamespace(is_replicate=lambda kind=kind: kind == "replicate") for kind, _ in placements
+        ]
+        self.device_mesh = SimpleNamespace(shape=tuple(ranks for _, ranks in placements))
+        self.is_cpu, self.is_meta, self.dtype, self.device = local.is_cpu, False, local.dtype, local.device
+        self.to_local = lambda: local
+        self.detach = lambda: self
+        self.numel = lambda: 1
+        self.is_complex = lambda: False
+
+
+def test_a_dtensor_is_a_figure_once_it_is_whole(
+    reporter: Any, file: FiguresFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the norm of gradients is with FSDP2; no rank waits for another here."""
+    device = Device()
+    for number, local in ((0.5, torch.tensor(0.5)), (0.25, device.tensor(0.25))):
+        reporter._take_tensor("norm", device, Sharded(local, ("replicate", 4), ("partial", 1)))
+        device.run()
+        assert told(reporter, file) == {"norm": number}
+    for name in ("norm", "other"):
+        reporter._take_tensor(name, device, Sharded(device.tensor(4.0), ("partial", 2)))
+    assert told(reporter, file) == {}
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "cannot report 'norm': ValueError: each rank has only its part of this DTensor: report its full_tensor()"
+    )
+
+
+def test_a_gpu_that_fails_ends_no_step_and_may_come_again(
+    reporter: Any, file: FiguresFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device()
+    device.fails = True
+    for number in (0.5, 0.25):
+        reporter._take_tensor("loss", device, device.tensor(number))
+        assert told(reporter, file) == {}
+    assert [record.getMessage() for record in caplog.records] == ["cannot report 'loss': RuntimeError: CUDA error"]
+    device.fails = False
+    reporter._take_tensor("loss", device, device.tensor(0.125))
+    device.run()
+    assert told(reporter, file) == {"loss": 0.125}
 
 
 def test_what_another_library_cannot_convert_is_dropped_and_told_once(
