@@ -27,6 +27,8 @@ from elastic_driver.system.threads import name_this_thread
 
 _log = logging.getLogger(__name__)
 _EACH_S = 1.0
+# The end of a process waits for its thread no longer: a value of another library's may never be there.
+_END_S = 1.0
 _MOST_WARNINGS = 8
 # A NaN that no calculation makes, in a float64: the value is not there yet.
 _AWAITED = 0x7FF5A5A5A5A5A5A5
@@ -73,7 +75,8 @@ class _Reporter:
         self.values: dict[str, float | _Later | None] = {}
         self.has_begun = False
         self._beginning = threading.Lock()
-        self._passing = threading.Lock()  # the thread, and the end of the process
+        self._thread: threading.Thread | None = None
+        self._is_ending, self._has_ended = threading.Event(), threading.Event()
         self._passed: dict[str, float | _Later | None] = {}
         self._copied: set[str] = set()  # names of which the thread has not taken the last copy
         self._cells: dict[str, _Cell] = {}
@@ -142,35 +145,40 @@ class _Reporter:
                 return
             # Woken by its clock. A daemon, as a process ends when its training does; what is new then is passed on by
             # an exit handler.
-            thread = threading.Thread(target=self._run, name="elastic-figures", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread is to be had: the end tells
-                thread.start()
-            atexit.register(self.pass_on)
+            self._thread = threading.Thread(target=self._run, name="elastic-figures", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: nothing is told
+                self._thread.start()
+            atexit.register(self.end)
+
+    def end(self) -> None:
+        """The process ends: has the thread pass on what is there."""
+        if self._thread is not None and self._thread.is_alive():
+            self._is_ending.set()
+            self._has_ended.wait(_END_S)
 
     def _run(self) -> None:
         name_this_thread()
-        clock = threading.Event()
-        while True:
-            clock.wait(_EACH_S)
+        while not self._is_ending.wait(_EACH_S):
             self.pass_on()
+        self.pass_on()
+        self._has_ended.set()
 
     def pass_on(self) -> None:
         """Writes what is new, and there."""
-        with self._passing:
-            self._copied.clear()
-            news: dict[str, float | None] = {}
-            for name, value in self.values.copy().items():
-                if value is None or self._passed.get(name) is value:
-                    continue
-                number = self._of_later(name, value) if callable(value) else value
-                if number is not None:
-                    self._passed[name] = value
-                    news[name] = number
-            if news and self._file >= 0:
-                try:
-                    os.write(self._file, line_of(news))
-                except OSError:  # nobody reads it any more
-                    self._file = -1
+        self._copied.clear()
+        news: dict[str, float | None] = {}
+        for name, value in self.values.copy().items():
+            if value is None or self._passed.get(name) is value:
+                continue
+            number = self._of_later(name, value) if callable(value) else value
+            if number is not None:
+                self._passed[name] = value
+                news[name] = number
+        if news and self._file >= 0:
+            try:
+                os.write(self._file, line_of(news))
+            except OSError:  # nobody reads it any more
+                self._file = -1
 
     def _of_later(self, name: str, value: _Later) -> float | None:
         try:
@@ -241,7 +249,9 @@ def _number(name: str, value: Any) -> float | _Later:
         if size != 1:
             raise ValueError(f"cannot report {name!r}: an array of shape {shape} is no figure")
         if hasattr(value, "device") and not isinstance(getattr(value, "device", None), str | None):
-            return lambda: _float(value)  # JAX: it may be on a GPU, and does not change
+            # JAX: it may be on a GPU, and does not change.
+            is_ready = getattr(value, "is_ready", None)
+            return lambda: _float(value) if is_ready is None or is_ready() else None
         if type(value).__module__.startswith("tensorflow"):
             if not hasattr(value, "numpy"):
                 raise TypeError(f"cannot report {name!r} from within a tf.function: it has no value there")
@@ -261,14 +271,20 @@ def _float(value: Any) -> float:
 
 def _opened() -> int:
     """The file that the agent reads; -1 for none."""
-    # A process that another has started may have the variable and not the descriptor, but something else there.
-    number = os.environ.get(ENV_REPORT_FD, "")
+    # A process that another has started may have the variables and not the descriptor, or live longer than the agent:
+    # something else may be there.
+    number, path = os.environ.get(ENV_REPORT_FD, ""), os.environ.get(ENV_REPORT, "")
     with contextlib.suppress(OSError, ValueError):
-        if os.readlink(f"/proc/self/fd/{int(number)}").startswith(f"/memfd:{FIGURES_FILE}"):
+        if _is_ours(f"/proc/self/fd/{int(number)}"):
             return os.dup(int(number))
     with contextlib.suppress(OSError):
-        return os.open(os.environ.get(ENV_REPORT, ""), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if _is_ours(path):
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     return -1
+
+
+def _is_ours(path: str) -> bool:
+    return os.readlink(path).startswith(f"/memfd:{FIGURES_FILE}")
 
 
 _reporter = _Reporter()

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,6 +166,15 @@ def test_it_is_found_by_descriptor_or_else_by_path(monkeypatch: pytest.MonkeyPat
     made.close()
 
 
+def test_whatever_else_the_path_leads_to_is_not_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a process that lives longer than the agent, whose number is another's now."""
+    monkeypatch.setenv(ENV_REPORT_FD, "")
+    with open(tmp_path / "checkpoint", "wb") as other:
+        for path in (other.name, f"/proc/{os.getpid()}/fd/{other.fileno()}"):
+            monkeypatch.setenv(ENV_REPORT, path)
+            assert figures._opened() == -1
+
+
 def test_a_child_process_reports_its_own(reporter: Any, file: FiguresFile) -> None:
     report(loss=1.0)
     reporter.after_fork()
@@ -203,6 +213,55 @@ os._exit(0)
 def test_memory_that_a_gpu_writes_is_not_freed_in_a_child_process() -> None:
     """That is a call to CUDA, which would end the workers of a DataLoader."""
     assert subprocess.run([sys.executable, "-c", _FORKS], check=True, capture_output=True).stdout == b""
+
+
+_ENDS = """
+import threading
+from elastic_driver.worker.api.figures import report
+
+class Never:
+    shape, dtype, device = (), "float32", object()
+    def __float__(self):
+        asked.set()
+        threading.Event().wait()
+
+asked = threading.Event()
+report(loss=Never())
+asked.wait()
+"""
+
+
+def test_a_value_that_is_never_there_does_not_hold_up_the_end() -> None:
+    file = FiguresFile()
+    subprocess.run([sys.executable, "-c", _ENDS], check=True, env={**os.environ, **file.environment})
+    file.close()
+
+
+def test_what_is_reported_last_is_told_at_the_end() -> None:
+    file = FiguresFile()
+    script = "from elastic_driver.worker.api.figures import report; report(loss=0.5); report(loss=0.25)"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **file.environment})
+    file.read()
+    assert file.news() == {"loss": 0.25}
+    file.close()
+
+
+def test_an_array_that_is_not_ready_is_told_later(reporter: Any, file: FiguresFile) -> None:
+    class Array:
+        shape, dtype, device = (), "float32", object()
+
+        def is_ready(self) -> bool:
+            return is_ready
+
+        def __float__(self) -> float:
+            assert is_ready
+            return 0.5
+
+    is_ready = False
+    report(loss=Array())
+    assert told(reporter, file) == {}
+    is_ready = True
+    assert told(reporter, file) == {"loss": 0.5}
 
 
 class Device:
