@@ -31,9 +31,9 @@ class GpuLook:
     """How the GPUs of a host are.
 
     Attributes:
-        count: of them.
+        count: of them; 0 where nothing is known of them any more.
         busy: their mean share of time in which they did anything, 0..1; None where that is not told.
-        memory_bytes: in use.
+        memory_bytes: in use; 0 where that is not told: some always are.
     """
 
     count: Annotated[int, Within(0, 1 << 16)]

@@ -5,7 +5,7 @@ Owns which worker's word counts: that of the lowest rank that reports a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from elastic_driver.figures import MOST_NAMES, Figures, GpuLook, fault_of
 from elastic_driver.hosts import WorkerId
@@ -63,9 +63,8 @@ class FigureBook:
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """In use on all of them; None where there are none."""
-        looks: Mapping[str, GpuLook] = {host: look for host, look in self._gpus.items() if look.count}
-        return sum(look.memory_bytes for look in looks.values()) if looks else None
+        """In use on all of them; None where it is not known of any."""
+        return sum(look.memory_bytes for look in self._gpus.values() if look.count) or None
 
 
 def _goes_before(place: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -1,6 +1,7 @@
 """How busy the GPUs of this host are, where NVIDIA's library and the optional package ``nvidia-ml-py`` are there.
 
-Owns a thread that asks: a driver of GPUs that hangs holds up nobody. Whatever goes wrong there, nothing is known.
+Owns a thread that asks: a driver of GPUs that hangs holds up nobody. Whatever goes wrong there, nothing is known: what
+was seen before does not stay, and is asked again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 from elastic_driver.figures import GpuLook
 
 _LOOK_S = 2.0
+# For so many looks the last one holds; so many later one that has failed is tried again.
+_HOLDS = 5
+_NOTHING = GpuLook(0, None, 0)
 
 
 def _library() -> Any:
@@ -46,6 +50,8 @@ class GpuWatch:
         self._look_s = look_s
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_known = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Looks from now on. Harmless when repeated."""
@@ -59,20 +65,34 @@ class GpuWatch:
     def close(self) -> None:
         """Looks no more. Does not wait for a look that is under way."""
         self._over.set()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(Exception):  # no package, no library, no GPU, or a loop that is closed
-            library = self._load()
-            library.nvmlInit()
-            gpus = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
-            gpus = [gpus[index] for index in visible_of(self._visible, [_uuid(library, gpu) for gpu in gpus])]
-            while gpus and not self._over.is_set():
-                loop.call_soon_threadsafe(self._take, _look(library, gpus))
-                self._over.wait(self._look_s)
+        is_over = False
+        while not is_over:
+            with contextlib.suppress(Exception):  # no package, no library, no GPU, or one that is lost
+                self._ask(loop)
+            # Where it has never gone well there is nothing to be seen.
+            is_over = not self._is_known or loop.is_closed() or self._over.wait(_HOLDS * self._look_s)
+
+    def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
+        library = self._load()
+        library.nvmlInit()
+        gpus = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        gpus = [gpus[index] for index in visible_of(self._visible, [_uuid(library, gpu) for gpu in gpus])]
+        while gpus and not self._over.is_set():
+            loop.call_soon_threadsafe(self._take, _look(library, gpus))
+            self._is_known = True
+            self._over.wait(self._look_s)
 
     def _take(self, look: GpuLook) -> None:
-        if not self._over.is_set():
-            self._seen(look)
+        if self._over.is_set():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_HOLDS * self._look_s, self._seen, _NOTHING)
+        self._seen(look)
 
 
 def visible_of(text: str | None, uuids: Sequence[str]) -> list[int]:
@@ -106,7 +126,8 @@ def _look(library: Any, gpus: Sequence[Any]) -> GpuLook:
     busy: list[float] = []
     memory = 0
     for gpu in gpus:
-        memory += int(library.nvmlDeviceGetMemoryInfo(gpu).used)
-        with contextlib.suppress(library.NVMLError):  # one that is divided (MIG) does not tell
+        with contextlib.suppress(library.NVMLError):  # one that shares the processor's, or is lost, does not tell
+            memory += int(library.nvmlDeviceGetMemoryInfo(gpu).used)
+        with contextlib.suppress(library.NVMLError):  # nor one that is divided (MIG)
             busy.append(min(1.0, library.nvmlDeviceGetUtilizationRates(gpu).gpu / 100))
     return GpuLook(len(gpus), sum(busy) / len(busy) if busy else None, memory)

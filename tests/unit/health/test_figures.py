@@ -88,3 +88,7 @@ def test_gpus_are_those_of_all_hosts(book: FigureBook) -> None:
     book.lost("a")
     book.lost("unknown")
     assert (book.gpu, book.gpu_memory_bytes) == (0.0, 12)
+    book.see_gpus("b", GpuLook(0, None, 0))  # its agent knows no more
+    assert (book.gpu, book.gpu_memory_bytes) == (None, 7)
+    book.see_gpus("c", GpuLook(8, 0.5, 0))
+    assert (book.gpu, book.gpu_memory_bytes) == (0.5, None)

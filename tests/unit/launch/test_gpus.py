@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +77,80 @@ def test_they_are_looked_at_in_a_thread_until_it_is_closed() -> None:
         watch.close()
         assert watch._thread is not None
         await asyncio.to_thread(watch._thread.join)
+
+    asyncio.run(run())
+
+
+class Failing(Library):
+    """Fails as the test says.
+
+    Attributes:
+        lost: these GPUs tell nothing.
+        fault: of all.
+    """
+
+    def __init__(self) -> None:
+        self.lost: set[int] = set()
+        self.fault: Exception | None = None
+        self.wait: Callable[[], object] = int
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:
+        self.wait()
+        if self.fault is not None:
+            raise self.fault
+        if gpu in self.lost:
+            raise NVMLError
+        return super().nvmlDeviceGetMemoryInfo(gpu)
+
+
+async def until(seen: asyncio.Queue[GpuLook], look: GpuLook) -> None:
+    while await seen.get() != look:
+        pass
+
+
+ALL, NOTHING = GpuLook(3, 0.75, 33), GpuLook(0, None, 0)
+
+
+def test_of_a_gpu_that_tells_nothing_the_others_are_known() -> None:
+    async def run() -> None:
+        library, seen = Failing(), asyncio.Queue[GpuLook]()
+        watch = GpuWatch(seen.put_nowait, load=lambda: library, visible=None, look_s=0.01)
+        library.lost = {0, 1, 2}  # as those that share the processor's memory
+        watch.start()
+        await until(seen, GpuLook(3, 0.75, 0))
+        library.lost = {2}
+        await until(seen, GpuLook(3, 0.75, 21))
+        watch.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_seen_before_all_failed_does_not_stay_and_is_asked_again() -> None:
+    async def run() -> None:
+        library, seen = Failing(), asyncio.Queue[GpuLook]()
+        watch = GpuWatch(seen.put_nowait, load=lambda: library, visible=None, look_s=0.01)
+        watch.start()
+        await until(seen, ALL)
+        library.fault = OSError("the driver is loaded anew")
+        await until(seen, NOTHING)
+        library.fault = None
+        await until(seen, ALL)
+        watch.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_seen_before_the_library_hung_does_not_stay() -> None:
+    async def run() -> None:
+        library, seen, goes_on = Failing(), asyncio.Queue[GpuLook](), threading.Event()
+        watch = GpuWatch(seen.put_nowait, load=lambda: library, visible=None, look_s=0.01)
+        watch.start()
+        await until(seen, ALL)
+        library.wait = goes_on.wait
+        await until(seen, NOTHING)
+        goes_on.set()
+        await until(seen, ALL)
+        watch.close()
 
     asyncio.run(run())
 
