@@ -222,7 +222,7 @@ def build(
     interrupts = Interrupts(settings, stepper, chronicle=chronicle, workers=workers, chief=keeper, hand_over=hand_over)
     progress = Progress()
     rounds = Rounds(stepper, heartbeats=health, progress=progress, clock=clock, on_disc=on_disc, end=interrupts.end)
-    figures = FigureBook(lambda worker: place_of(stepper.state, worker))
+    figures = FigureBook(lambda worker: place_of(stepper.state, worker), chronicle.warning)
     status = JobStatus(
         settings.command,
         job_id,

@@ -19,25 +19,38 @@ class FigureBook:
 
     Args:
         place_of: the present round of a worker, and its rank there; None for one that is in none, or is no more.
+        warn: tells the user that names are dropped; called once.
     """
 
-    def __init__(self, place_of: Callable[[WorkerId], tuple[int, int] | None]) -> None:
+    def __init__(self, place_of: Callable[[WorkerId], tuple[int, int] | None], warn: Callable[[str], None]) -> None:
         self._place_of = place_of
+        self._warn = warn
+        self._is_told_full = False
         # By name: who has reported it, in which round, as which rank, and what.
         self._values: dict[str, tuple[WorkerId, tuple[int, int], float | None]] = {}
         self._gpus: dict[str, GpuLook] = {}
 
     def take(self, worker: WorkerId, figures: Figures) -> None:
         """A worker has reported these. What is no figure is dropped: agents are believed nothing."""
-        place = self._place_of(worker) or _NOWHERE
+        now_at = self._place_of(worker)
         for name, value in figures.items():
-            known = self._values.get(name)
+            known, place = self._values.get(name), now_at or _NOWHERE
             if known is None:
-                if len(self._values) >= MOST_NAMES or fault_of(name):
+                if fault_of(name):
                     continue
-            elif known[0] != worker and _goes_before(known[1], place):
+                if len(self._values) >= MOST_NAMES:
+                    self._tell_full(name)
+                    continue
+            elif known[0] == worker:
+                place = now_at or known[1]  # its last word may come after its end
+            elif _goes_before(known[1], place):
                 continue
             self._values[name] = worker, place, value
+
+    def _tell_full(self, name: str) -> None:
+        if not self._is_told_full:
+            self._is_told_full = True
+            self._warn(f"figures of more than {MOST_NAMES} names are reported: {name!r} and other new ones are dropped")
 
     @property
     def figures(self) -> Figures:

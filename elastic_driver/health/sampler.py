@@ -65,7 +65,7 @@ class Sampler:
     def __init__(self, table: VitalsTable, now: float) -> None:
         self._table = table
         self._rates: dict[WorkerId, _Rates] = {}
-        self._last = now, table.steps
+        self._last = self._passed_s(now), table.steps
 
     def take(
         self,
@@ -105,13 +105,17 @@ class Sampler:
         )
 
     def _steps_per_s(self, now: float, members: Collection[WorkerId]) -> float | None:
-        steps = self._table.steps
-        (since, before), self._last = self._last, (now, steps)
+        steps, passed_s = self._table.steps, self._passed_s(now)
+        (since, before), self._last = self._last, (passed_s, steps)
         if not steps:
             return None
-        if now - since < _LEAST_S:
+        if passed_s - since < _LEAST_S:
             return self._table.steps_per_s(now, members)
-        return max(0, steps - before) / (now - since)
+        return max(0, steps - before) / (passed_s - since)
+
+    def _passed_s(self, now: float) -> float:
+        """With what the job's clock did not count, as the driver stood still: the workers went on then."""
+        return now + self._table.known_lost_s
 
 
 def _since(before: _Rates | None, vitals: Vitals, age_s: float) -> _Rates:

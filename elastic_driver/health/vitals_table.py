@@ -67,10 +67,11 @@ class VitalsTable:
 
     Attributes:
         steps: that the job has done so far, those that were done again included.
+        known_lost_s: for how long the job's clock had stood still when that was counted.
     """
 
     def __init__(self) -> None:
-        self._known_lost_s = 0.0
+        self.known_lost_s = 0.0
         self._before: dict[WorkerId, Vitals] = {}  # the last looks before the driver stood still
         self._entries: dict[WorkerId, _Entry] = {}
         # Of processes that are no more.
@@ -116,9 +117,9 @@ class VitalsTable:
         Returns:
             Whether that is later than the last look at the worker. One that is not is dropped.
         """
-        if lost_s - self._known_lost_s >= _STANDSTILL_S:
+        if lost_s - self.known_lost_s >= _STANDSTILL_S:
             self._before = dict(self)
-        self._known_lost_s = lost_s
+        self.known_lost_s = lost_s
         entry = self._entries.get(worker)
         if entry is None:
             entry = self._entries[worker] = _Entry(vitals, now)
@@ -170,7 +171,7 @@ class VitalsTable:
 
     def went_on(self, round_id: int, *, lost_s: float) -> bool | None:
         """Whether the workers went on in a round while the driver last stood still; None where nobody knows."""
-        if lost_s - self._known_lost_s >= _STANDSTILL_S:
+        if lost_s - self.known_lost_s >= _STANDSTILL_S:
             return None  # nothing has come since
         heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
         if not heard:

@@ -87,7 +87,7 @@ class Job:
         self.error: Exception | None = None
         self.later: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.tasks = Tasks()
-        self.figures = FigureBook({}.get)
+        self.figures = FigureBook({}.get, list[str]().append)
         routes = (
             Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
             Route("GET", "status", ALL, lambda _: {"phase": "running"}),

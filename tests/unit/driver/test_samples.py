@@ -32,7 +32,7 @@ class Job:
         self.samples = Samples(
             SimpleNamespace(state=state, is_over=False),  # type: ignore[arg-type]
             health=SimpleNamespace(table=self.table),  # type: ignore[arg-type]
-            figures=FigureBook({}.get),
+            figures=FigureBook({}.get, list[str]().append),
             chronicle=SimpleNamespace(found=self.sampled),  # type: ignore[arg-type]
             clock=lambda: self.now,
             curves=self.curves,

@@ -20,8 +20,13 @@ def places() -> dict[WorkerId, tuple[int, int]]:
 
 
 @pytest.fixture
-def book(places: dict[WorkerId, tuple[int, int]]) -> FigureBook:
-    return FigureBook(places.get)
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def book(places: dict[WorkerId, tuple[int, int]], warnings: list[str]) -> FigureBook:
+    return FigureBook(places.get, warnings.append)
 
 
 def test_the_lowest_rank_that_reports_a_name_has_the_word(book: FigureBook) -> None:
@@ -64,6 +69,16 @@ def test_whoever_ends_later_does_not_have_the_last_word(
     assert book.figures == {"loss": 3.0}
 
 
+def test_a_last_word_after_the_end_counts_as_much_as_those_before(
+    book: FigureBook, places: dict[WorkerId, tuple[int, int]]
+) -> None:
+    book.take(ONE, {"loss": 1.0})
+    del places[ONE]
+    book.take(ONE, {"loss": 0.5})
+    book.take(TWO, {"loss": 2.0})
+    assert book.figures == {"loss": 0.5}
+
+
 def test_of_workers_without_ranks_the_newest_counts(book: FigureBook, places: dict[WorkerId, tuple[int, int]]) -> None:
     places.clear()
     book.take(ONE, {"loss": 1.0})
@@ -71,12 +86,13 @@ def test_of_workers_without_ranks_the_newest_counts(book: FigureBook, places: di
     assert book.figures == {"loss": 3.0}
 
 
-def test_there_are_only_so_many_and_none_without_a_proper_name(book: FigureBook) -> None:
+def test_there_are_only_so_many_and_none_without_a_proper_name(book: FigureBook, warnings: list[str]) -> None:
     book.take(ONE, {"\n": 1.0, "x" * 1000: 1.0})
-    assert book.figures == {}
+    assert (book.figures, warnings) == ({}, [])
     for index in range(2 * MOST_NAMES):
         book.take(ONE, {str(index): float(index)})
     assert len(book.figures) == MOST_NAMES
+    assert warnings == ["figures of more than 64 names are reported: '64' and other new ones are dropped"]
 
 
 def test_gpus_are_those_of_all_hosts(book: FigureBook) -> None:

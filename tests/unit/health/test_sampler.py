@@ -95,6 +95,19 @@ def test_workers_that_say_nothing_of_themselves_have_no_steps_and_no_waits(job: 
     assert (sample.steps_per_s, sample.waiting, sample.cpu) == (None, None, pytest.approx(1.0))
 
 
+def test_steps_of_a_standstill_of_the_driver_are_of_all_that_time(job: Job) -> None:
+    """The job's clock does not count it."""
+    job.look(ONE, 1.0, steps=0)
+    job.now = 10.0
+    job.look(ONE, 11.0, steps=100)
+    job.sample()
+    job.now = 20.0  # and 40 s more, of which nothing is known before somebody is looked at
+    assert job.sample().steps_per_s == 0
+    job.table.take(ONE, Vitals(71.0, 7, round_id=1, pulse_s=0.1, steps=700), job.now, lost_s=40.0)
+    job.now = 30.0
+    assert job.sample().steps_per_s == pytest.approx(12.0)
+
+
 def test_samples_close_to_each_other_have_the_rate_of_the_last_seconds(job: Job) -> None:
     """Else one of two steps in three seconds would go up and down all the while."""
     for second in range(12):
