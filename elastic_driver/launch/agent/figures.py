@@ -25,10 +25,12 @@ from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD, FIG
 from elastic_driver.system.kernel import memory_file
 
 _LOOK_S = 1.0
-# Of one worker, at a look: some thousands of lines, a few milliseconds. Of more the oldest are not read.
+# Of one worker, at a look: some thousands of lines, 8 to 26 milliseconds. Of more the oldest are not read.
 MOST_READ = 64 << 10
 _PAGE = mmap.PAGESIZE
 _FREED_AT = 64 << 10
+# Files may only be so long here (ulimit -f): one of this length begins anew when all of it is read.
+_ANEW_AT = 256 << 10
 # Out of the way of scripts that use descriptors by number, as system/tether.py has it.
 _FROM = 100
 _SHOWN = 80
@@ -56,6 +58,7 @@ class FiguresFile:
         self.values: dict[str, float | None] = {}
         self.trouble = ""
         self._read_to = self._freed_to = 0
+        self._changed_ns = 0  # when the file was changed, as far as it was read
         self._news: dict[str, float | None] = {}
 
     @property
@@ -86,16 +89,17 @@ class FiguresFile:
         if self.descriptor < 0:
             return
         with contextlib.suppress(OSError):
-            size = os.fstat(self.descriptor).st_size
-            if size == self._read_to:
+            now = os.fstat(self.descriptor)
+            size = now.st_size
+            if size == self._read_to and now.st_mtime_ns == self._changed_ns:
                 return
-            if size < self._read_to:  # somebody has opened it as "w"
+            if size <= self._read_to:  # somebody has opened it as "w"
                 self._read_to = self._freed_to = 0
             begin = max(self._read_to, size - MOST_READ)
             data = os.pread(self.descriptor, size - begin, begin)
             lines = data.split(b"\n")
             rest = lines.pop()
-            if begin > self._read_to and lines:
+            if begin > self._read_to and lines and not data.startswith(b"\0"):
                 del lines[0]  # a part of one
             if (to_its_end or len(rest) > MOST_LINE) and rest:
                 lines.append(rest)
@@ -104,6 +108,7 @@ class FiguresFile:
                 self._take(line)
             self._read_to = begin + len(data) - len(rest)
             self._free()
+            self._changed_ns = os.fstat(self.descriptor).st_mtime_ns
 
     def _take(self, line: bytes) -> None:
         line = line.strip(b"\0 \r")  # NUL: what was read before somebody had opened it as "w", and wrote on
@@ -120,7 +125,11 @@ class FiguresFile:
             self.trouble = self.trouble or f"{line[:_SHOWN].decode('utf-8', 'replace')!r}: {error}"
 
     def _free(self) -> None:
-        """Gives what was read back to the system. The file's size stays: writers append behind it."""
+        """Gives what was read back to the system. The file's size stays as a rule: writers append behind it."""
+        if self._read_to >= _ANEW_AT and self._read_to == os.fstat(self.descriptor).st_size:
+            os.ftruncate(self.descriptor, 0)  # a line that comes at this very moment is lost
+            self._read_to = self._freed_to = 0
+            return
         end = self._read_to // _PAGE * _PAGE
         if end - self._freed_to < _FREED_AT:
             return

@@ -94,14 +94,30 @@ def test_an_endless_line_is_no_figure_and_ends_nowhere_else(file: FiguresFile) -
 
 def test_the_path_does_what_the_descriptor_does_even_where_it_is_opened_anew(file: FiguresFile) -> None:
     path = file.environment[ENV_REPORT]
-    for mode, value in (("a", 1.5), ("w", 2), ("a", 3), ("w", 4)):
-        with open(path, mode) as opened:
-            opened.write(json.dumps({"loss": value}) + "\n")
+    for mode, value in (("a", 1.5), ("w", 2), ("a", 3), ("w", 4), ("w", 5), ("w", 6)):
+        before = os.fstat(file.descriptor).st_mtime_ns
+        while os.fstat(file.descriptor).st_mtime_ns == before:  # the clock of files has ticks, unlike looks
+            with open(path, mode) as opened:
+                opened.write(json.dumps({"loss": value}) + "\n")
         file.read()
         assert file.news() == {"loss": value}
-    write(file, b'{"loss": 5}\n')
+    write(file, b'{"loss": 7}\n')
     file.read()
-    assert (file.news(), file.trouble) == ({"loss": 5.0}, "")
+    assert (file.news(), file.trouble) == ({"loss": 7.0}, "")
+
+
+@pytest.mark.parametrize("mode", ["a", "w"])
+def test_the_file_does_not_grow_for_ever(file: FiguresFile, mode: str) -> None:
+    """Some sites limit how long files may be. One that was opened with "w" is written on where it was."""
+    shortest = 1 << 30
+    with open(file.environment[ENV_REPORT], mode) as opened:
+        for number in range(100):
+            os.write(opened.fileno(), b'{"step": %d, "pad": %s7}\n' % (number, 8_000 * b" "))
+            file.read()
+            assert (file.news()["step"], file.trouble) == (number, "")
+            shortest = min(shortest, os.fstat(file.descriptor).st_size) if number > 50 else shortest
+    assert shortest == 0
+    assert os.fstat(file.descriptor).st_blocks * 512 <= 256 << 10
 
 
 def test_a_file_that_is_closed_says_nothing(file: FiguresFile) -> None:
