@@ -22,6 +22,7 @@ from elastic_driver.rendezvous.agent_messages import (
     FiguresSeen,
     GpusSeen,
     Heard,
+    NoFigures,
     NoticeSet,
     OnDisc,
     Put,
@@ -152,6 +153,8 @@ class AgentRequests:
             case FiguresSeen(reported):
                 for key, figures in reported.items():
                     self._figures.take(self._own(link, key), figures)
+            case NoFigures(key, why):
+                self._figures.refuse(self._own(link, key), why)
             case GpusSeen(look):
                 self._figures.see_gpus(link.facts.host, look)
             case OnDisc(key, disc):

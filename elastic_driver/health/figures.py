@@ -19,13 +19,13 @@ class FigureBook:
 
     Args:
         place_of: the present round of a worker, and its rank there; None for one that is in none, or is no more.
-        warn: tells the user that names are dropped; called once.
+        warn: tells the user what is dropped.
     """
 
     def __init__(self, place_of: Callable[[WorkerId], tuple[int, int] | None], warn: Callable[[str], None]) -> None:
         self._place_of = place_of
         self._warn = warn
-        self._is_told_full = False
+        self._is_told_full = self._has_refused = False
         # By name: who has reported it, in which round, as which rank, and what.
         self._values: dict[str, tuple[WorkerId, tuple[int, int], float | None]] = {}
         self._gpus: dict[str, GpuLook] = {}
@@ -46,6 +46,12 @@ class FigureBook:
             elif _goes_before(known[1], place):
                 continue
             self._values[name] = worker, place, value
+
+    def refuse(self, worker: WorkerId, why: str) -> None:
+        """A worker has reported what is no figure. That is told once: all run the same script."""
+        if not self._has_refused:
+            self._has_refused = True
+            self._warn(f"worker {worker} has reported what is no figure, which is dropped: {why}")
 
     def _tell_full(self, name: str) -> None:
         if not self._is_told_full:

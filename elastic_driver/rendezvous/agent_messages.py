@@ -32,7 +32,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.vitals import Vitals
 from elastic_driver.words import NO_BARS
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Version of the messages and of the frames. Both ends must have the same: no message is read across versions, and a
 change of any message is a change of this number. Only the first two words outlast it: a Hello has its protocol and
 version, by which it is refused, and a Refused says why."""
@@ -825,6 +825,14 @@ class FiguresSeen(Said, name="figures"):
     """What trainings have reported of themselves, by worker and name: what is new. null: NaN, or infinite."""
 
     workers: dict[str, Annotated[dict[str, float | None], Within(0, MOST_NAMES)]]
+
+
+@dataclass(frozen=True)
+class NoFigures(Said, name="no_figures", lasts=True):
+    """A worker has reported what is no figure: said of one of a host."""
+
+    worker: str
+    why: str
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from elastic_driver.figures import MOST_LINE, MOST_NAMES, GpuLook, figures_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.gpus import GpuWatch
-from elastic_driver.rendezvous.agent_messages import FiguresSeen, GpusSeen, Said, Warning
+from elastic_driver.rendezvous.agent_messages import FiguresSeen, GpusSeen, NoFigures, Said
 from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD, FIGURES_FILE
 from elastic_driver.system.kernel import memory_file
 
@@ -216,7 +216,7 @@ class HostFigures:
         """Tells of what is no figure, once: all workers run the same script."""
         if file.trouble and not self._has_warned:
             self._has_warned = True
-            self._send(Warning(f"worker {worker} has reported what is no figure, which is dropped: {file.trouble}"))
+            self._send(NoFigures(worker.key, file.trouble))
 
 
 def _high(descriptor: int) -> int:

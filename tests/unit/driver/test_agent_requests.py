@@ -22,6 +22,7 @@ from elastic_driver.rendezvous.agent_messages import (
     FiguresSeen,
     GpusSeen,
     Heard,
+    NoFigures,
     NoticeSet,
     OnDisc,
     Put,
@@ -219,6 +220,7 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
         Ask(1, "nobody", "status", [], b""),
         VitalsSeen({B.key: Vitals(1.0, 2)}),
         FiguresSeen({B.key: {"loss": 1.0}}),
+        NoFigures(B.key, "x"),
     ],
     ids=lambda message: message.name,
 )

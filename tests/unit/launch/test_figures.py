@@ -13,7 +13,7 @@ from elastic_driver.figures import MOST_NAMES
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import figures as agent_figures
 from elastic_driver.launch.agent.figures import MOST_READ, FiguresFile, HostFigures
-from elastic_driver.rendezvous.agent_messages import FiguresSeen, Said, Warning
+from elastic_driver.rendezvous.agent_messages import FiguresSeen, NoFigures, Said
 from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD
 
 pytestmark = pytest.mark.unit
@@ -178,9 +178,10 @@ def test_rubbish_of_many_workers_is_told_once() -> None:
         for index in range(3):
             os.write(host.start(WorkerId("a", index, 0)), b"hello\n")
         host.figures.look()
-        [warning] = host.told
-        assert isinstance(warning, Warning)
-        assert "has reported what is no figure, which is dropped: 'hello': " in warning.text
+        [told] = host.told
+        assert isinstance(told, NoFigures)
+        assert told.worker == ONE.key
+        assert told.why.startswith("'hello': ")
         host.figures.close()
 
     asyncio.run(run())
