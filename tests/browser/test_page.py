@@ -261,6 +261,17 @@ def test_axe_finds_nothing_wrong_with_it(
         assert violations(browser) == []
 
 
+def test_text_in_pictures_that_can_hardly_be_read_is_found(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    enter(browser, running, job)
+    until(browser, "the timeline", lambda: browser.find_elements("css selector", "#chart .round"))
+    assert violations(browser) == []
+    for name in ("text", ".label"):
+        sheet = f"const sheet = new CSSStyleSheet(); sheet.replaceSync('#chart {name} {{ fill: #888 !important; }}');"
+        browser.execute_script(f"{sheet} document.adoptedStyleSheets = [sheet];")
+        assert any("in a picture" in each for each in violations(browser)), name
+
+
 def test_a_job_that_has_failed_keeps_what_there_is_to_say_of_it(browser: Any, tmp_path: Path) -> None:
     """The driver ends with the job, and nobody can be asked any more."""
 
