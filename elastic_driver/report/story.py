@@ -155,7 +155,7 @@ class Story:
         """In words, that its log was cut; "" where it was not."""
         if self.cut_at is None:
             return ""
-        return "the log had grown too large: what happened from there on is not in it, but for the job's end"
+        return "the log had grown too large: what happened from there on is not in it, but for its goodput and its end"
 
 
 class Reader:

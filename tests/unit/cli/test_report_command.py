@@ -58,6 +58,17 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_log_that_was_cut_is_said_to_be(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    cut = {"event": "log_cut", "size_bytes": 1000, "time": 1.7e9, "at_s": 10.5}
+    booked = {"event": "goodput", "seconds": {"training": 16.0}, "wall_s": 20.0, "time": 1.7e9, "at_s": 20.5}
+    log.write_text("".join([*lines[:-1], json.dumps(cut) + "\n", json.dumps(booked) + "\n", lines[-1]]))
+    assert main(["report", str(log)]) == 0
+    goodput, note = capsys.readouterr().out.splitlines()[-2:]
+    assert goodput == "goodput 80.0 %: training 16.0 s, unexplained 0.0 s"
+    assert note.startswith("from 0:10 on: the log had grown too large")
+
+
 def test_the_version_is_told_where_the_log_has_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(log)]) == 0
     assert capsys.readouterr().out.startswith("job feedface, ")
