@@ -30,7 +30,7 @@ class Parts:
     def __init__(self) -> None:
         self.table = VitalsTable()
         self.progress = Progress()
-        self.figures = FigureBook({}.get)
+        self.figures = FigureBook({}.get, list[str]().append)
         self.says = ""
         self.pids: Mapping[WorkerId, int] = {}
         self.booked: Booked | None = None

@@ -246,7 +246,9 @@ def test_what_is_reported_last_is_told_at_the_end() -> None:
     file.close()
 
 
-def test_an_array_that_is_not_ready_is_told_later(reporter: Any, file: FiguresFile) -> None:
+def test_an_array_that_is_not_ready_is_told_later(
+    reporter: Any, file: FiguresFile, caplog: pytest.LogCaptureFixture
+) -> None:
     class Array:
         shape, dtype, device = (), "float32", object()
 
@@ -262,6 +264,7 @@ def test_an_array_that_is_not_ready_is_told_later(reporter: Any, file: FiguresFi
     assert told(reporter, file) == {}
     is_ready = True
     assert told(reporter, file) == {"loss": 0.5}
+    assert caplog.records == []
 
 
 class Device:
