@@ -36,16 +36,20 @@ const around = (node, x, y) => {
   const box = node.getBoundingClientRect();
   return box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
 };
-const behind = (text, x, y) => {
-  const bars = [...text.ownerSVGElement.querySelectorAll("rect")].filter(bar => around(bar, x, y)
-    && text.compareDocumentPosition(bar) & Node.DOCUMENT_POSITION_PRECEDING && opaque(getComputedStyle(bar).fill));
-  if (bars.length) return opaque(getComputedStyle(bars.at(-1)).fill);
+const ground = text => {
   for (let node = text.closest("svg").parentElement; node; node = node.parentElement) {
     const found = opaque(getComputedStyle(node).backgroundColor);
     if (found) return found;
   }
   return [255, 255, 255];
 };
+// All that is painted there before the text, one over the other: bands shine through.
+const behind = (text, x, y) => [...text.ownerSVGElement.querySelectorAll("rect")]
+  .filter(bar => around(bar, x, y) && text.compareDocumentPosition(bar) & Node.DOCUMENT_POSITION_PRECEDING)
+  .reduce((under, bar) => {
+    const style = getComputedStyle(bar), colour = opaque(style.fill);
+    return colour ? under.map((v, i) => v + (colour[i] - v) * style.opacity * style.fillOpacity) : under;
+  }, ground(text));
 const found = [];
 for (const text of document.querySelectorAll("svg text")) {
   if (!text.textContent.trim() || !text.getClientRects().length) continue;
