@@ -7,12 +7,9 @@ import time
 from collections.abc import Sequence
 
 from elastic_driver.errors import SettingsError, in_words
-from elastic_driver.report.history_folder import KeptJob, NoHistoryError, history_folder, kept_jobs
+from elastic_driver.report.history_folder import SHORT_ID, KeptJob, NoHistoryError, history_folder, kept_jobs
 from elastic_driver.report.lengths import length
 from elastic_driver.words import ExitCode
-
-SHORT_ID = 8
-"""So much of a job's id will do for people."""
 
 
 def all_kept() -> list[KeptJob]:

@@ -12,13 +12,13 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic_driver.cli.kept import SHORT_ID, ended_job, ending_of
+from elastic_driver.cli.kept import ended_job, ending_of
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import Target, add_driver_flags, ask, left_behind, target_of
 from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.rendezvous.job_files import put_page, running_jobs
 from elastic_driver.rendezvous.messages import PageRequest
-from elastic_driver.report.history_folder import PAGE, SHOWN, KeptJob
+from elastic_driver.report.history_folder import PAGE, SHORT_ID, SHOWN, KeptJob
 from elastic_driver.report.printable import one_line
 from elastic_driver.system.safe_files import open_inside, put_named
 

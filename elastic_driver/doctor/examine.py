@@ -29,7 +29,7 @@ from elastic_driver.doctor.facts import UNLIMITED, Disc, HostFacts
 from elastic_driver.errors import in_words
 from elastic_driver.report.printable import without_home
 from elastic_driver.system.cgroups import memory_left, memory_limit
-from elastic_driver.system.kernel import memory_file, pidfd_open
+from elastic_driver.system.kernel import has_pidfds, memory_file
 from elastic_driver.version import __version__
 from elastic_driver.worker.engine.native_loader import load
 
@@ -210,9 +210,7 @@ def _file_system(folder: Path) -> str:
 def _lacks() -> list[str]:
     """What this project uses, and is not to be had here: what comes of it, one line each."""
     found = []
-    try:
-        os.close(pidfd_open(os.getpid()))
-    except OSError:
+    if not has_pidfds():
         found.append("pidfd_open is not allowed: that a process has ended is seen later")
     try:
         os.close(memory_file("doctor"))

@@ -136,8 +136,7 @@ def build(
 
     def forget(worker: WorkerId) -> None:
         rounds.gone(worker)
-        last = health.table.entry(worker, clock())
-        if page is not None and last is not None:
+        if page is not None and (last := health.table.entry(worker, clock())) is not None:
             page.seen_last(worker, last)
         health.gone(worker)
 

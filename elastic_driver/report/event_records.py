@@ -198,7 +198,7 @@ def _of_suspicion(one: WorkerSuspected) -> Record:
         still_s=round(one.still_s, 4),
         limit_s=round(one.limit_s, 4),
         limit=one.limit,
-        ends_s=None if one.ends_s is None else round(one.ends_s, 4),
+        ends_s=_short(one.ends_s),
         more=one.more,
         spared=one.spared,
     )
@@ -218,8 +218,8 @@ def _of_sample(one: Sampled) -> Record:
     )
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _short(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _of_straggler(one: StragglerFound) -> Record:
@@ -265,7 +265,7 @@ def _of_round(formed: RoundFormed) -> Record:
         sync=formed.sync,
         backend=formed.backend,
         formed_in_s=round(formed.formed_in_s, 4),
-        lost_s=None if formed.lost_s is None else round(formed.lost_s, 6),
-        since_commit_s=None if formed.since_commit_s is None else round(formed.since_commit_s, 6),
+        lost_s=_short(formed.lost_s, 6),
+        since_commit_s=_short(formed.since_commit_s, 6),
         members=[{"rank": member.rank, "worker": member.worker.key, "pid": member.pid} for member in formed.members],
     )

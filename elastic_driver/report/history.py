@@ -39,6 +39,7 @@ from elastic_driver.report.happenings import (
 from elastic_driver.report.history_folder import (
     FACTS,
     PAGE,
+    SHORT_ID,
     Facts,
     NoHistoryError,
     make_history_folder,
@@ -62,7 +63,6 @@ _FLUSH_S = 1.5
 _PAGE_S, _SOON_S, _PAGE_COSTS = 60.0, 5.0, 40
 # Of a job of one round that was over before, the terminal has said all there is.
 _LONG_S = 60.0
-_SHORT_ID = 8
 _START = "job_started"
 # What is written of a job whose log has grown too large: less than half a megabyte a day.
 _LAST_EVENTS = ("goodput", "first_failure", "job_ended")
@@ -167,7 +167,7 @@ class History(EventWriter):
             return ""
         if self._rounds < 2 and facts.ended - facts.began < _LONG_S:
             return ""
-        name = facts.job_id[:_SHORT_ID]
+        name = facts.job_id[:SHORT_ID]
         page = "" if self.page is None else f"elasticrun page {name}, "
         return f"to see this job again: {page}elasticrun report {name}"
 

@@ -30,6 +30,8 @@ EVENTS, PAGE, FACTS = "events.jsonl", "page.json", "job.json"
 SHOWN = "page.html"
 """And the page that was made of these for somebody who looked."""
 MOST_JOBS, MOST_BYTES = 50, 100 << 20
+SHORT_ID = 8
+"""So much of a job's id will do for people."""
 
 _VERSION = 1
 _LOCK = ".tidying"

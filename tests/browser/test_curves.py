@@ -66,6 +66,14 @@ def move_to(browser: Any, share: float, kind: str) -> None:
     browser.execute_script(script, share, kind)
 
 
+def show_curves(browser: Any, service: tuple[Service, ShownJob], seconds: int = 120) -> None:
+    """Opens the page of a job with points of so long."""
+    running, job = service
+    running.call(lambda: record(job, seconds))
+    enter(browser, running, job)
+    until(browser, "the curves", lambda: len(panels(browser)) == 5)
+
+
 def test_each_series_has_a_curve_with_a_gap_where_nobody_knew(browser: Any, service: tuple[Service, ShownJob]) -> None:
     running, job = service
     running.call(lambda: record(job))
@@ -88,9 +96,7 @@ def test_points_come_one_by_one_and_a_figure_that_is_new_has_none_before(
     browser: Any, service: tuple[Service, ShownJob]
 ) -> None:
     running, job = service
-    running.call(lambda: record(job))
-    enter(browser, running, job)
-    until(browser, "the curves", lambda: len(panels(browser)) == 5)
+    show_curves(browser, service)
     running.call(lambda: job.curves.add(job.clock(), Sampled(steps_per_s=33.0, figures={"accuracy": 0.875})))
     until(browser, "the new figure", lambda: len(panels(browser)) == 6)
     assert panels(browser)[0] == "Steps/s a second 33"
@@ -105,10 +111,7 @@ def test_the_cross_is_moved_by_mouse_touch_and_keys_and_read_aloud(
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
-    running, job = service
-    running.call(lambda: record(job))
-    enter(browser, running, job)
-    until(browser, "the curves", lambda: len(panels(browser)) == 5)
+    show_curves(browser, service)
     assert text(browser, "#cross-time") == "now"
     assert (hairs(browser), spoken(browser).startswith("now: Steps/s ")) == (0, True)
 
@@ -137,10 +140,7 @@ def test_the_cross_is_moved_by_mouse_touch_and_keys_and_read_aloud(
 
 
 def test_curves_have_the_span_of_the_timeline(browser: Any, service: tuple[Service, ShownJob]) -> None:
-    running, job = service
-    running.call(lambda: record(job, 400))
-    enter(browser, running, job)
-    until(browser, "the curves", lambda: len(panels(browser)) == 5)
+    show_curves(browser, service, 400)
     shown = "return view.last - view.first + 1"
     assert browser.execute_script(shown) == 200
     browser.find_element("css selector", "#spans [data-s='60']").click()
@@ -154,10 +154,7 @@ def test_each_word_is_explained_by_hovering_focus_and_touch_and_nothing_moves(
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
-    running, job = service
-    running.call(lambda: record(job))
-    enter(browser, running, job)
-    until(browser, "the curves", lambda: len(panels(browser)) == 5)
+    show_curves(browser, service)
     words = browser.find_elements("css selector", "button.word")
     told = {word.text: browser.find_element("id", word.get_attribute("aria-describedby")) for word in words}
     headings = {"Workers", "Goodput", "Resets", "Timeline", "Curves", "Phase", "Waits", "Story", "loss", "done again"}

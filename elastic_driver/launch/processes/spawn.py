@@ -160,7 +160,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given
         tied = tether.ends()
         childs_ends.callback(tied.close)
         with _spawning:
-            _inherit_only({*tied.descriptors(), *reports_to(env)})
+            _inherit_only({*tied.descriptors(), *_reports_to(env)})
             popen = subprocess.Popen(
                 command,
                 # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold
@@ -185,7 +185,7 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether, given
         return Spawned(popen, leader, pipes)
 
 
-def reports_to(env: Mapping[str, str]) -> Collection[int]:
+def _reports_to(env: Mapping[str, str]) -> Collection[int]:
     """The descriptor of this process's that a process with this environment is told to report to, if any."""
     number = env.get(ENV_REPORT_FD, "")
     return (int(number),) if number.isascii() and number.isdecimal() else ()

@@ -248,7 +248,7 @@ def _number(name: str, value: Any) -> float | _Later:
             size = -1
         if size != 1:
             raise ValueError(f"cannot report {name!r}: an array of shape {shape} is no figure")
-        if hasattr(value, "device") and not isinstance(getattr(value, "device", None), str | None):
+        if hasattr(value, "device") and not isinstance(value.device, str | None):
             # JAX: it may be on a GPU, and does not change.
             is_ready = getattr(value, "is_ready", None)
             return lambda: _float(value) if is_ready is None or is_ready() else None
