@@ -76,12 +76,15 @@ class RouteRequest:
         path: what the stars of the route's path stand for; all parts of the path for ANY_PATH.
         query: the query's parameters.
         body: as it came.
+        has_hung_up: whether the peer's connection has been closed from its side; what an answer would take from a
+            queue is for somebody else then.
     """
 
     identity: Identity
     path: tuple[str, ...]
     query: Mapping[str, str]
     body: bytes
+    has_hung_up: Callable[[], bool] = lambda: False
 
     def wait_s(self, default: float) -> float:
         """How long the peer is ready to wait for the answer, seconds.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
+import select
 import termios
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -96,6 +97,10 @@ class Guest(ABC, asyncio.BaseProtocol):
         """See :func:`has_unread`."""
         return has_unread(self._transport)
 
+    def has_hung_up(self) -> bool:
+        """See :func:`has_hung_up`."""
+        return has_hung_up(self._transport)
+
     @property
     def waits_for_its_turn(self) -> bool:
         """Whether it is not the peer that is slow."""
@@ -141,6 +146,16 @@ def has_unread(transport: asyncio.BaseTransport | None) -> bool:
     count = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, count)
     return count[0] > 0
+
+
+def has_hung_up(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether the peer has closed the connection, even if the loop has not come to read that yet."""
+    descriptor = _descriptor_of(transport)
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _descriptor_of(transport: asyncio.BaseTransport | None) -> int:

@@ -211,7 +211,8 @@ class RendezvousServer:
         if route is None or connection.identity.role not in route.roles:
             connection.reply(*_refused(connection.identity, method, path, [*routes.values()]))
             return
-        request = RouteRequest(connection.identity, words, dict(parse_qsl(raw_query)) if raw_query else {}, body)
+        query = dict(parse_qsl(raw_query)) if raw_query else {}
+        request = RouteRequest(connection.identity, words, query, body, connection.has_hung_up)
         wait_s = min(request.wait_s(self.limits.poll_s), self.limits.poll_s) if route.is_polled else None
         self._reply(connection, route.answer(request), wait_s)
 

@@ -25,10 +25,11 @@ Answer = tuple[int, bytes]
 class _Waiter:
     """A request whose keys are not all there."""
 
-    __slots__ = ("answer", "lacking", "request", "timer")
+    __slots__ = ("answer", "has_hung_up", "lacking", "request", "timer")
 
-    def __init__(self, request: StoreRequest, answer: asyncio.Future[Answer]) -> None:
+    def __init__(self, request: StoreRequest, has_hung_up: Callable[[], bool], answer: asyncio.Future[Answer]) -> None:
         self.request = request
+        self.has_hung_up = has_hung_up
         self.answer = answer
         self.lacking: set[bytes] = set()
         self.timer: Timer | None = None
@@ -85,11 +86,11 @@ class StoreRoute:
         if answered is not None:
             return self._sized(request, answered)
         lacking = values.lacks(request)
-        if not lacking:
+        if not lacking and not _is_too_late(request, asked.has_hung_up):
             return self._carry_out(request)
-        if request.wait_s <= 0:
+        if not lacking or request.wait_s <= 0:
             return 204, b""
-        return self._park(request, lacking)
+        return self._park(request, asked.has_hung_up, lacking)
 
     def _carry_out(self, request: StoreRequest) -> Answer:
         reply, changed = self._values.carry_out(request)
@@ -108,9 +109,9 @@ class StoreRoute:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def _park(self, request: StoreRequest, lacking: list[bytes]) -> Awaitable[Answer]:
+    def _park(self, request: StoreRequest, has_hung_up: Callable[[], bool], lacking: list[bytes]) -> Awaitable[Answer]:
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(request, loop.create_future())
+        waiter = _Waiter(request, has_hung_up, loop.create_future())
         if request.op is StoreOp.POP and request.client:
             # Its connection was cut, and nobody has told this end: what comes is for the one that asks now.
             older = self._popping.get((request.client, request.number))
@@ -141,6 +142,9 @@ class StoreRoute:
                     self._wait_for(waiter, lacking)
                     continue
                 self._drop(waiter)
+                if _is_too_late(waiter.request, waiter.has_hung_up):
+                    self._end(waiter, (204, b""))
+                    continue
                 try:
                     answer = self._carry_out(waiter.request)
                 except RendezvousProtocolError as error:  # that one's alone, and not of who has set the key
@@ -170,3 +174,8 @@ class StoreRoute:
         name = (waiter.request.client, waiter.request.number)
         if self._popping.get(name) is waiter:
             del self._popping[name]
+
+
+def _is_too_late(request: StoreRequest, has_hung_up: Callable[[], bool]) -> bool:
+    """Whether the request would take something, and nobody is left to whom it could be given."""
+    return request.op is StoreOp.POP and has_hung_up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -25,14 +25,20 @@ class Route:
         self.number = 0
 
     def ask(
-        self, op: StoreOp, *parts: bytes, wait_s: float = 60.0, number: int | None = None, client: int = 1
+        self,
+        op: StoreOp,
+        *parts: bytes,
+        wait_s: float = 60.0,
+        number: int | None = None,
+        client: int = 1,
+        has_hung_up: Callable[[], bool] = lambda: False,
     ) -> Answer | Awaitable[Answer]:
         if number is None:
             self.number = number = self.number + 1
         request = StoreRequest(op, "s", parts, wait_s, 0, client, number)
-        return self.route.answer(RouteRequest(Identity(Role.MEMBER), (), {}, request.to_bytes()))
+        return self.route.answer(RouteRequest(Identity(Role.MEMBER), (), {}, request.to_bytes(), has_hung_up))
 
-    def park(self, op: StoreOp, *parts: bytes, **options: int) -> asyncio.Future[Answer]:
+    def park(self, op: StoreOp, *parts: bytes, **options: object) -> asyncio.Future[Answer]:
         answer = self.ask(op, *parts, **options)  # type: ignore[arg-type]
         assert isinstance(answer, asyncio.Future)
         return answer
@@ -100,6 +106,25 @@ def test_one_that_is_gone_takes_nothing() -> None:
         await asyncio.sleep(0)
         assert parts(route.ask(StoreOp.POP, b"q")) == [b"1"]
         assert route.route.parked == 0
+
+    asyncio.run(main())
+
+
+def test_one_that_has_hung_up_takes_nothing_though_the_loop_has_not_come_to_that() -> None:
+    async def main() -> None:
+        route = Route()
+        gone: list[int] = []
+        waits = route.park(StoreOp.POP, b"q", has_hung_up=lambda: bool(gone))
+        looks = route.park(StoreOp.GET, b"k", has_hung_up=lambda: True)
+        gone.append(1)
+        route.ask(StoreOp.PUSH, b"q", b"1")
+        assert waits.result() == (204, b"")
+        assert route.ask(StoreOp.POP, b"q", has_hung_up=lambda: True) == (204, b""), "a request that is read late"
+        assert parts(route.ask(StoreOp.POP, b"q")) == [b"1"]
+        route.ask(StoreOp.SET, b"k", b"v")
+        assert parts(looks.result()) == [b"v"], "that takes nothing from anybody"
+        await asyncio.sleep(0)
+        assert (route.route.parked, route.route._waiting) == (0, {})
 
     asyncio.run(main())
 

@@ -19,7 +19,7 @@ import pytest
 
 from elastic_driver.rendezvous.certificate import Certificate, client_context, server_context
 from elastic_driver.rendezvous.server.connection import Connection
-from elastic_driver.rendezvous.server.guest import ServerLimits, has_unread
+from elastic_driver.rendezvous.server.guest import ServerLimits, has_hung_up, has_unread
 from elastic_driver.rendezvous.tls import TlsLayer, TlsTransport, Turns
 from tests.support.fakes.virtual_loop import VirtualLoop, run_virtually
 from tests.support.network.tls_client import TlsClient
@@ -495,6 +495,20 @@ async def test_who_does_not_read_is_not_shielded_by_what_nobody_reads_of_it() ->
         assert not has_unread(end.layer.transport)
         end.wire.drain()
         assert has_unread(end.layer.transport)
+
+
+@looping
+async def test_one_that_has_hung_up_is_known_by_that_before_all_it_sent_is_read() -> None:
+    end = End()
+    near, far = socket.socketpair()
+    with near, far:
+        end.wire.socket = near
+        far.send(b"x")
+        assert not has_hung_up(end.layer.transport)
+        far.close()
+        assert has_hung_up(end.layer.transport)
+    assert has_hung_up(end.layer.transport), "its socket is closed here"
+    assert has_hung_up(None)
 
 
 def test_a_flood_of_key_updates_takes_a_piece_a_turn(tmp_path: Path) -> None:
