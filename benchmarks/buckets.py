@@ -69,7 +69,8 @@ def main() -> None:
     print(f"{options.ranks} ranks on {cores} cores, load {load:.1f} before the start", flush=True)
     root = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-m", "elastic_driver", "-np", str(options.ranks), sys.executable, *sys.argv]
-    sys.exit(subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, check=False).returncode)
+    env = {**os.environ, "PYTHONPATH": str(root), "ELASTIC_DRIVER_HISTORY": "off"}
+    sys.exit(subprocess.run(command, env=env, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--agent-timeout", type=float, default=15.0, metavar="S")
     parser.add_argument("--faults", default=",".join(FAULTS), help="comma list (default all)")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ |= {"PYTHONPATH": str(ROOT), "ELASTIC_DRIVER_HISTORY": "off"}
     limits = {"host": options.host_timeout, "death": DEATH_S}
     flags = ["-np", "4", "--min-np", "1", "--heartbeat-timeout", "60", "--gloo-timeout-seconds", "30"]
     flags += ["--host-timeout", str(options.host_timeout), "--agent-timeout", str(options.agent_timeout)]

@@ -37,7 +37,12 @@ def stall_s(launcher: str, script: str, log: Path) -> float:
         steps = Path(folder) / "steps.jsonl"
         steps.touch()
         env = {**os.environ, "STEP_LOG": str(steps), "CHECKPOINTS": f"{folder}/checkpoints", "STEPS": "1000"}
-        env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        env |= {
+            "ELASTIC_DRIVER_HISTORY": "off",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
         command = [
             sys.executable,
             *LAUNCHERS[launcher],

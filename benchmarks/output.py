@@ -32,7 +32,7 @@ while left > 0:
 
 def speed(command: list[str], megabytes: int) -> float:
     """Megabytes of the worker's a second."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "ELASTIC_DRIVER_HISTORY": "off"}
     process = subprocess.Popen(
         [*command, sys.executable, "-c", _WRITER, str(megabytes)],
         stdout=subprocess.PIPE,

@@ -114,7 +114,7 @@ def main() -> None:
     half = options.workers // 2
     command = [sys.executable, "-m", "elastic_driver", "-np", str(options.workers)]
     command += ["-H", f"localhost:{half},127.0.0.1:{half}", sys.executable, *sys.argv]
-    sys.exit(subprocess.run(command, check=False).returncode)
+    sys.exit(subprocess.run(command, env={**os.environ, "ELASTIC_DRIVER_HISTORY": "off"}, check=False).returncode)
 
 
 if __name__ == "__main__":

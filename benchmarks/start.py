@@ -60,7 +60,7 @@ def start(tree: Path, folder: Path, *, journal: bool) -> Start:
     command = [sys.executable, "-m", "elastic_driver", "-np", "1", "-H", "localhost:1"]
     command += ["--on-change", "in-place", "--journal", str(folder / "journal")] if journal else []
     command += ["sh", "-c", f"echo > {pipe}; exec sleep 1000"]
-    env = {**os.environ, "PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(folder)}
+    env = {**os.environ, "PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder)}
     with (folder / "output").open("wb") as output:
         began = time.perf_counter()
         process = subprocess.Popen(
