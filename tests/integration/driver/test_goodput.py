@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -92,6 +93,10 @@ def is_stopped_beyond_a_commit(job: Job) -> bool:
     return False
 
 
+def is_end_of_stall(event: dict[str, Any]) -> bool:
+    return event["event"] in ("phase", "stall_ended")
+
+
 def test_a_kill_and_a_growth(tmp_path: Path) -> None:
     """What was trained since the last commit is recomputed, and the joiners' boot is theirs."""
     env = {"COMMIT_EVERY": "40", "STEP_S": "0.03"}
@@ -137,9 +142,13 @@ def test_a_drain_and_a_wait_for_slots(tmp_path: Path) -> None:
         seconds = check(job)
     drained = [event["worker"] for event in job.events("worker_drained")]
     assert set(drained) >= {"127.0.0.1[0]#0"}
-    waits = next(event for event in job.events("phase") if event["doing"] == "waiting_for_slots")
-    again = next(event for event in job.events("round_formed") if event["at_s"] > waits["at_s"])
-    assert 0.01 < seconds["waiting_for_slots"] < again["at_s"] - waits["at_s"] + 0.01
+    phases = job.events("phase")
+    waited_s = sum(
+        after["at_s"] - phase["at_s"]
+        for phase, after in itertools.pairwise(phases)
+        if phase["doing"] == "waiting_for_slots"
+    )
+    assert 0.1 < seconds["waiting_for_slots"] == pytest.approx(waited_s, abs=0.01)
     assert seconds["recomputed"] == 0, "a drain loses nothing"
 
 
@@ -170,10 +179,15 @@ def test_a_stopped_worker_stalls_the_others_until_it_is_killed(tmp_path: Path) -
     # From the last look at which somebody was seen to do something, at most.
     assert LEAST_S <= ended["stood_s"] < ended["time"] - last + 0.1
     assert resumed["took_s"] > resumed["stalled_s"] == ended["stood_s"]
-    assert seconds["stalled"] == pytest.approx(ended["stood_s"], abs=0.05)
+    # Booked until the driver has heard the end of it, which on a busy machine is somewhat later.
+    stalled = job.events("stalled")[0]
+    over = next(event for event in job.events() if event["at_s"] > stalled["at_s"] and is_end_of_stall(event))
+    booked_s = stalled["stood_s"] + over["at_s"] - stalled["at_s"]
+    late_s = abs(booked_s - ended["stood_s"])
+    assert seconds["stalled"] == pytest.approx(booked_s, abs=0.01)
     formed = job.events("round_formed")[-1]
-    assert seconds["recomputed"] == pytest.approx(formed["lost_s"], abs=0.05)
-    assert formed["since_commit_s"] == pytest.approx(formed["lost_s"] + ended["stood_s"], abs=0.05)
+    assert seconds["recomputed"] == pytest.approx(formed["lost_s"], abs=0.05 + late_s)
+    assert formed["since_commit_s"] == pytest.approx(formed["lost_s"] + ended["stood_s"], abs=0.05 + late_s)
     assert f"{resumed['took_s']:.2f} s lost in all" in job.said()
 
 
