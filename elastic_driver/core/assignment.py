@@ -1,4 +1,4 @@
-"""Who gets which rank. Pure: places and processes in, SlotInfo out.
+"""Assignment of ranks. Pure: places and processes in, SlotInfo out.
 
 Owns the order of hosts and the arithmetic of rank, local_rank and cross_rank (Horovod's meaning of the six numbers).
 """
@@ -20,16 +20,16 @@ class Placed:
 
 
 def order_hosts(known: Sequence[Host], listed: Sequence[Host], *, staying: Container[str] = ()) -> tuple[Host, ...]:
-    """Puts hosts that were known before first, in their old order, and new ones behind, in the order given.
+    """Order hosts: known hosts first, in their old order, then new ones, in the order given.
 
-    So that a script whose order wanders does not move ranks, and a newcomer never takes a low rank from a survivor.
-    Hosts of one rack are next to each other: racks are in the order of their first hosts, and a newcomer of a rack
-    comes behind its last.
+    So a script with an unstable order does not move ranks, and a new host never takes a low rank from a survivor. Hosts
+    of one rack are adjacent: racks are in the order of their first hosts, and a new host of a rack follows the rack's
+    last.
 
     Args:
         known: the hosts in their order so far.
-        listed: those that there are now.
-        staying: names of those that keep their place also where they are no longer listed, with what was known of them.
+        listed: the current hosts.
+        staying: names of hosts that keep their place even if no longer listed, with what was known of them.
     """
     now = {host.name: host for host in listed}
     order = {host.name: now.get(host.name, host) for host in known if host.name in now or host.name in staying}
@@ -41,25 +41,25 @@ def order_hosts(known: Sequence[Host], listed: Sequence[Host], *, staying: Conta
 
 
 def rack_of(host: Host) -> tuple[str, str]:
-    """What its rack is told from others by; a host without a rack is one for itself."""
+    """Return the key of a host's rack; a host without a rack is its own rack."""
     return (host.rack, "") if host.rack else ("", host.name)
 
 
 def assign_ranks(
     workers: Sequence[WorkerId], *, host_order: Sequence[Host], root: WorkerId | None
 ) -> tuple[Placed, ...]:
-    """Ranks run over host by host, within a host by slot; the root has rank 0.
+    """Assign ranks host by host, and within a host by slot; the root has rank 0.
 
-    Its host comes first, and behind that the others of its rack, before all other racks: so ranks of a rack are next to
-    each other whoever the root is.
+    The root's host comes first, then the others of its rack, before all other racks: so the ranks of a rack are
+    adjacent whatever the root.
 
-    local_rank follows the slots of the host, also where the root is not the lowest of them: processes choose their
-    device by local_rank, so a choice of root must not move it.
+    local_rank follows the slots of the host, even if the root is not in the lowest of them: processes choose their
+    device by local_rank, so the choice of the root must not change it.
 
     Args:
         workers: the members of the round, each once, in any order.
         host_order: at least all their hosts, in rank order.
-        root: the member whose state the round goes on from; None leaves the order as it is.
+        root: the member whose state the round uses; None leaves the order as it is.
 
     Returns:
         The members by rank: element r has rank r.
@@ -80,7 +80,7 @@ def assign_ranks(
 
 
 def places_of(members: Sequence[WorkerId]) -> tuple[Placed, ...]:
-    """The places of a round's members, which are in the order of their ranks."""
+    """Return the places of a round's members, which are in the order of their ranks."""
     by_host: dict[str, list[WorkerId]] = {}
     for worker in sorted(members, key=lambda worker: (worker.slot, worker.attempt)):
         by_host.setdefault(worker.hostname, []).append(worker)
@@ -108,5 +108,5 @@ def places_of(members: Sequence[WorkerId]) -> tuple[Placed, ...]:
 
 
 def hosts_of(placed: Sequence[Placed]) -> tuple[str, ...]:
-    """The hosts of these workers, in the order of their first ranks."""
+    """Return the hosts of these workers, in the order of their first ranks."""
     return tuple(dict.fromkeys(one.worker.hostname for one in placed))

@@ -1,7 +1,7 @@
-"""How many processes each place has had, so that no two workers ever have one name; bounded, whatever hosts come.
+"""Counts the processes of each place, so that no two workers ever have the same name; bounded, whatever hosts appear.
 
-Pods and spot machines have always new names. Places that are long gone are forgotten; numbers that were theirs are not
-given again, because places that come up from then on begin behind them.
+Pods and spot machines always have new names. Places that are long gone are forgotten; their numbers are not reused,
+because new places start after them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 Place = tuple[str, int]
 
-# More than a cluster has slots that come and go within a day, and less than a megabyte.
+# More than the slots that come and go in a cluster within a day, and less than a megabyte.
 MOST_REMEMBERED = 1024
 
 
@@ -20,26 +20,26 @@ class Attempts:
     """The next attempt of each place. A value.
 
     Attributes:
-        places: (place, its next attempt), by when the last one was given.
-        first: of a place that is not among them.
+        places: (place, its next attempt), in the order of the last one given.
+        first: the next attempt of a place that is not among them.
     """
 
     places: tuple[tuple[Place, int], ...] = ()
     first: int = 0
 
     def has_given(self, place: Place, attempt: int) -> bool:
-        """Whether a worker may have had this name. Of a place that is forgotten that is not known for certain."""
+        """Return whether a worker may have had this name. For a forgotten place that is not known for certain."""
         return 0 <= attempt < next((following for known, following in self.places if known == place), self.first)
 
     def give(self, wanted: list[Place], *, needed: Callable[[Place], bool]) -> tuple[Attempts, list[int]]:
-        """An attempt for each of these places.
+        """Allocate an attempt for each of these places.
 
         Args:
             wanted: the places.
-            needed: whether a place may not be forgotten: its host is listed, or a worker lives there.
+            needed: whether a place must be kept: its host is listed, or a worker lives there.
 
         Returns:
-            What is remembered from now on, and the attempts.
+            The new counts, and the attempts.
         """
         known = dict(self.places)
         given = []

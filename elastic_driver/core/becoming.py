@@ -1,8 +1,8 @@
-"""A job whose restarted workers become such that reset in place, with the first ``init()`` of one of them.
+"""The change from restarted workers to workers that reset in place, at the first ``init()`` of one of them.
 
-Owns that change. A script does not say what it is before it runs: the command may be a shell that runs it. So its
-workers are restarted until one of them asks for a round. From then on the job is as if it had just begun, with those
-who live: what they did before ``init()`` was their own affair.
+Owns that change. A script does not reveal its kind before it runs: the command may be a shell that runs it. So its
+workers are restarted until one of them asks for a round. From then on the job is as if it had just begun, with the
+living workers: what they did before ``init()`` does not count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from elastic_driver.words import OnChange
 
 
 def become_in_place(t: Transition, asker: WorkerId) -> None:
-    """From now on the workers reset in place: all who live and stay are expected to ask for the first round.
+    """Make the workers reset in place from now on: all that live and stay are expected to ask for the first round.
 
-    Who has ended with code 0 before has not succeeded: its place is filled again. Numbers of rounds go on, since those
-    of the past may still be spoken of.
+    A worker that has ended with code 0 before has not succeeded: its place is filled again. Round numbers continue,
+    since reports may still refer to past rounds.
     """
     state = t.state
     living = [record for record in state.workers if record.phase is not WorkerPhase.LEAVING]

@@ -1,4 +1,4 @@
-"""Which hosts get no workers, and until when. Pure: the time and the random draw are arguments."""
+"""The hosts that get no workers, and until when. Pure: the time and the random draw are arguments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from elastic_driver.core.moments import Moment
 
-# Hosts of which only the number of failures is known any more. Where names never come again that is worth nothing.
+# Hosts of which only the number of failures is known any more. Where host names are never reused that is worth nothing.
 MOST_REMEMBERED = 1024
-# Where there is no cooldown, a host that was lost as a whole is no host whose workers fail, and may be used again when
-# it is back: the first time soon, then after a pause that doubles.
+# Without a cooldown, the loss of a whole host does not mean that its workers fail there, and the host may be used again
+# when it is back: the first time soon, then after a pause that doubles.
 FIRST_LOSS_S = 1.0
 LOSS_RANGE_S = (30.0, 600.0)
-# Workers that failed so shortly before their host was down did so since it went down: a machine that is shut down ends
-# them first.
+# Workers that failed this shortly before their host was down failed because it was going down: a machine that is shut
+# down ends them first.
 GOING_DOWN_S = 30.0
 
 
@@ -23,10 +23,10 @@ class BlacklistEntry:
     """One host that has failed.
 
     Attributes:
-        hostname: as discovery names it.
-        failures: how often it has been put out in this job.
+        hostname: its name as discovery lists it.
+        failures: how often it has been blacklisted in this job.
         until: when it may be used again (the clock of ``now``, seconds); None for never.
-        active: False once its time ran out, or once it left the list of hosts; the count of failures stays.
+        active: False once its time has run out, or once it has left the list of hosts; the count of failures is kept.
         since: when it failed last.
     """
 
@@ -43,20 +43,20 @@ class Blacklist:
 
     Attributes:
         cooldown_range_s: shortest and longest time a host stays out; None keeps it out for ever (Horovod's default).
-        entries: one for each host that has failed, in order of last failure; of those that are let off and on no
-            list any more only the last ones, and without a range none, as their failures count for nothing there.
+        entries: one for each host that has failed, in order of last failure; of unlisted hosts that are no longer out
+            only the latest, and without a range none, as their failures do not count then.
     """
 
     cooldown_range_s: tuple[float, float] | None = None
     entries: tuple[BlacklistEntry, ...] = ()
-    # Of the entries. Derived.
+    # The entries by name. Derived.
     _by_name: dict[str, BlacklistEntry] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._by_name.update((entry.hostname, entry) for entry in self.entries)
 
     def entry_of(self, hostname: str) -> BlacklistEntry | None:
-        """What is known of a host; None when it has never failed."""
+        """Return what is known of a host; None if it has never failed."""
         return self._by_name.get(hostname)
 
     def _with(self, entry: BlacklistEntry) -> Blacklist:
@@ -64,19 +64,19 @@ class Blacklist:
         return replace(self, entries=(*kept, entry))
 
     def fail(self, hostname: str, *, now: float, draw: float, lost: bool = False) -> Blacklist:
-        """Counts a failure of the host and keeps it out from now on.
+        """Count a failure of the host and keep it out from now on.
 
-        The k-th failure keeps it out for ``low * 2**(k-1)`` seconds, at most ``high``; from the second failure on,
-        up to ``low`` more at random, so that hosts that failed together do not all come back at once.
+        The k-th failure keeps it out for ``low * 2**(k-1)`` seconds, at most ``high``; from the second failure on, up
+        to ``low`` more at random, so that hosts that failed together do not all return at once.
 
-        A failure while the host is out already belongs to the one that put it there (siblings die together), and
-        changes nothing, as in Horovod.
+        A failure while the host is already out belongs to the one that put it out (siblings die together), and changes
+        nothing, as in Horovod.
 
         Args:
             hostname: the host.
             now: the present, seconds.
             draw: a random number from 0 to 1.
-            lost: whether it is lost as a whole. Without a range that keeps it out for FIRST_LOSS_S, then for
+            lost: whether the whole host is lost. Without a range that keeps it out for FIRST_LOSS_S, then for
                 LOSS_RANGE_S.
         """
         old = self.entry_of(hostname)
@@ -99,7 +99,7 @@ class Blacklist:
         return min(delay, high)
 
     def go_down(self, hostnames: Iterable[str], now: float) -> Blacklist:
-        """These hosts are not up any more: what failed there just now is the loss of its host."""
+        """Record that hosts are down: a failure there just before was the loss of the host."""
         blacklist = self
         for name in hostnames:
             entry = self.entry_of(name)
@@ -109,17 +109,17 @@ class Blacklist:
         return blacklist
 
     def is_blacklisted(self, hostname: str) -> bool:
-        """Whether the host gets no new workers, as of the last :meth:`expire`."""
+        """Return whether the host gets no new workers, as of the last :meth:`expire`."""
         entry = self.entry_of(hostname)
         return entry is not None and entry.active
 
     def is_out_for_good(self, hostname: str) -> bool:
-        """Whether the host is out and no time will bring it back."""
+        """Return whether the host is out with no time limit."""
         entry = self.entry_of(hostname)
         return entry is not None and entry.active and entry.until is None
 
     def expire(self, now: float) -> Blacklist:
-        """Lets hosts off whose time has run out. Their failures stay counted."""
+        """Readmit hosts whose time has run out. Their failures stay counted."""
         due = self.next_expiry()
         if due is None or due > now:
             return self
@@ -130,9 +130,9 @@ class Blacklist:
         return replace(self, entries=entries)
 
     def forgive_absent(self, listed: Iterable[str]) -> Blacklist:
-        """Lets hosts off that are on no list any more: what comes back under the name is taken as a new machine.
+        """Readmit hosts that are no longer listed: a host that returns under the same name counts as a new machine.
 
-        Their failures stay counted, so that with a cooldown range the next one keeps them out for longer.
+        Their failures stay counted, so that with a cooldown range the next failure keeps them out longer.
         """
         if not self.entries:
             return self
@@ -149,5 +149,5 @@ class Blacklist:
         return replace(self, entries=entries)
 
     def next_expiry(self) -> float | None:
-        """When the next cooldown ends; None when none runs."""
+        """Return when the next cooldown ends; None if there is none."""
         return min((entry.until for entry in self.entries if entry.active and entry.until is not None), default=None)

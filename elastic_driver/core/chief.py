@@ -1,8 +1,8 @@
-"""Jobs with a chief: a script beside the driver that gives its work to workers, and keeps its variables on servers.
+"""Jobs with a chief: a script beside the driver that gives work to workers, and keeps its variables on servers.
 
-Owns the decisions for jobs with parameter servers: when the chief is started, and again; when a worker that has no
-place any more is stopped; what a lost parameter server means (decisions/0035). Their workers have no rounds either, so
-losses and pauses are as :mod:`elastic_driver.core.roundless` has them.
+Owns the decisions for jobs with parameter servers: when the chief is started and restarted; when a worker without a
+place is stopped; what a lost parameter server means (decisions/0035). Their workers have no rounds either, so losses
+and pauses are as in :mod:`elastic_driver.core.roundless`.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from elastic_driver.words import LONG_ROUND_S, ExitCode, counted
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:
-    """A server's process runs. That is no news: it is waited for until it answers."""
+    """Ignore the start of a server's process: it is waited for until it answers."""
 
 
 def take_answer(t: Transition, record: WorkerRecord, address: str) -> None:
-    """A server answers there."""
+    """Record that a server answers at this address."""
     server = Server(record.parameter_server, address)
     t.put(replace(record, phase=WorkerPhase.MEMBER, since=t.now, running=True, server=server))
     t.state = replace(t.state, ever_ready=True)
 
 
 def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
-    """A server has ended with code 0. It should have served until it was told to end."""
+    """Apply a server's exit with code 0, a failure: it should have served until it was told to end."""
     take_failure(t, record, Crash(failure_of(record, "exited with code 0"), Fault.OWN, wanted))
 
 
 def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
-    """A server has failed: the others go on; the chief cannot without a parameter server."""
-    # One that has answered may do so again, on a host that the job cannot do without.
+    """Apply a server's failure: the others continue; the chief cannot without a parameter server."""
+    # A server that has answered may do so again, on a host that the job needs.
     stays = bool(record.address) and t.state.policy.cooldown_range_s is None
     lose(t, record, crash, stays=stays and is_needed(t.state, record.worker.hostname))
     if record.address and t.now - record.since >= LONG_ROUND_S:
@@ -69,7 +69,7 @@ def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
 
 
 def _lose_server(t: Transition, chief: Chief, failure: Failure, *, told: bool) -> None:
-    """A parameter server that the chief works with is lost. The chief learns of it by itself."""
+    """Record the loss of a parameter server that the chief uses. The chief notices it by itself."""
     if chief.lost or chief.phase is not ChiefPhase.RUNNING:
         return
     text = f"{failure.who} {failure.how}, and its variables are lost"
@@ -87,10 +87,10 @@ def _lose_server(t: Transition, chief: Chief, failure: Failure, *, told: bool) -
 
 
 def take_chief_exit(t: Transition, event: ChiefExited) -> None:
-    """The chief's process has ended."""
+    """Apply the end of the chief's process."""
     chief = t.state.chief
     if chief is None or event.number != chief.number:
-        return  # of one that is known to have ended
+        return  # of a start that is known to have ended
     if chief.phase is ChiefPhase.STOPPING:
         t.state = replace(t.state, chief=None)
         return
@@ -111,7 +111,7 @@ def take_chief_exit(t: Transition, event: ChiefExited) -> None:
 
 
 def _place_servers(t: Transition) -> None:
-    """Has those leave whose place is gone, and starts one in every place that has none."""
+    """Stop servers whose place is gone, and start one in every free place."""
     if t.state.phase is JobPhase.WAITING:
         if usable_slots(t.state) < t.state.policy.num_proc:
             return
@@ -125,7 +125,7 @@ def _place_servers(t: Transition) -> None:
 
 
 def _let_go(t: Transition, record: WorkerRecord) -> None:
-    """Stops a server that has no place any more, as soon as nobody uses it."""
+    """Stop a server without a place, as soon as it is not in use."""
     if has_place(t.state, record):
         if record.leave_by is not None:
             t.put(replace(record, leave_by=None))
@@ -133,7 +133,7 @@ def _let_go(t: Transition, record: WorkerRecord) -> None:
     used = t.state.chief is not None and record.phase is WorkerPhase.MEMBER
     reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
     if record.parameter_server is not None:
-        # What it holds is gone with it. So it stays as long as the chief uses it, whatever becomes of its place.
+        # Its contents are lost with it. So it stays as long as the chief uses it, whatever happens to its place.
         if not used:
             t.retire(record, reason)
         elif record.leave_by is not None:
@@ -156,14 +156,14 @@ def _let_go(t: Transition, record: WorkerRecord) -> None:
 
 
 def _mind_chief(t: Transition) -> None:
-    """Decides what becomes of a chief that has failed, or has lost a parameter server, or is to work with another."""
+    """Handle a chief that has failed, has lost a parameter server, or is to use another one."""
     state, chief = t.state, t.state.chief
     if chief is None:
         return
     if chief.phase is ChiefPhase.FAILED:
         _take_failure(t, chief)
     elif chief.phase is ChiefPhase.STOPPING:
-        pass  # it is killed after its grace: its end comes
+        pass  # it is killed after its grace period: its end is awaited
     elif chief.lost and not state.policy.restart_chief:
         if chief.ends_by is not None and t.now >= chief.ends_by:
             limit = f"{state.policy.drain_timeout_s:g} s (--drain-timeout)"
@@ -185,7 +185,7 @@ def _take_failure(t: Transition, chief: Chief) -> None:
 
 
 def _count_restart(t: Transition, cause: str) -> bool:
-    """Counts a restart that nobody has planned. Returns False where it is one too many: the job has ended."""
+    """Count an unplanned restart. Return False if it exceeds the limit: the job has ended."""
     policy = t.state.policy
     if limit_is_used_up(t):
         limit = policy.reset_limit
@@ -200,7 +200,7 @@ def _count_restart(t: Transition, cause: str) -> bool:
 
 
 def _has_enough(t: Transition) -> bool:
-    """Whether all parameter servers answer, and enough workers. Those on their way are waited for."""
+    """Return whether all parameter servers answer, and enough workers. Booting ones are waited for."""
     state, policy = t.state, t.state.policy
     servers = parameter_servers(state)
     if state.setbacks.present.until is not None or len(servers) < policy.num_parameter_servers:
@@ -215,7 +215,7 @@ def _has_enough(t: Transition) -> bool:
 
 
 def _start_chief(t: Transition) -> None:
-    """Starts the chief when there is what it needs."""
+    """Start the chief if it has all that it needs."""
     if t.state.round is None or t.state.chief is not None or not _has_enough(t):
         return
     number = t.state.chiefs + 1
@@ -224,7 +224,7 @@ def _start_chief(t: Transition) -> None:
 
 
 def chief_start(state: State, number: int) -> StartChief:
-    """The start of a chief, with the servers of this moment."""
+    """Return the start of a chief, with the servers of this moment."""
     servers = tuple(record.address for record in parameter_servers(state).values() if record.address)
     workers = tuple(record.address for record in serving_workers(state))
     return StartChief(number, servers, workers)
@@ -236,7 +236,7 @@ def _stop(t: Transition, chief: Chief, reason: str, grace_s: float | None) -> No
 
 
 def _move_servers(t: Transition, chief: Chief) -> None:
-    """Where a parameter server's place is gone and there is another, the chief is given time for a checkpoint."""
+    """Stop the chief, with time for a checkpoint, if a parameter server lost its place and another place is free."""
     state = t.state
     off = [r for r in parameter_servers(state).values() if not all_offered(state, (r.worker,))]
     without = replace(state, chief=None)
@@ -253,7 +253,7 @@ def _move_servers(t: Transition, chief: Chief) -> None:
 
 
 def _end_or_wait(t: Transition) -> None:
-    """Ends the job when too few slots or workers can be had for too long."""
+    """End the job when it has lacked slots or workers for too long."""
     state = t.state
     if state.round is None:
         return
@@ -264,11 +264,11 @@ def _end_or_wait(t: Transition) -> None:
     elif len(workers) >= least and not lacks_servers(state):
         t.state = replace(state, reset=None)
     elif state.setbacks.present.until is None and not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
-        wait_for_slots(t)  # there are slots, but nobody can be started there now
+        wait_for_slots(t)  # there are slots, but no worker can be started there now
 
 
 def _give_up_hosts(t: Transition) -> None:
-    """Gives silent hosts up, and fills places again: a parameter server that would have been there goes elsewhere."""
+    """Give up silent hosts, and fill places again: a parameter server that would have been there goes elsewhere."""
     before: list[str] | None = None
     while not t.state.ended:
         given_up = [one.hostname for one in t.state.silent if one.given_up]
@@ -293,4 +293,4 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     check_deadlines,
     _give_up_hosts,
 )
-"""What is decided after each event, in this order: when a chief has ended, nobody who has to leave is used any more."""
+"""The decisions after each event, in this order: once a chief has ended, no departing server is in use any more."""

@@ -1,7 +1,7 @@
-"""Hosts whose workers cannot reach each other: who accuses whom, which hosts go for it, and for how long.
+"""Hosts whose workers cannot reach each other: the accusations, which hosts are left out for them, and for how long.
 
-Values, and the choice from accusations alone. Whether the job can do without those who go is decided in
-:mod:`elastic_driver.core.unreachable`. The time is an argument.
+Values, and the choice from accusations alone. :mod:`elastic_driver.core.unreachable` decides whether the job can do
+without the chosen hosts. The time is an argument.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
 
-# A cut that lasts costs a round each time that the host is tried again, and one that was short keeps it out no longer.
+# A lasting cut costs a round each time the host is retried, and a short one does not keep the host out any longer.
 LEFT_OUT_RANGE_S = (10.0, 300.0)
-# It is forgotten that a host was left out when it could have been back for so long.
+# How long after it could have been back it is forgotten that a host was left out.
 FORGOTTEN_AFTER_S = 300.0
 
 
 class Accused(NamedTuple):
-    """Workers of one host that a worker of another cannot reach: the first of them by rank, and how many they are."""
+    """Workers of one host that a worker of another cannot reach: the first of them by rank, and their number."""
 
     first: WorkerId
     number: int
@@ -31,8 +31,8 @@ class Accuser:
     """A worker that cannot reach others.
 
     Attributes:
-        worker: which.
-        accused: them, by host; none of its own.
+        worker: the worker.
+        accused: the workers that it cannot reach, by host; none on its own host.
     """
 
     worker: WorkerId
@@ -40,7 +40,7 @@ class Accuser:
 
 
 class Accusation(NamedTuple):
-    """That a worker cannot reach workers of another host."""
+    """The report that a worker cannot reach workers of another host."""
 
     accuser: WorkerId
     accused: Accused
@@ -48,12 +48,12 @@ class Accusation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A host that is left out, or was so lately.
+    """A host that is left out, or was recently.
 
     Attributes:
-        hostname: which.
-        until: until when.
-        pause_s: for how long that was.
+        hostname: the host.
+        until: when it is readmitted.
+        pause_s: how long it is left out.
         active: False once its time is over.
     """
 
@@ -65,12 +65,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What has come of cuts between hosts.
+    """The consequences of cuts between hosts.
 
     Attributes:
-        hosts: those that are left out, or were so lately, in order of their last time.
-        pauses: how often in a row the job could do without none of those that cannot reach each other.
-        since: when the first of these began; None for none.
+        hosts: those that are left out, or were recently, in order of their last time.
+        pauses: how many times in a row the job could not do without any of the hosts that cannot reach each other.
+        since: when the first of these pauses began; None for none.
         until: when the last of them ends; None for none.
     """
 
@@ -85,7 +85,7 @@ class Cuts:
         return frozenset(one.hostname for one in self.hosts if one.active)
 
     def leave_out(self, hostnames: Sequence[str], now: float) -> Cuts:
-        """Leaves these out: for longer each time."""
+        """Leave these hosts out, for longer each time."""
         low, high = LEFT_OUT_RANGE_S
         before = {one.hostname: one.pause_s for one in self.hosts}
         pauses = [min(high, 2 * before[name]) if name in before else low for name in hostnames]
@@ -94,18 +94,18 @@ class Cuts:
         return Cuts((*kept, *fresh))
 
     def pause(self, now: float, range_s: tuple[float, float]) -> Cuts:
-        """All are tried again, later each time."""
+        """Put off another try with all hosts, for longer each time."""
         low, high = range_s
         pause_s = min(high, low * 2.0 ** min(self.pauses, 60))
         since = now if self.since is None else self.since
         return Cuts(self.hosts, self.pauses + 1, since, now + pause_s)
 
     def forget_pauses(self) -> Cuts:
-        """The training has come further."""
+        """Reset the pauses, since the training has made progress."""
         return Cuts(self.hosts) if self.pauses else self
 
     def expire(self, now: float) -> Cuts:
-        """Lets hosts in again whose time is over, and forgets what was long ago."""
+        """Readmit hosts whose time is over, and forget old entries."""
         cuts = self
         if cuts.until is not None and now >= cuts.until + FORGOTTEN_AFTER_S:
             cuts = cuts.forget_pauses()
@@ -115,11 +115,11 @@ class Cuts:
         return replace(cuts, hosts=tuple(one for one in hosts if now < one.until + FORGOTTEN_AFTER_S))
 
     def next_expiry(self) -> float | None:
-        """When the next host is let in again; None when none is out."""
+        """Return when the next host is readmitted; None if none is out."""
         return min((one.until for one in self.hosts if one.active), default=None)
 
     def forget_absent(self, listed: Iterable[str]) -> Cuts:
-        """Forgets hosts that are on no list any more: what comes back under the name is taken as a new machine."""
+        """Forget unlisted hosts: a host that returns under the same name counts as a new machine."""
         names = frozenset(listed)
         if all(one.hostname in names for one in self.hosts):
             return self
@@ -134,28 +134,29 @@ def hosts_that_go(
     protected: Container[str] = (),
     kept: bool = False,
 ) -> tuple[str, ...]:
-    """Which hosts go, so that no two are left of which one accuses the other; the first to go first.
+    """Choose hosts to leave out, so that no two remain of which one accuses the other; in the order of the choice.
 
-    It goes who is cut off from the most workers elsewhere, whichever end has said so: a host that nobody else complains
-    of, and that complains of all, is the one that is cut off. Among equals it goes who has nothing of the training yet:
-    newcomers dial those who are there, and may be the only ones that can tell. Then who is accused by the most workers:
-    of a cut that holds one way only, the one that cannot be reached. Then one that is not protected. Then the last in
-    the order.
+    The host that is cut off from the most workers elsewhere goes first, whichever end reports it: a host that accuses
+    all others, though none accuses it, is the one that is cut off. Among equals, a host without the training's state
+    goes first: new workers dial the old ones, and may be the only ones that notice. Then the host that the most workers
+    accuse: in a cut in one direction only, the one that cannot be reached. Then one that is not protected. Then the
+    last in the order.
 
     Args:
         accusations: between workers of different hosts.
-        order: of at least all their hosts.
+        order: at least all their hosts, in order.
         stateful: hosts that have the training's state.
-        protected: hosts that rank 0 is better on than elsewhere.
-        kept: whether these go only for what is between themselves.
+        protected: hosts that are preferred for rank 0.
+        kept: whether stateful hosts are left out only for cuts between themselves.
     """
-    # By the accusing host and the accused one: how many of its workers say so, and of how many there, at most.
+    # By accusing and accused host: how many of its workers report it, and the most workers that one of them cannot
+    # reach.
     said: dict[str, dict[str, tuple[int, int]]] = {}
     for accuser, (first, number) in accusations:
         of_host = said.setdefault(accuser.hostname, {})
         before, most = of_host.get(first.hostname, (0, 0))
         of_host[first.hostname] = before + 1, max(most, number)
-    cut: dict[str, dict[str, int]] = {}  # of each host: from how many workers of each other one it is cut off
+    cut: dict[str, dict[str, int]] = {}  # by host: from how many workers of each other one it is cut off
     accused: dict[str, int] = {}
     for mine, others in said.items():
         for its, (accusers, number) in others.items():

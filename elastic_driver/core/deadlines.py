@@ -1,4 +1,4 @@
-"""Until when the job waits for what, all from the state: the next moment at which something is due without an event."""
+"""The waits of the job and their deadlines, all from the state; and the next time when something is due."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.words import NoticeKind
 
-# How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
-# one reset and not one each. Imports of one machine's workers end within a few seconds of each other.
+# How long the first READY joiner waits for others that are still booting, so that hosts that appear together cost one
+# reset and not one each. The imports of one machine's workers end within a few seconds of each other.
 JOINERS_WINDOW_S = 5.0
 
 
 def joiners_wait_until(state: State) -> float | None:
-    """Until when READY joiners wait for others that still boot, before the round is closed for them.
+    """Return until when READY joiners wait for booting ones, before the round is closed for them.
 
-    A worker that leaves a place counts as one that boots there: its successor is started as soon as it is gone. None
-    when nothing waits for this: no joiner is READY or none boots, the notice is out already, or the job lacks workers
+    A worker that leaves a place counts as booting there: its successor is started as soon as it has ended. None if
+    nothing waits for this: no joiner is READY or none boots, the notice has already been sent, or the job lacks workers
     (then their number decides, not the window).
     """
     joiners = any(record.phase is WorkerPhase.READY and not record.round_id for record in state.workers)
     if not joiners or not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
         return None
     targets, runs = target_places(state), state.phase is JobPhase.RUNNING
-    # Who could be in a round by now: members stay, and a multiple may leave a joiner over until another has come.
+    # The workers for a round by now: members stay, and a multiple may leave a joiner over until another has come.
     members = in_phase(state, WorkerPhase.MEMBER) if runs else ()
     fit = that_fit(state, (*members, *reachable(state)))
     joined = [record.since for record in fit if record.phase is WorkerPhase.READY and not record.round_id]
@@ -65,12 +65,12 @@ def joiners_wait_until(state: State) -> float | None:
 
 
 def pause_until(state: State) -> float | None:
-    """Until when no round is formed, since the last one was a setback, or its members could not reach each other.
+    """Return until when no round is formed, since the last one was a setback or its members could not reach each other.
 
-    None when nothing is put off.
+    None if no round is put off.
 
-    It is not for a round in other places than the one that failed: a host that is new, drained or removed may be what
-    makes the difference. Processes that were started again in the same places do not.
+    A round in other places than those of the failed one is not put off: a host that is new, drained or removed may make
+    the difference. Restarted processes in the same places do not.
     """
     pauses = [state.setbacks.present.until if state.setbacks.count >= 2 else None, state.cuts.until]
     until = max((pause for pause in pauses if pause is not None), default=None)
@@ -81,7 +81,7 @@ def pause_until(state: State) -> float | None:
 
 
 def gone_by(state: State) -> float | None:
-    """Until when the next round of restarted workers waits for the end of the last one's; None: for nobody."""
+    """Return until when the next round of restarted workers waits for the last one's to end; None if it does not."""
     reset = state.reset
     if state.phase is not JobPhase.RESETTING or reset is None or not reset.waits_for_ends:
         return None
@@ -90,7 +90,7 @@ def gone_by(state: State) -> float | None:
 
 
 def checkpoints_by(state: State) -> float | None:
-    """Until when restarted workers that end may checkpoint together, where one of their hosts goes away; else None."""
+    """Return until when ending workers may checkpoint together, if one of their hosts goes away; otherwise None."""
     if state.phase is not JobPhase.RESETTING or not state.departing:
         return None
     members = dict.fromkeys(state.members)
@@ -98,13 +98,13 @@ def checkpoints_by(state: State) -> float | None:
 
 
 def first_to_go(state: State, records: Sequence[WorkerRecord]) -> float | None:
-    """When the first of these workers has to be gone since its machine goes away; None where none does."""
+    """Return when the first of these workers must have ended since its machine goes away; None if none does."""
     times = (leaves_by(state, record.worker.hostname) for record in records) if state.departing else ()
     return min((time for time in times if time is not None), default=None)
 
 
 def launch_held_until(state: State) -> float | None:
-    """Until when the processes of the next round of restarted workers are not started. None: for nothing."""
+    """Return until when the start of the next round of restarted workers is held back; None if it is not."""
     if state.phase is not JobPhase.RESETTING:
         return None
     if (ends := gone_by(state)) is not None:
@@ -113,7 +113,7 @@ def launch_held_until(state: State) -> float | None:
 
 
 def held_until(state: State) -> float | None:
-    """Until when a round that could be formed waits: for the end of a pause, or for joiners. None: for nothing."""
+    """Return until when a possible round waits for the end of a pause, or for joiners; None if it does not."""
     if state.ended or state.reset is None or not state.registry.complete:
         return None
     waits, pause = joiners_wait_until(state), pause_until(state)
@@ -122,7 +122,7 @@ def held_until(state: State) -> float | None:
     members = next_members(state)
     if len(members) < state.policy.min_num_proc:
         return None
-    # Survivors that suffice never wait for joiners, nor does a start that has all it asked for.
+    # A sufficient number of survivors never waits for joiners, nor does a start with all that it asked for.
     survivors = sum(1 for record in members if record.round_id)
     if survivors >= state.policy.min_num_proc or (
         state.phase is JobPhase.STARTING and len(members) >= state.policy.num_proc
@@ -132,9 +132,9 @@ def held_until(state: State) -> float | None:
 
 
 def next_deadline(state: State) -> float | None:
-    """When the driver is to feed TimerExpired next (seconds, the clock of ``now``); None for never.
+    """Return when the driver is to feed TimerExpired next (seconds, the clock of ``now``); None for never.
 
-    May be in the past: then at once. The step that takes it moves the deadline on.
+    The time may be in the past: then feed it at once. The step that applies it moves the deadline on.
     """
     if state.phase is JobPhase.ENDED:
         return None

@@ -1,22 +1,22 @@
-"""What the core decides by, written down: a State, an event, a command as JSON, and back.
+"""Serialization of what the core decides by: a State, an event, a command as JSON, and back.
 
-Owns which of them there are and their version; :mod:`elastic_driver.codec` owns the form, which follows from the types
-of the fields. For a driver that dies and comes back: its state as of some moment, the events since, and the commands
-that were to follow. And for a report that can be replayed. Pure: it is given the time and does no I/O; who keeps what
-is written, and where, is not known here.
+Owns the set of documents and their version; :mod:`elastic_driver.codec` owns the format, which follows from the types
+of the fields. It serves a driver that dies and is restarted, which needs the state as of some moment, the events since,
+and the pending commands; and a report that can be replayed. Pure: it is given the time and does no I/O, and does not
+know where its output is stored.
 
-A state is written whole, the policy too: deadlines were set by it, a round's size lies within it. A driver that comes
-back with other settings sees the difference and decides what to do about it. Not in it is what only the driver knows
-(processes, open requests, secrets): the state names its workers, and whoever reads it has to find out which of them
-still live and to feed the end of the others as events.
+A state is written whole, including the policy: it determined the deadlines and the sizes of rounds. A restarted driver
+with other settings sees the difference and decides how to handle it. Knowledge of the driver alone (processes, open
+requests, secrets) is not included: the state names its workers, and its reader has to find out which of them still live
+and to feed the ends of the others as events.
 
-Times. A clock of one process means nothing to another, so a Moment is written relative to the moment of writing, and
-read relative to that of reading: deadlines run on as if no time had passed. A reader that knows how long it was away,
-and wants that to count, reads at a time so much earlier.
+Times: the clock of one process means nothing to another, so a Moment is written relative to the time of writing, and
+read relative to the time of reading: deadlines continue as if no time had passed. A reader that knows how long it was
+away, and wants that to count, passes a time that is earlier by as much.
 
-Reading is strict: what is of another version, or not of the form, or a state that must not be, is refused as a whole,
-and the message says where. Whoever changes a field of a class in them changes the form: a test keeps the
-form of each version, and VERSION grows with it.
+Reading is strict: a document of another version or format, or an invalid state, is rejected as a whole, with a message
+that says where. A change to a field of a class in these documents changes the format: a test keeps the format of each
+version, and VERSION is incremented with it.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ VERSION = 17
 
 
 class DocumentError(ElasticError, ValueError):
-    """A document is not one that this version writes, or its state is one that must not be."""
+    """A document is not one that this version writes, or its state is invalid."""
 
 
 def write(state: State, now: float) -> dict[str, object]:
-    """The state as a document: dicts with text keys, lists, text, finite numbers, booleans and None.
+    """Serialize the state: dicts with text keys, lists, text, finite numbers, booleans and None.
 
     Args:
         state: the job.
-        now: the present, seconds of the clock that the state's times are of.
+        now: the present, seconds of the clock of the state's times.
     """
     return {"version": VERSION, "state": codec.to_data(State, state, now)}
 
 
 def read(document: object, now: float) -> State:
-    """The state that a document tells of, with its times on the reader's clock.
+    """Deserialize a state, with its times on the reader's clock.
 
     Args:
-        document: as :func:`write` gave it, before or after a way through JSON.
+        document: the result of :func:`write`, before or after a round trip through JSON.
         now: the present, seconds of the reader's clock.
 
     Raises:
-        DocumentError: see there.
+        DocumentError: the document is not of this version or format, or its state is invalid.
     """
     state: State = _read(State, "state", document, now)
     try:
@@ -65,29 +65,29 @@ def read(document: object, now: float) -> State:
 
 
 def write_event(event: Event, now: float) -> dict[str, object]:
-    """An event as a document; see :func:`write`."""
+    """Serialize an event, as :func:`write` does a state."""
     return {"version": VERSION, "event": codec.to_data(Event, event, now)}
 
 
 def read_event(document: object, now: float) -> Event:
-    """The inverse of :func:`write_event`. Raises DocumentError."""
+    """Deserialize the result of :func:`write_event`. Raises DocumentError."""
     event: Event = _read(Event, "event", document, now)
     return event
 
 
 def write_command(command: Command, now: float) -> dict[str, object]:
-    """A command as a document; see :func:`write`."""
+    """Serialize a command, as :func:`write` does a state."""
     return {"version": VERSION, "command": codec.to_data(Command, command, now)}
 
 
 def read_command(document: object, now: float) -> Command:
-    """The inverse of :func:`write_command`. Raises DocumentError."""
+    """Deserialize the result of :func:`write_command`. Raises DocumentError."""
     command: Command = _read(Command, "command", document, now)
     return command
 
 
 def describe() -> str:
-    """The form of all documents: each class in them with its fields and their types, for the test that keeps it."""
+    """Describe the format of all documents: each class in them with its fields and their types, for the test."""
     return codec.describe(State, Event, Command)
 
 

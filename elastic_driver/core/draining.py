@@ -1,7 +1,8 @@
-"""Drains, for who asks for one: whether it can be had, what comes of it, and who is to end instead.
+"""Answers to drain requests: whether a drain is possible, its effect, and which workers end at once instead.
 
-Owns no decision on who leaves when: :mod:`elastic_driver.core.intake` takes the requests,
-:mod:`elastic_driver.core.in_place` asks members to leave, and :mod:`~elastic_driver.core.staffing` ends who does not.
+Owns no decision on when a worker leaves: :mod:`elastic_driver.core.intake` applies the requests,
+:mod:`elastic_driver.core.in_place` asks members to leave, and :mod:`~elastic_driver.core.staffing` kills those that do
+not.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from elastic_driver.words import NoticeKind, counted
 
 
 def ends_at_once(state: State, worker: WorkerId) -> bool:
-    """Whether a worker that was told to leave has no commit to leave at: no round yet, or it is being stopped."""
+    """Return whether a worker that was told to leave has no commit to leave at: no round yet, or being stopped."""
     record = record_of(state, worker)
     return (
         record is None
@@ -35,14 +36,14 @@ def ends_at_once(state: State, worker: WorkerId) -> bool:
 
 
 def why_refused(state: State, hostname: str) -> str:
-    """Why a host can be neither drained nor let off; "" when it can."""
+    """Return why a host can be neither drained nor released; "" if it can."""
     if state.is_listed(hostname):
         return ""
     return f"there is no host {hostname} in the job; its hosts: {', '.join(state.listed) or 'none'}"
 
 
 def why_needed(state: State, hostname: str, slot: int | None) -> str:
-    """Why a place cannot be drained for no other reason than that it is slow, in words; "" when it can be spared."""
+    """Return why a slow place cannot be drained, in words; "" if the job can do without it."""
     if state.phase is not JobPhase.RUNNING or state.notice_kind is not NoticeKind.NONE:
         return "the job is about to change anyhow"
     if any(record.leave_by is not None or record.phase is WorkerPhase.LEAVING for record in state.workers):
@@ -55,7 +56,7 @@ def why_needed(state: State, hostname: str, slot: int | None) -> str:
 
 
 def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> str:
-    """For who drained a host, or undid that: what has come of it.
+    """Describe the effect of a drain, or of its undoing, to the user who asked for it.
 
     Args:
         before, after: the job before the request and after it.
@@ -79,7 +80,7 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
 
 
 def _of_servers(state: State, hostname: str) -> str:
-    """What a drained host's servers do, in a job with a chief."""
+    """Describe what a drained host's servers do, in a job with a chief."""
     if state.chief is None:
         return ": its servers are told to end"
     text = ": its workers end when the chief has taken them out"
@@ -91,7 +92,7 @@ def _of_servers(state: State, hostname: str) -> str:
 
 
 def what_is_short(state: State) -> str:
-    """That the slots that are left do not suffice, and what comes of it; "" when they do."""
+    """Describe that the remaining slots do not suffice, and the consequence; "" if they do."""
     slots, policy = usable_slots(state), state.policy
     if slots >= policy.min_num_proc:
         return ""

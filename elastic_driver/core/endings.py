@@ -1,6 +1,6 @@
-"""When a job waits for slots, and when it gives up: limits, setbacks, nobody left to start.
+"""Conditions on which a job waits for slots, or is given up: limits, setbacks, no host left to start on.
 
-Owns the ends that are the same for all kinds of jobs. The others are on the page of each
+Owns the endings that are the same for all kinds of jobs. The others are in the module of each kind
 (:mod:`elastic_driver.core.kinds`).
 """
 
@@ -17,17 +17,17 @@ from elastic_driver.core.state import Policy, State, WorkerPhase, WorkerRecord, 
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode, counted
 
-# Starts on several hosts that fail in a row: the first may be no more than what the loss of a host leads to.
+# Consecutive failed starts on several hosts: the first may be just a consequence of the loss of a host.
 _STARTS = 2
 
 
 def judge(t: Transition) -> bool:
-    """Once for each round, when it is over: was it a setback? Returns whether it was."""
+    """Judge a round once, when it is over. Return whether it was a setback."""
     state = t.state
     if not state.round_id or state.setbacks.present.until is not None:
         return False
     setbacks = state.setbacks
-    # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
+    # A failure on a machine that is being taken away, or of its peers, says nothing about the script.
     if not keeps_its_places(state):
         setbacks = setbacks.excuse()
     if state.reset is not None:
@@ -38,7 +38,7 @@ def judge(t: Transition) -> bool:
 
 
 def end_if_given_up(t: Transition) -> bool:
-    """Ends a job of too many setbacks in a row, or of too many resets, when its round is over."""
+    """End a job of too many consecutive setbacks, or of too many resets, when its round is over."""
     state = t.state
     if state.setbacks.count >= state.policy.setbacks_limit:
         t.end(ExitCode.USER_CODE_FAILED, what_failed(state))
@@ -59,13 +59,13 @@ def end_if_given_up(t: Transition) -> bool:
 
 
 def at_start(failure: Failure | None, policy: Policy) -> str:
-    """When a job has failed that has trained nothing yet, and what would have it try again, if anything would."""
+    """Describe when a job that has trained nothing yet has failed, and the flag that would make it retry, if any."""
     when = f"within the first {START_S:g} s of the training"
     return when if failure is not None and failure.is_lasting else f"{when}; {policy.limit_flag} N would try again"
 
 
 def _fails_at_start(t: Transition) -> bool:
-    """Whether restarted workers on several hosts have failed twice in a row before anything was trained."""
+    """Return whether restarted workers on several hosts have failed twice in a row before any training."""
     state = t.state
     if not state.policy.on_change.restarts or not state.policy.ends_at_start:
         return False
@@ -73,33 +73,33 @@ def _fails_at_start(t: Transition) -> bool:
 
 
 def what_failed(state: State) -> str:
-    """What its setbacks say, in the words for its kind of workers."""
+    """Describe the setbacks, in the words for the job's kind of workers."""
     return state.setbacks.told(has_commits=state.policy.on_change.has_commits)
 
 
 def report_pause(t: Transition, until: float | None) -> None:
-    """Tells of a setback after which the job pauses until then; None: it does not."""
+    """Report a setback after which the job pauses until ``until``; None if it does not pause."""
     if until is not None:
         then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} times in a row end the job"
         t.report(f"{what_failed(t.state)}; {then}", warning=True)
 
 
 def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, begun: bool) -> bool:
-    """Ends a job that waits for what cannot come.
+    """End a job that waits in vain.
 
-    That is one that has nobody to wait for it, before its start or after, when every host is out for good; and one
-    whose list of hosts is fixed, when those that are left never have slots enough.
+    That is a job without a worker to wait, before its start or after, when every host is out for good; and a job with a
+    fixed list of hosts, when the remaining hosts can never have enough slots.
 
     Args:
         t: the step.
-        ready: who has started, and is there for a round.
+        ready: the workers that have started, and are available for a round.
         begun: whether the job has started.
     """
     if _end_if_hosts_never_suffice(t):
         return True
     state, listed = t.state, t.state.listed
     alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
-    # Once it has started, those who live may hold its state, and others come to them, unless none can.
+    # Once it has started, living workers may hold its state, and others join them, unless none can.
     if not listed or alive >= (1 if begun and not state.policy.fixed_hosts else state.policy.min_num_proc):
         return False
     if not all(map(state.blacklist.is_out_for_good, listed)):
@@ -116,11 +116,11 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
 def _end_if_hosts_never_suffice(t: Transition) -> bool:
     state, policy, order = t.state, t.state.policy, t.state.discovery.order
     out = [host for host in order if state.blacklist.is_out_for_good(host.name)] if policy.fixed_hosts else []
-    # How many slots a host has is not known before it has been up.
+    # The number of a host's slots is not known before it has been up.
     if not out or not state.discovery.down.issubset(host.name for host in order):
         return False
     left = tuple(host for host in order if state.is_listed(host.name) and host not in out)
-    # A drain can be undone, and what is cut off, or has a cooldown, is let in again.
+    # A drain can be undone, and a host that is cut off, or has a cooldown, returns.
     whole = replace(state.discovery, hosts=left, down=frozenset())
     at_best = replace(state, discovery=whole, blacklist=Blacklist(), cuts=Cuts(), drained=frozenset())
     slots = usable_slots(at_best)
@@ -146,13 +146,13 @@ def wait_for_slots(t: Transition) -> None:
 
 
 def is_put_off(t: Transition, until: float | None) -> bool:
-    """Whether a round that could be had waits until then (None: for nothing), and the job can still wait for it."""
+    """Return whether a possible round waits until ``until`` (None: for nothing), and the job can still wait."""
     late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
     return until is not None and t.now < until and not late
 
 
 def end_half_finished(t: Transition) -> None:
-    """Ends a job of which some workers have failed, and others ended well."""
+    """End a job in which some workers have failed, and others ended well."""
     t.end(ExitCode.USER_CODE_FAILED, f"{described(t.state.first_failure)}, when other workers had already finished")
 
 
@@ -168,7 +168,7 @@ def check_deadlines(t: Transition) -> None:
 
 
 def limit_is_used_up(t: Transition) -> bool:
-    """Whether there were as many unplanned resets already as there may be."""
+    """Return whether the limit of unplanned resets is reached."""
     policy = t.state.policy
     limit, window_s = policy.reset_limit, policy.reset_window_s
     return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit

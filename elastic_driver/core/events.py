@@ -1,7 +1,7 @@
-"""What happens to a job (events, facts in the past tense) and what is to be done about it (commands).
+"""Events (facts in the past tense about a job) and commands (what is to be done about them).
 
-Values only. :mod:`elastic_driver.core.membership` turns events into commands; the driver turns the world into
-events and commands into I/O.
+Values only. :mod:`elastic_driver.core.membership` turns events into commands; the driver turns what happens outside
+into events and commands into I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic_driver.words import Backend, Ending, NoticeKind, ReadyCause
 
 
 class Fault(StrEnum):
-    """Whose doing the end of a process is."""
+    """Who caused the end of a process."""
 
     OWN = "own"  # an exception, an exit code, a signal of its own making, a hang
     OUTSIDE = "outside"  # the machine, the scheduler, a person
@@ -26,14 +26,14 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostsDiscovered:
-    """These are all hosts now.
+    """The complete list of hosts, as of now.
 
     Attributes:
-        hosts: those that can be used: they are listed, and are up.
-        departures: those of them that are about to go.
-        down: names of those that are listed, and cannot be used for now: what is known of them stays.
-        answered: whether discovery has answered; else it still fails, and the list is its last one.
-        preparing: names of those of them where nobody runs, and which import now what workers import.
+        hosts: the usable ones: they are listed, and are up.
+        departures: those of them that are about to go away.
+        down: names of listed hosts that are not usable for now: what is known of them is kept.
+        answered: whether discovery has answered; otherwise it still fails, and this is its last list.
+        preparing: names of those without any worker that are importing the workers' modules now.
     """
 
     hosts: tuple[Host, ...]
@@ -49,7 +49,7 @@ class DiscoveryFailed:
 
     Attributes:
         message: why.
-        may_pass: whether that may pass by itself: else a job that knows no hosts yet ends.
+        may_pass: whether the failure may be temporary: if not, a job that knows no hosts yet ends.
     """
 
     message: str
@@ -58,14 +58,14 @@ class DiscoveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostsUnusable:
-    """None of the hosts can be used before somebody changes something there: why, in words."""
+    """No host is usable until somebody fixes something there; ``reasons`` says what."""
 
     reasons: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A worker's process runs. News of workers that do not ask for their rounds."""
+    """A worker's process runs. Reported for workers that do not ask for their rounds."""
 
     worker: WorkerId
 
@@ -75,15 +75,15 @@ class WorkerReady:
     """A worker asks for the round after ``after_round``.
 
     Attributes:
-        worker, after_round: who, and the last round that it was in; 0 for none.
-        commits: of its state.
-        cause, detail: why, and its error in words.
-        backends: what it can use for collectives, best first.
+        worker, after_round: the worker, and the last round that it was in; 0 for none.
+        commits: the number of commits of its state.
+        cause, detail: why it asks, and its error in words.
+        backends: the collective backends that it can use, best first.
         steps: operations that it has finished since its last commit.
-        where: the line of code that raised the error; "" when that is not known.
-        raised: whether its own code raised it, and not its collective.
+        where: the line of code that raised the error; "" if unknown.
+        raised: whether its own code raised the error, and not its collective.
         unreachable: ranks of that round that it could not reach, or that acknowledged nothing.
-        uncommitted_s: how long it had trained in that round since its last commit; 0 where nothing of it is lost.
+        uncommitted_s: how long it had trained in that round since its last commit; 0 if nothing of that is lost.
     """
 
     worker: WorkerId
@@ -104,9 +104,9 @@ class WorkerRunning:
     """A member has built its contexts and synced its state.
 
     Attributes:
-        worker, round_id, commits: as it says.
-        another: whether it is another training than the last one it told of, which has come to its end.
-        synced: whether it has the others' state; who cannot tell says so later.
+        worker, round_id, commits: as reported.
+        another: whether it is in another training than at its last report; that one has ended.
+        synced: whether it has the others' state; a worker that cannot know reports it later.
     """
 
     worker: WorkerId
@@ -121,14 +121,14 @@ class WorkerExited:
     """A worker's process has ended.
 
     Attributes:
-        worker: whose.
+        worker: the worker.
         returncode: exit code; negative for a signal.
-        how: in words, "killed by SIGKILL".
+        how: in words: "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
         error: the last line that it wrote; "" for none.
-        where: the line of code that it named last; "" for none.
-        out_of_memory: whether the kernel's OOM killer took it.
-        raised_s: how long before its end its code had raised an error, as it wrote down then; None for no such thing.
+        where: the last line of code that it named; "" for none.
+        out_of_memory: whether the kernel's OOM killer killed it.
+        raised_s: how long before its end its code had raised an error, by its own record; None for no such error.
     """
 
     worker: WorkerId
@@ -143,14 +143,14 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDying:
-    """A worker's process is going to end, and not well: it runs no more, but holds its place until it has ended.
+    """A worker's process is ending with a failure: it runs no more, but holds its place until it has ended.
 
     Attributes:
-        worker: whose.
-        returncode: what it is going to end with; None when it dumps its core, and that is not known yet.
-        how: in words, "killed by SIGKILL".
+        worker: the worker.
+        returncode: its exit code to be; None while it dumps its core, as the code is not known yet.
+        how: in words: "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
-        error, where, out_of_memory, raised_s: see WorkerExited.
+        error, where, out_of_memory, raised_s: as in WorkerExited.
     """
 
     worker: WorkerId
@@ -165,20 +165,20 @@ class WorkerDying:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExiting:
-    """A worker says that its script is over and that it is about to end."""
+    """A worker reports that its script is over and that it is about to end."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHung:
-    """A worker was not heard, or did nothing, for too long.
+    """A worker has sent no heartbeat, or done nothing, for too long.
 
     Attributes:
-        worker: which.
-        reason: in words, "no heartbeat for 60.0 s".
-        silent: whether it was not heard at all. Who is stopped, or cannot be reached, is silent by no doing of its own;
-            who says that it does nothing does so itself.
+        worker: the worker.
+        reason: in words: "no heartbeat for 60.0 s".
+        silent: whether it has sent no heartbeat at all. A worker that is stopped, or unreachable, is silent through no
+            fault of its own; one that reports that it does nothing is at fault itself.
     """
 
     worker: WorkerId
@@ -188,14 +188,14 @@ class WorkerHung:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpared:
-    """A worker was to be killed at its exit, but its script had ended: what runs on is the command around it."""
+    """A worker was to be killed at its exit, but its script had ended: only the command around it still runs."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerServing:
-    """A server, of a job with a chief, answers there: ``host:port``."""
+    """A server, of a job with a chief, answers at ``address``, ``host:port``."""
 
     worker: WorkerId
     address: str
@@ -203,7 +203,7 @@ class WorkerServing:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """The chief says that it has taken a worker out, and gives it nothing any more."""
+    """The chief reports that it has taken a worker out of use, and gives it no more work."""
 
     worker: WorkerId
 
@@ -227,10 +227,10 @@ class ChiefExited:
     """A chief's process has ended, or could not be started.
 
     Attributes:
-        number: of its start.
-        returncode: exit code; negative for a signal; None where there was no process.
-        how: in words, "exited with code 1".
-        error, where, out_of_memory: see WorkerExited.
+        number: the number of its start.
+        returncode: exit code; negative for a signal; None if there was no process.
+        how: in words: "exited with code 1".
+        error, where, out_of_memory: as in WorkerExited.
         bad_command: whether the command itself cannot be run.
     """
 
@@ -245,12 +245,12 @@ class ChiefExited:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """A host is lost, and its workers with it: nobody has seen how they ended.
+    """A host is lost, and its workers with it: nothing has seen how they ended.
 
     Attributes:
-        hostname: which.
-        why: in words, "it was not heard for 5.0 s"; "" when that is not known.
-        workers: those that ran there. One that is only being started may yet come up, or not.
+        hostname: the host.
+        why: in words: "it was not heard for 5.0 s"; "" if unknown.
+        workers: the workers that ran there. One that is just being started may or may not come up.
         draw: a random number from 0 to 1, for the host's cooldown.
     """
 
@@ -262,20 +262,20 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersReported:
-    """Several workers have reported, or ended, at about the same time: one decision for all of them."""
+    """Several workers have reported, or ended, at about the same time: one decision covers all of them."""
 
     reports: tuple[WorkerReport | HostLost, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HostSilent:
-    """Nothing is heard of a host, and its machine acknowledges nothing.
+    """A host sends nothing, and its machine acknowledges nothing.
 
     Attributes:
-        hostname: which.
+        hostname: the host.
         silent_s: for how long.
-        sure: whether that is as long as it takes. Otherwise another host has been silent for so long, and this one may
-            be so for the same reason.
+        sure: whether that is long enough to be sure. Otherwise another host has been silent for that long, and this one
+            may be silent for the same reason.
     """
 
     hostname: str
@@ -285,7 +285,7 @@ class HostSilent:
 
 @dataclass(frozen=True, slots=True)
 class HostHeard:
-    """A host that was silent is heard again, or begins anew."""
+    """A silent host is heard again, or starts anew."""
 
     hostname: str
 
@@ -295,31 +295,31 @@ HostReport = HostSilent | HostHeard
 
 @dataclass(frozen=True, slots=True)
 class HostsReported:
-    """Several hosts are silent, or heard again, at about the same time: one decision for all of them."""
+    """Several hosts are silent, or heard again, at about the same time: one decision covers all of them."""
 
     reports: tuple[HostReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerNotStarted:
-    """A worker's process could not be started, or was there for a moment, and may have asked for a round in it."""
+    """A worker's process could not be started, or existed for a moment in which it may have asked for a round."""
 
     worker: WorkerId
     message: str
     draw: float
-    bad_command: bool  # the command itself is at fault, on whatever host
+    bad_command: bool  # the command itself is at fault, on any host
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Somebody wants workers to leave at their next commit, without any blame.
+    """Somebody wants workers to leave at their next commit, without blaming them.
 
     Attributes:
-        hostname: of which host.
-        slot: of which slot; None for all of the host's.
+        hostname: the host to drain.
+        slot: its slot; None for all of them.
         why: who asked, in words.
         undo: the opposite: the places may be used again.
-        within_s: the seconds that are left until the host's machine is gone; None when nobody has said.
+        within_s: the seconds left until the host's machine is gone; None if nobody has said.
     """
 
     hostname: str
@@ -339,19 +339,19 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class DriverFailed:
-    """The driver itself has a bug: an error that nobody expected."""
+    """The driver itself has a bug: an unexpected error."""
 
     error: str
 
     @property
     def message(self) -> str:
-        """What is told of it, as the end of the job."""
+        """The message with which the job ends."""
         return f"internal error of the driver: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """The time of next_deadline has come."""
+    """The time that next_deadline gave has come."""
 
 
 Event = (
@@ -380,11 +380,11 @@ class StartWorker:
 
     Attributes:
         worker: its name.
-        planned: the place it would have if the round were formed now.
+        planned: the place that it would have if the round were formed now.
         standby: whether it is to wait without a rank.
-        hosts: those of all who are planned, in the order of their first ranks: rank 0 is on the first; none where
+        hosts: the hosts of all planned workers, in the order of their first ranks (rank 0 is on the first); empty if
             workers do not meet by themselves.
-        parameter_server: which of the parameter servers it is; None for a worker.
+        parameter_server: the index of its parameter server; None for a worker.
     """
 
     worker: WorkerId
@@ -396,11 +396,11 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class StartChief:
-    """Start the script, with the servers that answer now.
+    """Start the chief's script, with the servers that answer now.
 
     Attributes:
-        number: how often that was done, with this time.
-        parameter_servers, workers: addresses of the servers, in the order in which the script is told of them.
+        number: how many starts there have been, this one included.
+        parameter_servers, workers: addresses of the servers, in the order in which the script gets them.
     """
 
     number: int
@@ -410,12 +410,12 @@ class StartChief:
 
 @dataclass(frozen=True, slots=True)
 class StopChief:
-    """TERM to the script's process tree, grace, KILL; another is started when it has ended.
+    """Send TERM to the script's process tree, wait for the grace period, send KILL; it is restarted once it has ended.
 
     Attributes:
-        number: of its start.
+        number: the number of its start.
         reason: why, in words.
-        grace_s: how long the grace is; None for what is usual.
+        grace_s: the grace period; None for the usual one.
     """
 
     number: int
@@ -425,12 +425,12 @@ class StopChief:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """TERM to the process tree, grace, KILL.
+    """Send TERM to the process tree, wait for the grace period, send KILL.
 
     Attributes:
-        worker: which.
+        worker: the worker.
         reason: why, in words.
-        ending: how long the grace is, and what is done beside it.
+        ending: how long the grace period is, and what else is done.
     """
 
     worker: WorkerId
@@ -440,13 +440,13 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """KILL to the process tree of a worker that does not do what it has to.
+    """Send KILL to the process tree of a worker that does not do what it must.
 
     Attributes:
-        worker: which.
-        reason: what it did not do, in words, "did not leave within 300 s (--drain-timeout)".
-        hangs: whether it hangs, and prints first where its threads are.
-        exits: whether it is let be when its script has ended, though the command around it goes on (WorkerSpared).
+        worker: the worker.
+        reason: what it did not do, in words: "did not leave within 300 s (--drain-timeout)".
+        hangs: whether it hangs, and is to print the stacks of its threads first.
+        exits: whether to spare it if its script has ended, though the command around it still runs (WorkerSpared).
     """
 
     worker: WorkerId
@@ -457,7 +457,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpHost:
-    """Take a silent host for lost, and its workers with it, although they may live: why, in words."""
+    """Treat a silent host as lost, and its workers with it, although they may live; ``reason`` says why."""
 
     hostname: str
     reason: str
@@ -465,7 +465,7 @@ class GiveUpHost:
 
 @dataclass(frozen=True, slots=True)
 class DismissWorker:
-    """Tell a worker that is READY that there is no place for it: it ends by itself, with exit code 0."""
+    """Notify a READY worker that there is no place for it: it ends by itself, with exit code 0."""
 
     worker: WorkerId
     reason: str
@@ -473,19 +473,18 @@ class DismissWorker:
 
 @dataclass(frozen=True, slots=True)
 class PublishRound:
-    """Fence the past, and give the members their places.
+    """Fence off the past, and give the members their places.
 
     Attributes:
         round_id: the new round.
         placed: its members by rank.
         sync: whether the members broadcast rank 0's state first.
-        commits: commits of rank 0's state.
-        backend: what carries its collectives; None when that is the workers' own affair.
-        cause: what made it, in words.
-        old_size: members of the round before (0 for the first round).
-        reinit: whether the members made it themselves, by ``shutdown()`` and ``init()``.
-        lost_s: how long the round before had trained beyond the commit that this one goes back to; None where nobody
-            knows.
+        commits: the number of commits of rank 0's state.
+        backend: the backend of its collectives; None if the workers choose it themselves.
+        cause: the cause of the round, in words.
+        old_size: the number of members of the round before (0 for the first round).
+        reinit: whether the members caused it themselves, by ``shutdown()`` and ``init()``.
+        lost_s: how long the round before had trained since the commit from which this one resumes; None if unknown.
     """
 
     round_id: int
@@ -501,7 +500,7 @@ class PublishRound:
 
 @dataclass(frozen=True, slots=True)
 class SetNotice:
-    """Tell the members of the round."""
+    """Send a notice to the members of the round."""
 
     version: int
     round_id: int
@@ -511,11 +510,11 @@ class SetNotice:
 
 @dataclass(frozen=True, slots=True)
 class ReportResumed:
-    """All members of the round train again.
+    """Report that all members of the round train again.
 
     Attributes:
         round_id: the round.
-        commits: what it went on from.
+        commits: the commit from which it resumed.
         took_s: seconds from the change (death seen, or first member at the commit) until now.
     """
 
@@ -526,7 +525,7 @@ class ReportResumed:
 
 @dataclass(frozen=True, slots=True)
 class ReportDying:
-    """A worker is about to end, and not well: in words, how."""
+    """Report that a worker is failing; ``how`` says how."""
 
     worker: WorkerId
     how: str
@@ -534,7 +533,7 @@ class ReportDying:
 
 @dataclass(frozen=True, slots=True)
 class ReportExit:
-    """A worker has ended; ``expected`` when it had been told to, and had not failed before."""
+    """Report that a worker has ended; ``expected`` if it had been told to, and had not failed before."""
 
     worker: WorkerId
     expected: bool
@@ -542,7 +541,7 @@ class ReportExit:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Something a user wants to read at once."""
+    """Report something that a user wants to read at once."""
 
     text: str
     warning: bool = False

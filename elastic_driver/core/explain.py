@@ -41,7 +41,7 @@ _AT_MOST = 6  # names in a sentence
 
 
 def names(workers: Sequence[WorkerId]) -> str:
-    """Workers as a list for a sentence: "worker a[0]", "workers a[0], a[1]", "workers a[0], … and 3 more"."""
+    """Format workers as a list for a sentence: "worker a[0]", "workers a[0], a[1]", "workers a[0], … and 3 more"."""
     if not workers:
         return ""
     text = _listed([str(worker) for worker in workers])
@@ -49,13 +49,13 @@ def names(workers: Sequence[WorkerId]) -> str:
 
 
 def explain(state: State, now: float, *, gives_up: bool = False, stall: str = "") -> str:
-    """Why the job stands where it stands.
+    """Explain the current condition of the job in one sentence.
 
     Args:
         state: the job.
         now: the present, seconds of the core's clock.
-        gives_up: whether the wait for slots is over: then nothing is said of the time that is left for it.
-        stall: "stalled for ...", where a round that runs does not go on.
+        gives_up: whether the wait for slots is over: then the time that is left for it is not mentioned.
+        stall: "stalled for ...", if the running round makes no progress.
     """
     policy, reset = state.policy, state.reset
     slots_left = "" if gives_up else _left(state.slots_deadline, now)
@@ -100,7 +100,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
                 return f"{counted(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             some, flags = _ready(state, len(ready))
             lacks = f"waiting for {counted(policy.min_num_proc, 'worker')} ({policy.least_flag}), ready: {some}"
-            # Which multiple it is has been said then.
+            # The multiple has been named in that case.
             why = (
                 f"{_slots(state, now, unused=not flags)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
             )
@@ -124,7 +124,7 @@ def explain(state: State, now: float, *, gives_up: bool = False, stall: str = ""
 
 
 def _explain_restart(state: State, now: float, slots_left: str) -> str:
-    """Why the processes of the next round have not been started."""
+    """Explain why the processes of the next round have not been started."""
     over, until = f"round {state.round_id} is over", gone_by(state)
     if until is not None:
         members = dict.fromkeys(state.members)
@@ -208,7 +208,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _slots(state: State, now: float, *, unused: bool = True) -> str:
-    """The slots that can be used, and of all others that are listed why they cannot."""
+    """List the usable slots, and for all other listed ones the reason why they are not usable."""
     free = [Host(host.name, slots) for host in state.hosts if (slots := free_slots(state, host))]
     text = f"slots: {sum(host.slots for host in free)}"
     text += f" ({_listed([str(host) for host in free])})" if free else ""
@@ -217,7 +217,7 @@ def _slots(state: State, now: float, *, unused: bool = True) -> str:
 
 
 def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> str:
-    """The listed hosts and slots that get no workers, why, and what lets them have some again."""
+    """List the hosts and slots that get no workers, the reason, and what would release them."""
     text = ""
     out = [entry for entry in state.blacklist.entries if entry.active]
     if out:
@@ -250,7 +250,7 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
 
 
 def room_for_standbys(state: State, now: float) -> str:
-    """That there are fewer places for standbys than were asked for, and why."""
+    """Report that there are fewer places for standbys than were asked for, and why."""
     policy = state.policy
     ranked = policy.max_num_proc or len(state.members)
     return (
@@ -260,7 +260,7 @@ def room_for_standbys(state: State, now: float) -> str:
 
 
 def unused_slots(state: State) -> str:
-    """The slots that a multiple leaves over, and which; "" for none."""
+    """Describe the slots that a multiple leaves over; "" for none."""
     policy = state.policy
     flags = (f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}", f"--np-multiple {policy.num_proc_multiple}")
     parts = []
@@ -274,7 +274,7 @@ def unused_slots(state: State) -> str:
 
 
 def _ready(state: State, members: int) -> tuple[str, list[str]]:
-    """How many are ready; if a multiple lets fewer be in a round, how many, and the flags."""
+    """Return the number of ready workers; if a multiple allows fewer in a round, that number and the flags too."""
     places = target_places(state) if state.policy.multiple == 1 else wanted_places(state)
     number = sum(in_target(record, places) for record in reachable(state))
     if state.policy.multiple == 1 or members >= number:
@@ -289,7 +289,7 @@ def _ready(state: State, members: int) -> tuple[str, list[str]]:
 
 
 def why_no_place(state: State, hostname: str, slot: int) -> str:
-    """Why a worker that was there has no place in the job any more."""
+    """Explain why a worker that was there no longer has a place in the job."""
     host = next((host for host in state.hosts if host.name == hostname), None)
     if hostname in state.discovery.down:
         return f"host {hostname} is not up any more"
@@ -314,7 +314,7 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
 
 
 def _booting(state: State) -> str:
-    """Who is on the way, and who still holds a place for which another waits."""
+    """List the workers that are booting, and those that still hold a place for which another waits."""
     boots = in_phase(state, WorkerPhase.BOOTING)
     booting = [record.worker for record in boots if record.parameter_server is None]
     text = "".join(f"; {record.who} starting" for record in boots if record.parameter_server is not None)
@@ -326,20 +326,20 @@ def _booting(state: State) -> str:
 
 
 def _unheard(state: State, now: float) -> str:
-    """The hosts that are silent, and are not given up."""
+    """List the silent hosts that are not given up."""
     silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in concerning(state) if one.sure and not one.given_up]
     return f"; not heard: {_listed(silent)}" if silent else ""
 
 
 def _left_for(state: State, workers: Sequence[WorkerId], deadline: float | None, now: float) -> str:
-    """Which hosts are silent, and how long these workers are waited for: those of silent hosts, as long as these."""
+    """List the silent hosts, and how long the job waits for these workers: workers of silent hosts have no limit."""
     silent = {one.hostname for one in concerning(state) if one.sure and not one.given_up}
     left = "" if all(worker.hostname in silent for worker in workers) else _left(deadline, now)
     return f"{_unheard(state, now)}{left}"
 
 
 def _discovery(state: State, now: float) -> str:
-    """That discovery fails: the job goes on with the hosts that are known."""
+    """Report that discovery fails; the job continues with the known hosts."""
     outage = state.discovery.outage
     if outage is None:
         return ""
@@ -347,7 +347,7 @@ def _discovery(state: State, now: float) -> str:
 
 
 def _preparing(state: State, now: float) -> str:
-    """The hosts that the round is to be ended for when they have imported what workers import."""
+    """List the hosts for which the round will end once they have imported the workers' modules."""
     limit = state.policy.max_num_proc
     unready = [one for one in state.preparing if not one.late]
     if not unready or (limit is not None and len(state.members) >= limit):

@@ -1,7 +1,7 @@
-"""What a worker's failure does to its host, and to the round that it was in.
+"""The effect of a worker's failure on its host, and on its round.
 
-Owns what all kinds of workers share of that. What else a failure means is on the page of each kind
-(:mod:`elastic_driver.core.kinds`).
+Owns the part that all kinds of workers share. The module of each kind (:mod:`elastic_driver.core.kinds`) defines what
+else a failure means.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from elastic_driver.hosts import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A worker that was not told to end has failed.
+    """The failure of a worker that was not told to end.
 
     Attributes:
         failure: what happened to it.
-        fault: whose doing that is.
+        fault: who caused that.
         wanted: whether its place was still wanted.
         draw: for the cooldown of its host, 0 to 1.
-        told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
-        ran: whether there was a process. A host on which none can be started is put out in any case.
+        told: whether the driver has reported it: an exit code other than 0 is reported when the process ends.
+        ran: whether there was a process. A host on which none can be started is blacklisted in any case.
         aborted: whether its process was aborted.
         host_lost: whether its whole host is lost.
-        after_another: whether another was lost with that host, and stands for all of them.
+        after_another: whether another failure, of the same lost host, stands for all of them.
     """
 
     failure: Failure
@@ -46,29 +46,29 @@ class Crash:
 
 
 def failure_of(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
-    """A worker's failure, in words."""
+    """Describe a worker's failure."""
     role = "" if record.parameter_server is None else record.server_name
     return Failure.said(record.worker, record.rank if record.round_id else None, how, error, where, role)
 
 
 def is_needed(state: State, hostname: str) -> bool:
-    """Whether the job has too few slots without a host."""
+    """Return whether the job has too few slots without a host."""
     others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != hostname))
     return usable_slots(replace(state, discovery=others)) < state.policy.min_num_proc
 
 
 def blame_host(t: Transition, hostname: str, crash: Crash, *, stays: bool = False, ran: bool = True) -> bool:
-    """Counts a failure against a host whose place was wanted, unless the host stays.
+    """Count a failure against a host whose place was wanted, unless the host stays.
 
     Args:
         t: the step.
-        hostname: which.
+        hostname: the host.
         crash: the failure.
         stays: whether the host stays in the job nevertheless.
         ran: whether its worker has done anything yet.
 
     Returns:
-        Whether the host gets no new workers from now on, and did before.
+        Whether this took the host out of use for new workers.
     """
     state, was_out = t.state, t.state.blacklist.is_blacklisted(hostname)
     if crash.wanted and not stays and (state.policy.blames_hosts or not ran):
@@ -78,17 +78,17 @@ def blame_host(t: Transition, hostname: str, crash: Crash, *, stays: bool = Fals
 
 
 def report_blamed(t: Transition, hostname: str, text: str, *, told: bool) -> None:
-    """Says that a host gets no new workers from now on, and why."""
+    """Report that a host gets no new workers from now on, and why."""
     for_now = "" if t.state.blacklist.is_out_for_good(hostname) else " until its cooldown is over"
     t.report(f"host {hostname} gets no new workers{for_now}: {text}", warning=not told)
 
 
 def fail_in_round(t: Transition, record: WorkerRecord, crash: Crash, *, stays: bool) -> None:
-    """A worker that has rounds has failed: its round is over, if it was in one.
+    """Fail a worker that has rounds: its round, if any, is over.
 
     Args:
         t: the step.
-        record: the worker's.
+        record: the record of the worker.
         crash: its failure.
         stays: whether its host stays in the job nevertheless.
     """
@@ -97,12 +97,12 @@ def fail_in_round(t: Transition, record: WorkerRecord, crash: Crash, *, stays: b
     if crash.after_another:
         return
     if wanted and (stays or (crash.ran and not t.state.policy.blames_hosts)):
-        fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
-    # Whoever fails before its first round would do so again at once, and no limit counts that.
+        fault = Fault.OWN  # its host stays: if that is the cause, it will recur, and there must be an end
+    # A failure before the first round would recur at once, and no limit counts it.
     is_member = t.state.is_member(worker)
     is_news = blame_host(t, worker.hostname, crash, stays=stays, ran=crash.ran and is_member)
     if not is_member:
-        # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
+        # A joiner, or a worker of the first round: its host gets no new workers, but the living ones there continue.
         text = f"worker {worker} {how} before its first round"
         if is_news:
             report_blamed(t, worker.hostname, text, told=crash.told)
@@ -124,11 +124,11 @@ def fail_in_round(t: Transition, record: WorkerRecord, crash: Crash, *, stays: b
 
 
 def leave_round(t: Transition, worker: WorkerId, *, wanted: bool) -> None:
-    """A worker of a round has ended with code 0: it has finished, unless its place was not wanted any more."""
+    """Record a member's exit with code 0: it has finished, unless its place was no longer wanted."""
     registry = t.state.registry
     if wanted or registry.expected == (worker,):
         t.register(worker, WorkerState.SUCCESS)
         return
-    # It had been asked to leave, by discovery's list or by whoever took its machine away: not the end of the job.
+    # It had been asked to leave, by discovery's list or by whatever took its machine away: not the end of the job.
     t.report(f"worker {worker} left: {why_no_place(t.state, worker.hostname, worker.slot)}")
     t.state = replace(t.state, registry=registry.without(worker), setbacks=t.state.setbacks.excuse())

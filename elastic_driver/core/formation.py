@@ -1,6 +1,6 @@
-"""The forming of a round: who is in it, whose state it goes on from, whether it syncs, and what made it.
+"""Formation of a round: its members, the state that it uses, whether it syncs, and its cause.
 
-Owns no decision on whether a round is due; :mod:`elastic_driver.core.in_place` asks for one when the registry is
+Owns no decision on whether a round is due; :mod:`elastic_driver.core.in_place` requests one when the registry is
 closed.
 """
 
@@ -45,9 +45,9 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         host_order=state.discovery.order,
         root=first_root(state, workers) if root is None else root.worker,
     )
-    # Members who were interrupted at one commit hold equal states, unless one of them is new.
+    # Members that were interrupted at one commit hold equal states, unless one of them is new.
     in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
-    # The one who hands over comes first.
+    # A member that hands over comes first.
     handing_over = None if all_offered(state, (members[0].worker,)) else members[0].worker
     formed = Round(
         state.next_round_id,
@@ -76,7 +76,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         state = replace(state, tally=state.tally.one_more(t.now, state.policy.reset_window_s))
     tells_commits = backend is not Backend.HOROVOD
     if state.policy.durable and not tells_commits:
-        # What is not on disc cannot be gone on from.
+        # A job cannot resume from what is not on disk.
         state = replace(state, policy=replace(state.policy, durable=False))
         t.report("--durable-dir does nothing here: the workers run Horovod's own library", warning=True)
     t.state = forget_round(state, formed)
@@ -86,26 +86,26 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             phase=WorkerPhase.MEMBER,
             since=t.now,
             round_id=formed.round_id,
-            # Before the first commit, what a process is born with is the state. Who tells of none has it in the first
-            # round; later ones get it when they have been in a round for a while.
+            # Before the first commit, the initial state of a process is the state. Workers that report no commits have
+            # it in the first round; later ones get it when they have been in a round for a while.
             has_state=by_worker[one.worker].has_state or not (formed.commits if tells_commits else stateful),
             rank=one.slot.rank,
             committed_at=None,
         )
         for one in placed
     )
-    if not tells_commits:  # as for restarted workers: a round that runs for long has come further
+    if not tells_commits:  # as for restarted workers: a long round counts as progress
         t.state = replace(t.state, setbacks=t.state.setbacks.begin(t.now))
     t.notify(NoticeKind.NONE, "")
     places = wanted_places(t.state)
     for record in ready:
-        # Who stands by, and who had to make room for a handover, stays READY for a round after this.
+        # Standbys, and workers that made room for a handover, stay READY for a later round.
         if record.worker not in by_worker and not in_target(record, places):
             t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
 def tell_of_strangers(t: Transition) -> None:
-    """Hosts that are to be protected and are not there at the first round may come; or their names are slips."""
+    """Warn of hosts to be protected that are absent from the first round: they may come, or their names are typos."""
     known = {host.name for host in t.state.discovery.order}
     absent = [name for name in t.state.policy.protect if name not in known]
     if absent:
@@ -114,11 +114,11 @@ def tell_of_strangers(t: Transition) -> None:
 
 
 def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
-    """What makes the round that is being formed, in words."""
+    """Describe the cause of the round that is being formed."""
     state = t.state
     if not state.round_id:
         return "; ".join(("start", *causes(state)))
-    # Who lost the round says what came of a cut; the host that is left out for it says why.
+    # A worker that lost the round names the effect of a cut; the host that is left out for it names the reason.
     is_cut = any(worker.hostname in state.cuts.out for worker in state.members)
     parts = [] if is_cut and not t.in_reset().crashes else causes(state)
     failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
@@ -147,15 +147,15 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
 
 
 def _lost_s(t: Transition, root: WorkerRecord | None, backend: Backend) -> float | None:
-    """For how long the last round had trained since the commit that is gone back to; None where nobody knows."""
+    """Return how long the last round had trained since the commit that is restored; None if unknown."""
     reset = t.in_reset()
     if not t.state.round_id or not reset.unplanned:
         return 0.0
     if root is None or backend is Backend.HOROVOD:
-        return None  # what is on disc says not when that was, nor do such workers tell of commits
+        return None  # a commit on disk has no time, and such workers do not report commits
     if root.committed_at is None:
         return 0.0
-    # No more than the round can have lasted, whatever a worker says.
+    # No more than the round can have lasted, whatever a worker reports.
     since = max(root.committed_at, t.state.reset_began if t.state.round is None else t.state.round.reset_began)
     return max(0.0, reset.began - since)
 

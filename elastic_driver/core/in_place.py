@@ -1,10 +1,10 @@
-"""Workers that reset in place: each asks for the next round, and trains on there inside its process.
+"""Workers that reset in place: each asks for the next round, and continues to train inside its process.
 
-Owns the decisions for ``OnChange.IN_PLACE``, and what reports mean that only such workers make.
+Owns the decisions for ``OnChange.IN_PLACE``, and the meaning of the reports that only such workers make.
 
-How a round ends. Every member of round r has one record in the registry of r: READY (it asks for the next round),
+How a round ends: every member of round r has one record in the registry of r: READY (it asks for the next round),
 SUCCESS or FAILURE (its process ended). The first READY or FAILURE opens the reset. When all members have a record, or
-the deadline has passed and the silent are voted out, the next round is formed from those who are READY and placed.
+the deadline has passed and silent members are voted out, the next round is formed from the READY workers with places.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from elastic_driver.words import Backend, ExitCode, NoticeKind, ReadyCause
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:
-    """Its process runs. That is no news: it is waited for until it asks for a round."""
+    """Ignore the start of a process: it is waited for until it asks for a round."""
 
 
 def take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
-    """It asks for the next round. The first that asks may make the job one of workers that reset in place."""
+    """Apply a request for the next round. The first one may turn the job into one of workers that reset in place."""
     if not t.state.policy.on_change.asks_for_rounds:
         become_in_place(t, event.worker)
         record = t.state.workers.find(event.worker) or record
@@ -82,7 +82,7 @@ def take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
             record,
             phase=WorkerPhase.READY,
             since=t.now,
-            # Who has commits, or left by itself, was through with its sync, though its report was lost.
+            # A worker with commits, or that left by itself, had finished its sync, though its report was lost.
             has_state=record.has_state
             or (was_member and (event.commits > 0 or event.cause is not ReadyCause.INTERNAL_ERROR)),
             commits=max(event.commits, record.commits) if was_member else event.commits,
@@ -116,9 +116,9 @@ def take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
 
 
 def _leaves_as_asked(state: State, event: WorkerReady) -> bool:
-    """Whether a worker that cannot say why it leaves its round does so since it was asked to.
+    """Return whether a worker that cannot say why it leaves its round does so because it was asked to.
 
-    Its agent says what it has heard so far, and the notice may have reached the other workers before.
+    Its agent reports what it has received so far, and the notice may have reached the other workers first.
     """
     return (
         event.cause is ReadyCause.INTERNAL_ERROR
@@ -128,7 +128,7 @@ def _leaves_as_asked(state: State, event: WorkerReady) -> bool:
 
 
 def _blame_who_never_asked(t: Transition) -> None:
-    """Before the first round, who has ended with code 0 has failed as soon as another asks for it."""
+    """Count earlier ends with code 0 as failures as soon as another worker asks for the first round."""
     if t.state.round is not None or not t.state.registry.successes:
         return
     for worker in t.state.registry.workers_in(WorkerState.SUCCESS):
@@ -142,7 +142,7 @@ def _blame_who_never_asked(t: Transition) -> None:
 
 
 def _accuser(state: State, event: WorkerReady) -> Accuser:
-    """Whom a member accuses, of the round that it leaves. What happens inside a host is no matter of networks."""
+    """Return which members of its round a worker accuses. Problems inside one host have nothing to do with networks."""
     by_host: dict[str, list[WorkerId]] = {}
     for rank in sorted(set(event.unreachable)):
         if rank < len(state.members) and state.members[rank].hostname != event.worker.hostname:
@@ -151,7 +151,7 @@ def _accuser(state: State, event: WorkerReady) -> Accuser:
 
 
 def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
-    """Its process has ended with code 0: it has finished, if it was in a round."""
+    """Apply an exit with code 0: the worker has finished, if it was in a round."""
     worker = record.worker
     if record.round_id:
         leave_round(t, worker, wanted=wanted)
@@ -162,12 +162,12 @@ def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> Non
     elif t.state.policy.must_init:
         t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
     else:
-        t.register(worker, WorkerState.SUCCESS)  # it may have nothing to train: nobody is started in its place
+        t.register(worker, WorkerState.SUCCESS)  # it may have nothing to train: it is not replaced
 
 
 def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
-    """It has failed. Its host is taken out of the job, and the others of its round leave it."""
-    # Horovod's own library can do nothing else than to abort when another is lost while they meet.
+    """Apply a failure: the worker's host is taken out of the job, and the others of its round leave it."""
+    # Horovod's own library can only abort if another worker is lost while they connect.
     is_met = record.running or Backend.HOROVOD not in record.backends
     stays = crash.aborted and not is_met and t.state.phase is JobPhase.RESETTING and bool(causes(t.state))
     fail_in_round(t, record, crash, stays=stays)
@@ -226,7 +226,7 @@ def _vote_out_the_silent(t: Transition) -> None:
         how = f"did not {what} within {limit}"
         record = record_of(t.state, worker)
         rank = record.rank if record is not None and record.round_id else None
-        # Whoever is frozen, or on a host that cannot be reached, is found by its heartbeat before: this one lives.
+        # A worker that is frozen, or on an unreachable host, would have been found by its heartbeat: this one lives.
         t.note_failure(Failure(worker, rank, how), Fault.OWN, f"worker {worker} hung ({how})")
         t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
         if record is not None:
@@ -242,7 +242,7 @@ def _start_first_round(t: Transition) -> None:
 
 
 def _close_registry(t: Transition) -> None:
-    """All who are expected have reported: ends the job, forms the next round, or waits."""
+    """End the job, form the next round, or wait, after all expected workers have reported."""
     leave_out_unreachable(t)
     if t.state.ended:
         return
@@ -262,19 +262,19 @@ def _close_registry(t: Transition) -> None:
 
 
 def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
-    """Ends the job when the closed registry says so."""
+    """End the job if the closed registry says so."""
     if not t.state.round_id:
         return _end_if_start_failed(t, ready)
     state, failure = t.state, t.state.first_failure
     failed = state.registry.workers_in(WorkerState.FAILURE)
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
-    # Those too that were dismissed since, as others cannot reach their hosts: they had not finished.
+    # Includes those that were dismissed since, as others cannot reach their hosts: they had not finished.
     members = state.registry.workers_in(WorkerState.READY)
     stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded and not state.policy.durable:
         lost = tuple(dict.fromkeys(worker.hostname for worker in failed or state.members))
         hosts = f"host{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
-        # A failure of the training's own would come again.
+        # A failure of the training itself would recur.
         hint = "" if state.setbacks.present.failure else "; with --durable-dir a job goes on from commits on disc"
         t.end(
             ExitCode.USER_CODE_FAILED,
@@ -316,7 +316,7 @@ def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool
 
 
 def _set_planned_notice(t: Transition) -> None:
-    """Asks the members to leave at their next commit when the round they would get is another than this one."""
+    """Ask the members to leave at their next commit if the next round would differ from this one."""
     targets = target_places(t.state)
     members = in_phase(t.state, WorkerPhase.MEMBER)
     off = tuple(record for record in members if not in_target(record, targets))
@@ -325,7 +325,7 @@ def _set_planned_notice(t: Transition) -> None:
     booting = tuple(r for r in in_phase(t.state, WorkerPhase.BOOTING) if in_target(r, targets))
     waits = joiners_wait_until(t.state)
     grows = bool(joiners) and (waits is None or t.now >= waits)
-    # Members that leave go on training while those who are to replace them boot, if they are needed until then.
+    # Departing members that are needed train on while their replacements boot.
     enough = len(fit) >= t.state.policy.min_num_proc
     if not trains_until_replaced(t.state, off, fit) and (grows or (off and (enough or not booting))):
         drained = dict.fromkeys(r.worker.hostname for r in off if is_drained(t.state, r.worker.hostname, r.worker.slot))
@@ -340,7 +340,7 @@ def _set_planned_notice(t: Transition) -> None:
 
 
 def _tell_of_standbys(t: Transition) -> None:
-    """Says that there is no room for all standbys; again only when there is less than ever before."""
+    """Report that there is no room for all standbys; again only if there is less room than ever before."""
     if not t.state.policy.num_standby or t.state.phase is not JobPhase.RUNNING or finishing(t.state):
         return
     room, told = len(standby_places(t.state)), t.state.standby_room
@@ -358,4 +358,4 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     tell_of_unused,
     give_up_silent,
 )
-"""What is decided after each event, in this order."""
+"""The decisions after each event, in this order."""

@@ -1,7 +1,7 @@
-"""What each event means: it changes what is known of hosts, workers and reports.
+"""Application of each event: how it changes what is known of hosts, workers and reports.
 
-Owns what is the same for all kinds of jobs; a worker's start and its end have another meaning for each
-(:mod:`elastic_driver.core.kinds`). Decides nothing that needs more than the event itself:
+Owns what is the same for all kinds of jobs; each kind (:mod:`elastic_driver.core.kinds`) defines what the start and
+the end of a worker mean. Decides nothing that needs more than the event itself:
 :mod:`elastic_driver.core.membership` looks at the levels afterwards.
 """
 
@@ -81,12 +81,12 @@ from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Departure
 from elastic_driver.words import ExitCode, in_seconds
 
-# Who raised an error longer than that before its end has gone on after it.
+# A worker that raised an error longer than this before its end had continued after the error.
 _LONGEST_END_S = 60.0
 
 
 def take(t: Transition, event: Event) -> None:
-    """Takes in one event. What comes late changes nothing.
+    """Apply one event. A late event changes nothing.
 
     Raises:
         IllegalEventError: the event cannot have happened.
@@ -101,7 +101,7 @@ def take(t: Transition, event: Event) -> None:
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
         case HostsUnusable():
-            # Once there were workers, hosts that are gone may come back; the elastic timeout bounds the wait.
+            # Once there were workers, hosts that are gone may return; the elastic timeout bounds the wait.
             if not t.state.round_id and not t.state.workers:
                 t.end(ExitCode.BAD_USAGE, f"no host can be used: {event.reasons}")
         case WorkersReported():
@@ -137,15 +137,16 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
     up = dict.fromkeys(host.name for host in event.hosts)
     last = {host.name: host.incarnation for host in discovery.order}
     others = frozenset(host.name for host in event.hosts if last.get(host.name, host.incarnation) != host.incarnation)
-    # Of those that are the machines that they were.
+    # Of the hosts that are still the same machines.
     listed = event.down.union(up) - others
-    # Who comes back is a new machine, even if the old one, no longer listed, has said again that it goes. So is who was
-    # to go away, and has done so.
+    # A host that returns is a new machine, even if the old one, no longer listed, has announced again that it goes
+    # away. So is a host that was to go away, and did.
     has_gone = {one.hostname for one in t.state.departing if not one.listed and not one.by_hand}
     has_gone &= discovery.slots.keys() - up.keys()
     kept = listed.intersection(t.state.listed) - has_gone
     staying = event.down.union(record.worker.hostname for record in t.state.workers)
-    # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
+    # Before any worker has been started there are no ranks to keep: hosts that come up one by one take the lister's
+    # order.
     known = tuple(host for host in discovery.order if host.name not in others)
     if t.state.phase is JobPhase.WAITING:
         known = (*event.hosts, *known)
@@ -165,12 +166,12 @@ def _take_hosts(t: Transition, event: HostsDiscovered) -> None:
         departing=tuple(one for one in t.state.departing if one.hostname in kept),
         preparing=_preparing(t, event.preparing, anew=others),
     )
-    if not t.state.policy.has_chief:  # what is set there is for as long as the place is gone
+    if not t.state.policy.has_chief:  # with a chief, a limit holds as long as the place is gone
         _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
 
 def _preparing(t: Transition, names: Set[str], *, anew: Set[str]) -> tuple[Preparing, ...]:
-    """These hosts prepare now. To be told so again gives none of them more time, but for those that begin anew."""
+    """Return the hosts that prepare now. A repeated report gives a host no more time, unless it starts anew."""
     known = {one.hostname: one for one in t.state.preparing if one.hostname not in anew}
     return tuple(known.get(name, Preparing(name, t.now + PREPARING_S)) for name in sorted(names))
 
@@ -193,7 +194,7 @@ def _take_host_report(t: Transition, event: HostReport) -> None:
 
 
 def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
-    """Of the listed hosts, those that the lister says are about to go. It may take that back."""
+    """Apply the lister's announcements of which listed hosts are about to go away. It may withdraw them."""
     said = {departure.hostname: departure for departure in departures}
     for one in t.state.departing:
         if one.listed and one.hostname not in said:
@@ -205,12 +206,12 @@ def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
 
 
 def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -> None:
-    """Takes it; of the lister where it is ``listed``."""
+    """Apply a drain request; ``listed`` if it came from the lister."""
     name, slot = event.hostname, event.slot
     what = f"host {name}" if slot is None else f"worker {name}[{slot}]"
     inside = [r for r in t.state.workers if r.worker.hostname == name and slot in (None, r.worker.slot)]
     if not inside and not t.state.is_listed(name):
-        return  # a machine that has left, and says again that it goes
+        return  # a machine that has left, and announces again that it goes away
     if event.undo:
         places = frozenset(place for place in t.state.drained if place[0] == name and slot in (None, place[1]))
         if places:
@@ -230,11 +231,11 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     if used and t.state.chief is not None and (is_news or is_sooner):
         what_then = "until there is a place for another" if t.state.policy.restart_chief else "as long as it can"
         t.report(f"{used[0].server_name} stays {what_then}: its variables are nowhere else", warning=True)
-    # Who drains a host by hand is answered; a signal's sender, and a machine that goes away, are not.
+    # A user who drains a host gets the answer directly; the sender of a signal, and a machine that goes away, do not.
     short = what_is_short(t.state)
     staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
     if short and is_sooner:
-        # Restarted workers have to checkpoint: what they do after that would be lost with the machine.
+        # Restarted workers have to checkpoint: any progress after that would be lost with the machine.
         until = ", its workers train until then" if t.state.policy.on_change.has_commits else ""
         t.report(f"host {name} goes away{until}{short}", warning=True)
     elif short and is_news and slot is not None:
@@ -244,7 +245,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     limit, machine = t.now + t.state.policy.drain_timeout_s, leaves_by(t.state, name)
     if machine is not None:
         limit = max(t.now, min(limit, machine))
-    # Asking again gives nobody more time.
+    # A repeated request gives no worker more time.
     t.put_all(
         replace(r, leave_by=limit)
         for r in staying
@@ -253,7 +254,7 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
 
 
 def _note_departure(t: Transition, event: DrainRequested, *, listed: bool) -> bool:
-    """Notes that a host is about to go. Returns whether that is sooner than was known."""
+    """Record that a host is about to go away. Return whether that is sooner than was known."""
     name, by = event.hostname, None if event.within_s is None else t.now + event.within_s
     known = next((one for one in t.state.departing if one.hostname == name), None)
     others = tuple(one for one in t.state.departing if one is not known)
@@ -264,7 +265,7 @@ def _note_departure(t: Transition, event: DrainRequested, *, listed: bool) -> bo
             return False
     else:
         is_sooner = by is not None and (known.by is None or by < known.by - LAST_MOMENT_S)
-        # Once somebody else asks for it, the lister alone cannot take it back.
+        # Once somebody else asks for it, the lister alone cannot withdraw it.
         one = replace(known, listed=known.listed and listed, by_hand=known.by_hand or (by is None and not listed))
         one = replace(one, by=by, why=event.why) if is_sooner else one
     t.state = replace(t.state, departing=(*others, one))
@@ -284,7 +285,7 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
         return
     going_on = "trying again" if discovery.hosts is None else "going on with the hosts known so far"
     told = discovery.told_at
-    # A script that fails every now and then is not told of each time.
+    # A script that fails now and then is not reported each time.
     if discovery.outage is None and (told is None or t.now - told >= DISCOVERY_TOLD_S):
         t.report(f"{event.message}; {going_on}", warning=True)
         discovery = replace(discovery, told_at=t.now)
@@ -322,7 +323,7 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport | HostLost, ...]) -
             case WorkerHung():
                 _take_hung(t, record, report)
             case WorkerSpared():
-                # Its script has ended, or all of it: there is nothing to wait for that could be killed again.
+                # Its script, or all of it, has ended: nothing is left to wait for or to kill.
                 t.put(replace(record, killed=None, exit_by=None))
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
         return
@@ -332,7 +333,7 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport | HostLost, ...]) -
 
 
 def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> bool:
-    """Returns whether it is news."""
+    """Apply a report that a worker trains. Return whether it is news."""
     if event.another:
         record = replace(record, commits=event.commits)
         t.put(record)
@@ -360,7 +361,7 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     elif event.returncode == 0:
         kind_of(t.state).take_clean_exit(t, record, wanted=wanted)
     else:
-        # An exit code other than 0 has been warned of already.
+        # An exit code other than 0 has been reported already.
         kind_of(t.state).take_failure(t, record, replace(_crash_of(t, record, event, wanted=wanted), told=True))
 
 
@@ -373,7 +374,7 @@ def _take_host_loss(t: Transition, event: HostLost) -> None:
             _note_lost_peer(t, record)
         else:
             losses.append((record, wanted))
-    # Where one stands for all, it is the one whose loss means most.
+    # Where one failure stands for all, choose the one whose loss matters most.
     losses.sort(key=lambda loss: (not t.state.is_member(loss[0].worker), not loss[1], loss[0].killed is not None))
     for index, (record, wanted) in enumerate(losses):
         end = record.killed or Kill("lost with its host", Fault.OUTSIDE)
@@ -383,7 +384,7 @@ def _take_host_loss(t: Transition, event: HostLost) -> None:
 
 
 def _take_end(t: Transition, record: WorkerRecord) -> bool | None:
-    """A process has ended. Returns whether there was to be a worker in its place; None for one that was leaving."""
+    """Drop the record of an ended process. Return whether its place was wanted; None if it was leaving."""
     was_leaving = record.phase is WorkerPhase.LEAVING
     wanted = None if was_leaving else is_wanted(t.state, record)
     t.forget(record.worker)
@@ -392,7 +393,7 @@ def _take_end(t: Transition, record: WorkerRecord) -> bool | None:
 
 
 def _note_lost_peer(t: Transition, record: WorkerRecord) -> None:
-    """Who was given time to end is lost before that. It is no failure of its, but the others may wait for it."""
+    """Record the loss of a worker in its time for a checkpoint: no failure, but its peers may wait for it."""
     until = gives_time(t.state, record)
     if until is not None and t.now < until and t.state.phase is JobPhase.RESETTING:
         t.state = replace(t.state, reset=replace(t.in_reset(), peers_lost=True))
@@ -401,13 +402,13 @@ def _note_lost_peer(t: Transition, record: WorkerRecord) -> None:
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
     crash = _crash_of(t, record, event, wanted=is_wanted(t.state, record))
     t.commands.append(ReportDying(event.worker, crash.failure.how))
-    # It counts as one that is being stopped: its end will be no news.
+    # It counts as being stopped: its end will be no news.
     t.put(leaving(record, t.now, Leaving.DYING))
     kind_of(t.state).take_failure(t, record, crash)
 
 
 def _crash_of(t: Transition, record: WorkerRecord, event: WorkerDying | WorkerExited, *, wanted: bool) -> Crash:
-    """The failure of a worker that ends so. One that was killed for what it did has failed by that."""
+    """Describe a worker's end as a failure. For a killed worker, the reason for the kill is the failure."""
     end = record.killed or Kill(event.how, fault_of(event.returncode, out_of_memory=event.out_of_memory))
     failure = failure_of(record, end.how, event.error, event.where)
     raised_s = event.raised_s or 0.0

@@ -1,4 +1,4 @@
-"""What is true of every state."""
+"""Assertions that hold for every state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic_driver.core.state import ChiefPhase, JobPhase, State, WorkerPhase, 
 
 
 def check_invariants(state: State) -> None:
-    """Raises AssertionError when the state is one that must not be. For tests, and for the driver's debug mode."""
+    """Raise AssertionError if the state is invalid. For tests, and for the driver's debug mode."""
     policy = state.policy
     assert min(policy.num_proc_multiple, policy.ranks_per_host_multiple) >= 1, "a multiple of nothing"
     places = [
@@ -35,7 +35,7 @@ def check_invariants(state: State) -> None:
         assert set(state.registry.expected) <= set(state.members), "a report is expected of one who was not there"
         assert state.round.reset_began >= state.began
         limit = policy.max_num_proc
-        # The one round in which a job of one worker moves to another host has two.
+        # A job of one worker has two in the one round in which it moves to another host.
         assert limit is None or len(state.members) <= max(2 * policy.multiple, limit), "more members than max-np"
         assert len(state.members) >= policy.min_num_proc, "fewer members than min-np"
         assert len(state.members) % policy.multiple == 0, "members are no multiple of what they are to be"

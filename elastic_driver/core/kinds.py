@@ -1,8 +1,8 @@
-"""The kinds of jobs, by what a change means for their workers: each is one module.
+"""The kinds of jobs, by what a change means for their workers: each kind is one module.
 
-Owns what such a module has, and which one is a job's. Beside that, kinds differ in which places they need
-(:mod:`~elastic_driver.core.placement`), what they wait for (:mod:`~elastic_driver.core.deadlines`) and what is said of
-it (:mod:`~elastic_driver.core.explain`).
+Owns the interface of such a module, and the choice of a job's kind. Otherwise kinds differ in which places they need
+(:mod:`~elastic_driver.core.placement`), what they wait for (:mod:`~elastic_driver.core.deadlines`) and how they are
+described (:mod:`~elastic_driver.core.explain`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from elastic_driver.words import OnChange
 
 
 class Kind(Protocol):
-    """What happens to a worker of one kind, and what is decided of all of them.
+    """The meaning of what happens to a worker of one kind, and the decisions on all of them.
 
-    The worker was not told to end before. When it has ended, it is forgotten already.
+    The worker was not told to end before. When it has ended, its record is already dropped.
     """
 
     @property
     def DECIDERS(self) -> tuple[Callable[[Transition], None], ...]:
-        """What is decided after each event, in this order. Each may end the job."""
+        """The decisions after each event, in this order. Each may end the job."""
 
     def take_start(self, t: Transition, record: WorkerRecord) -> None:
-        """Its process runs."""
+        """Apply the start of its process."""
 
     def take_clean_exit(self, t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
-        """Its process has ended with code 0, and there was to be a worker in its place, or not."""
+        """Apply an exit with code 0; ``wanted`` if there was to be a worker in its place."""
 
     def take_failure(self, t: Transition, record: WorkerRecord, crash: Crash) -> None:
-        """It has failed, or was lost."""
+        """Apply its failure or loss."""
 
 
 _KINDS: Mapping[OnChange, Kind] = {
@@ -45,5 +45,5 @@ _KINDS: Mapping[OnChange, Kind] = {
 
 
 def kind_of(state: State) -> Kind:
-    """The kind that a job is now: one that restarts its workers may become one that resets them in place."""
+    """Return the current kind of a job: a job that restarts its workers may become one that resets them in place."""
     return chief if state.policy.has_chief else _KINDS[state.policy.on_change]

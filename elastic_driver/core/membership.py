@@ -1,11 +1,11 @@
 """The membership core: the only code that changes who is in the job.
 
-``step(state, event, now) -> (state, commands)`` is a pure function. An event changes what is known; then ``settle``
-looks at the levels (hosts, living workers, reports) and decides. So feeding an event twice is harmless, and changes
-that cancel out before anything was done about them do nothing.
+``step(state, event, now) -> (state, commands)`` is a pure function. An event updates what is known; then ``settle``
+looks at the levels (hosts, living workers, reports) and decides. So a duplicate event is harmless, and changes that
+cancel out before anything was done about them have no effect.
 
-What an event means is in :mod:`elastic_driver.core.intake`; what is decided depends on the kind of the job
-(:mod:`elastic_driver.core.kinds`).
+:mod:`elastic_driver.core.intake` defines what an event means; the kind of job
+(:mod:`elastic_driver.core.kinds`) defines what is decided.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
-    """What the job becomes, and what is to be done, when this happens at this time.
+    """Return the job's next state and the commands to carry out, after an event at this time.
 
     Args:
         state: the job so far; not changed.
@@ -46,7 +46,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
         now: the present, seconds of a clock that never goes back.
 
     Returns:
-        The new state, and the commands in the order in which they are to be carried out.
+        The new state, and the commands in the order to carry them out.
     """
     if state.ended:
         return _after_the_end(state, event)
@@ -57,7 +57,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
 
 
 def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
-    """Nothing follows from anything any more; it is told who has ended."""
+    """Drop the workers that have ended, and report their ends; no event has any other effect any more."""
     events = event.reports if isinstance(event, WorkersReported) else (event,)
     told: list[Command] = []
     for gone in events:
@@ -72,8 +72,8 @@ def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
 
 
 def settle(t: Transition) -> None:
-    """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
-    # Each may end the job, and then nothing more is to be done.
+    """Decide what is due, from the levels. Every branch leaves a deadline, an end, or a running round."""
+    # Each may end the job; then nothing more is to be done.
     for decide in kind_of(t.state).DECIDERS:
         if t.state.ended:
             return

@@ -9,6 +9,6 @@ from typing import Annotated
 
 from elastic_driver.codec import MOMENT
 
-# Seconds of the core's clock, which never goes back and begins anywhere. What a clock of one process says means nothing
-# to another process: elastic_driver.core.document writes a Moment down relative to the moment of writing.
+# Seconds of the core's clock, which never goes back and begins anywhere. The clock of one process means nothing to
+# another: elastic_driver.core.document writes a Moment relative to the time of writing.
 Moment = Annotated[float, MOMENT]

@@ -1,8 +1,8 @@
-"""What belongs to the past: what is forgotten when, which reports come too late, and which can never have been.
+"""Handling of the past: what is dropped when, which reports come too late, and which are impossible.
 
-Owns the only code that drops anything of a worker or of a round, and the only code that refuses a report for its time.
-A report that was true once, such as a request that was answered already or a word of a process that has ended, comes
-late: it changes nothing. What was never true raises, since whoever says it is broken.
+Owns the only code that drops anything of a worker or of a round, and the only code that rejects a report for its time.
+A report that was true once, such as an answered request or a message of a process that has ended, is late: it changes
+nothing. A report that was never true raises an error, since its sender is broken.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ WorkerEvent = WorkerReport | WorkerNotStarted
 
 
 class IllegalEventError(ElasticError, ValueError):
-    """An event that cannot have happened in this job. The state is as it was."""
+    """An event that cannot have happened in this job. The state is unchanged."""
 
 
 def forget_worker(state: State, worker: WorkerId) -> State:
-    """What the end of a worker's process forgets: its record.
+    """Drop the record of a worker whose process has ended.
 
-    The books stay: it is a member of its round until the next one, what it reported there counts, and its name is never
-    given again.
+    The rest stays: it is a member of its round until the next one, its reports there count, and its name is never used
+    again.
     """
     return replace(state, workers=state.workers.without(worker))
 
 
 def forget_round(state: State, following: Round) -> State:
-    """What a new round forgets: the round before, the reset between them, who reported in it, and what it has shown."""
+    """Begin a round: drop the round before, the reset between them, its reports, and its progress."""
     return replace(
         state,
         round=following,
@@ -71,31 +71,31 @@ def forget_round(state: State, following: Round) -> State:
 
 
 def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
-    """The record of the worker that an event is about; None when the event is of the past, or no news."""
+    """Return the record of the worker that an event concerns; None if the event is late, or no news."""
     record = record_of(state, event.worker)
     if record is None:
-        return None  # of a process that has ended
+        return None  # the process has ended
     match event:
         case WorkerStarted():
             late = record.phase is not WorkerPhase.BOOTING
         case WorkerServing():
             late = record.phase is not WorkerPhase.BOOTING or not state.policy.has_chief
         case WorkerReleased():
-            # One whose place has come back stays: the chief is told of it again.
+            # A worker whose place is back stays: the chief is notified again.
             late = record.phase is not WorkerPhase.MEMBER or record.leave_by is None
         case WorkerReady() if not state.policy.on_change.asks_for_rounds:
-            # Of those that may become others, the first that asks; no other worker of theirs asks for a round.
+            # Of workers that may become another kind, only the first that asks; their other requests are late.
             asks = state.policy.becomes_in_place and event.after_round == 0
             late = not asks or record.phase is WorkerPhase.LEAVING
         case WorkerReady():
-            # A request that was answered already, or one that is open and comes again.
+            # A request that was already answered, or a repetition of an open one.
             late = event.after_round != record.round_id or record.phase in (WorkerPhase.READY, WorkerPhase.LEAVING)
         case WorkerRunning():
             late = event.round_id != record.round_id or record.phase is not WorkerPhase.MEMBER
         case WorkerDying():
             late = record.phase is WorkerPhase.LEAVING
         case WorkerExiting():
-            # It has said so before; and no server has a script that could be over.
+            # It has reported that before; and no server has a script that could be over.
             late = record.exit_by is not None or record.killed is not None or state.policy.has_chief
         case WorkerHung():
             late = record.killed is not None
@@ -107,7 +107,7 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
 
 
 def is_known(state: State, event: WorkerRunning) -> bool:
-    """Whether the state has all that a member says of its training, so that nothing comes of it."""
+    """Return whether the state already has all that a member reports of its training, so that it has no effect."""
     record = record_unless_late(state, event)
     if record is None or not record.running or event.another:
         return False
@@ -115,7 +115,7 @@ def is_known(state: State, event: WorkerRunning) -> bool:
 
 
 def why_impossible(state: State, event: Event) -> str:
-    """Why the event cannot have happened, late or not; "" when it can."""
+    """Return why the event cannot have happened, late or not; "" if it can."""
     match event:
         case WorkersReported():
             return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
@@ -163,7 +163,7 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
         return f"worker {worker} was never started"
     match event:
         case WorkerReady(after_round=round_id) | WorkerRunning(round_id=round_id):
-            # It may speak of the rounds before it called init() first.
+            # It may refer to the rounds before it first called init().
             last = max(state.rounds_before, state.round_id if record is None else record.round_id)
             if not 0 <= round_id <= last:
                 return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"

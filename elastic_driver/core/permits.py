@@ -1,4 +1,4 @@
-"""What a worker may do that outlives its round. Decides nothing else, and changes nothing."""
+"""Which actions of a worker that outlast its round are allowed. Decides nothing else, and changes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from elastic_driver.hosts import WorkerId
 
 
 def why_no_rounds(state: State) -> str:
-    """Why no worker of this job may ever ask for a round; "" when they may."""
+    """Return why no worker of this job may ever ask for a round; "" if they may."""
     policy = state.policy
     if policy.on_change.restarts and not policy.becomes_in_place:
         return (
@@ -18,10 +18,10 @@ def why_no_rounds(state: State) -> str:
 
 
 def why_unpublished(state: State, worker: WorkerId, round_id: int) -> str:
-    """Why a commit that a worker has made in a round may not be on disc; "" when it may.
+    """Return why a worker's commit of a round may not be written to disk; "" if it may.
 
-    Only what a living member of the present round has is the job's state; in a reset that is the last round. It may
-    have made the commit in a round before: the present one went on from that commit, or from a later one.
+    Only the state of a living member of the current round (in a reset, of the last one) is the job's state. It may have
+    made the commit in an earlier round: the current one resumed from that commit, or from a later one.
     """
     if state.ended:
         return "the job is over"

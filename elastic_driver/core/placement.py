@@ -1,8 +1,8 @@
-"""Who is to be where: the usable slots, the places that are wanted, the standbys, and who is in them.
+"""Placement: the usable slots, the wanted places, the standbys, and the workers in them.
 
-Owns no decision; everything here is derived from the state. Two multiples may bound what is chosen: each host has a
-multiple of ``ranks_per_host_multiple`` ranks, and the world one of ``num_proc_multiple``. So places and workers are
-chosen in groups of one host, of ``ranks_per_host_multiple`` each (:func:`_whole_groups`).
+Owns no decision; everything here is derived from the state. Two multiples may restrict the choice: the number of ranks
+on each host is a multiple of ``ranks_per_host_multiple``, and the size of the world one of ``num_proc_multiple``. So
+places and workers are chosen in groups of ``ranks_per_host_multiple`` on one host (:func:`_whole_groups`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.hosts import Host, WorkerId
 
-# Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
+# Places (hostname, slot) in rank order. A mapping, because it is mostly used to look up whether a place is included.
 Places = Mapping[tuple[str, int], None]
 
 
 def usable_slots(state: State) -> int:
-    """Slots of all listed hosts that workers may use, at most max-np, as far as the multiples let them be used."""
+    """Return the number of usable slots on all listed hosts, at most max-np, reduced to what the multiples allow."""
     policy = state.policy
     slots = sum(_floor(free_slots(state, host), policy.ranks_per_host_multiple) for host in state.hosts)
     if policy.has_chief:
@@ -44,18 +44,18 @@ def usable_slots(state: State) -> int:
 
 
 def _slots_of_servers(state: State) -> int:
-    """How many of the slots that may be used parameter servers have, or are to have."""
-    # Where the chief works with one whose place is gone, it takes no other.
+    """Return how many of the usable slots parameter servers have, or are to have."""
+    # While the chief uses a server whose place is gone, that server takes no other place.
     elsewhere = (r for r in parameter_servers(state).values() if not all_offered(state, (r.worker,)))
     return state.policy.num_parameter_servers - (sum(1 for _ in elsewhere) if state.chief is not None else 0)
 
 
 def server_places(state: State) -> Mapping[tuple[str, int], int]:
-    """The places of the parameter servers, and which has which.
+    """Return the places of the parameter servers, with the index of each server.
 
-    Who has one keeps it. One that is lost while the chief works with it is not replaced: its variables are gone, and
-    the chief goes on with no other. The others go to places without a worker: on protected hosts first, then in the
-    order of the hosts. Where there are none, workers make room, the last ones first.
+    A server keeps its place. One that is lost while the chief uses it is not replaced: its variables are gone, and the
+    chief continues with no other. The others go to places without a worker: on protected hosts first, then in the order
+    of the hosts. If there are none, workers make room, the last ones first.
     """
     number = state.policy.num_parameter_servers
     if not number:
@@ -85,7 +85,7 @@ def server_places(state: State) -> Mapping[tuple[str, int], int]:
 
 
 def free_slots(state: State, host: Host) -> int:
-    """How many slots of a listed host may be used: none while it is blacklisted, or left out."""
+    """Return how many slots of a listed host may be used: none while it is blacklisted, or left out."""
     if state.blacklist.is_blacklisted(host.name) or host.name in state.cuts.out:
         return 0
     return (
@@ -98,12 +98,12 @@ def _floor(number: int, multiple: int) -> int:
 
 
 def is_drained(state: State, hostname: str, slot: int) -> bool:
-    """Whether this place is to be left free."""
+    """Return whether this place is to be left free."""
     return bool(state.drained) and not state.drained.isdisjoint(((hostname, None), (hostname, slot)))
 
 
 def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
-    """Whether discovery lists all these workers' places, and nobody has drained one of them."""
+    """Return whether discovery lists all these workers' places, and none of them is drained."""
     slots = state.discovery.slots
     return all(
         worker.slot < slots.get(worker.hostname, 0) and not is_drained(state, worker.hostname, worker.slot)
@@ -112,54 +112,54 @@ def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
 
 
 def is_wanted(state: State, record: WorkerRecord) -> bool:
-    """Whether there is to be a worker in the place of one that lives and is not leaving."""
+    """Return whether the place of a living worker that is not leaving is to have a worker."""
     policy, worker = state.policy, record.worker
     if policy.has_chief:
         return has_place(state, record)
     limit = policy.max_num_proc
     if policy.multiple > 1 or (limit is not None and state.discovery.total_slots > limit):
         return in_target(record, wanted_places(state))
-    # All places are: to make all of them for each of thousands that end would take minutes. That of one who lives on a
-    # blacklisted host is, too.
+    # All places are wanted, including those of living workers on a blacklisted host: to compute them for each of
+    # thousands of ending workers would take minutes.
     return worker.hostname not in state.cuts.out and all_offered(state, (worker,))
 
 
 def keeps_its_places(state: State) -> bool:
-    """Whether all places of the round's members are offered as they were when it was formed."""
+    """Return whether all places of the round's members are offered as they were when it was formed."""
     if state.round is None:
         return True
     leaves = state.round.handing_over
     stay = [worker for worker in state.round.members if worker != leaves]
     if leaves is not None and state.policy.ranks_per_host_multiple > 1:
-        # Those who hand over are several of one host.
+        # Several workers of one host hand over.
         stay = [worker for worker in stay if worker.hostname != leaves.hostname]
     return all_offered(state, stay)
 
 
 def target_places(state: State) -> Places:
-    """The places (hostname, slot) that are to have a rank, in rank order.
+    """Return the places (hostname, slot) that are to have a rank, in rank order.
 
-    A blacklisted host keeps the places where a worker still lives (siblings of a joiner that failed to boot), and
-    gets no others; a host that is left out has none. When max-np leaves too little room, places of members go before
-    READY ones, those before booting ones, occupied before free, and free before those whose last worker is still
-    leaving (it may never be gone). So a standby that is READY takes the place of a lost member without a decision of
-    its own. Likewise where a multiple leaves some over.
+    A blacklisted host keeps the places with a living worker (siblings of a joiner that failed to boot), and gets no
+    others; a host that is left out has none. If max-np leaves too little room, places of members precede READY ones,
+    those precede booting ones, occupied precede free, and free precede those whose last worker is still leaving (it may
+    never end). So a READY standby takes the place of a lost member without an extra decision. The same order applies if
+    a multiple leaves some over.
     """
     return _choose_places(state)[0]
 
 
 def standby_places(state: State) -> Places:
-    """The places beyond those that are to have a booted worker all the same, in rank order.
+    """Return the further places that are to have a booted worker all the same, in rank order.
 
-    Who stands by already goes on; otherwise hosts without ranks come first, since a host is lost as a whole. Nobody is
-    started there before a round runs, whose forming it would slow down. Who lives where only a multiple leaves no place
-    for a rank stands by too: it is needed as soon as others come.
+    Present standbys stay; otherwise hosts without ranks come first, since a host is lost as a whole. No standby is
+    started before a round runs, since that would slow its formation. A living worker in a place that only a multiple
+    leaves without a rank stands by too: it is needed as soon as others come.
     """
     return _choose_places(state)[1] if state.policy.num_standby or state.policy.multiple > 1 else {}
 
 
 def wanted_places(state: State) -> Places:
-    """The places that are to have a worker, with a rank or standing by."""
+    """Return the places that are to have a worker, with a rank or standing by."""
     targets, standbys = _choose_places(state)
     servers = server_places(state)
     return {**dict.fromkeys(servers), **targets, **standbys} if standbys or servers else targets
@@ -180,7 +180,7 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
         if record.phase is WorkerPhase.LEAVING:
             leaving.add(place)
         else:
-            # Of an older round is who has stood by since. Servers have no rounds.
+            # A standby since an earlier round has that round's number. Servers have no rounds.
             is_member = bool(record.address) or (record.round_id and record.round_id == state.round_id)
             alive[place] = 0 if is_member else 1 if record.phase is WorkerPhase.READY else 2
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
@@ -197,7 +197,7 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
         rest.sort(key=lambda index: (urgency[index], places[index][0] in busy, index))
         standbys = rest[: policy.num_standby]
     if policy.multiple > 1 and policy.on_change.asks_for_rounds:
-        # Who lives and is left over may stay while max-np has room beside those who are chosen.
+        # Living workers that are left over may stay while max-np has room for them.
         room = len(places) if limit is None else limit - len(targets)
         left = [index for index in by_urgency if places[index] in alive and places[index] not in targets]
         standbys += [index for index in left if index not in standbys][:room]
@@ -205,7 +205,7 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
 
 
 def _offered_places(state: State, but: Set[tuple[str, int]]) -> list[tuple[str, int]]:
-    """All places that may have a worker, but for these: a blacklisted host's only while one lives there."""
+    """Return all places that may have a worker, except ``but``: of a blacklisted host only those with a living one."""
     closed = (
         {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
         if state.blacklist.entries
@@ -228,7 +228,7 @@ def _offered_places(state: State, but: Set[tuple[str, int]]) -> list[tuple[str, 
 
 
 def left_over(state: State) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """By host, the slots that could be used but for the multiples: that of each host, and that of the world."""
+    """Return the slots by host that the multiples leave unused: that of each host, and that of the world."""
     policy = state.policy
     if policy.multiple == 1:
         return {}, {}
@@ -246,7 +246,7 @@ def left_over(state: State) -> tuple[Mapping[str, int], Mapping[str, int]]:
 
 
 def why_left_over(state: State, hostname: str) -> str:
-    """The flag that leaves slots of this host unused; "" for none."""
+    """Return the flag that leaves slots of this host unused; "" for none."""
     of_hosts, of_world = left_over(state)
     if hostname in of_hosts:
         return f"--ranks-per-host-multiple {state.policy.ranks_per_host_multiple}"
@@ -254,7 +254,7 @@ def why_left_over(state: State, hostname: str) -> str:
 
 
 def _is_whole(policy: Policy, hosts: Sequence[str]) -> bool:
-    """Whether places or workers of these hosts, one each, are multiples as they are."""
+    """Return whether places or workers on these hosts, one each, satisfy the multiples as they are."""
     if policy.multiple == 1:
         return True
     if len(hosts) % policy.multiple:
@@ -264,13 +264,13 @@ def _is_whole(policy: Policy, hosts: Sequence[str]) -> bool:
 
 
 def _whole_groups(policy: Policy, hosts: Sequence[str], urgency: Sequence[Any], limit: int | None) -> list[int]:
-    """Which of some places or workers are taken, at most so many: whole groups of a host, and a multiple in all.
+    """Choose among places or workers, at most ``limit``: whole groups of a host, and a multiple in all.
 
     Args:
         policy: has the multiples.
-        hosts: of each of them, its host.
-        urgency: of each of them; those of the lowest go first, and among equals those that stand first.
-        limit: the most that may be taken; None for no bound.
+        hosts: the host of each of them.
+        urgency: the urgency of each of them; the lowest go first, and among equals those that come first.
+        limit: the most that may be chosen; None for no bound.
     """
     size = policy.ranks_per_host_multiple
     of_host: dict[str, list[int]] = {}
@@ -287,9 +287,9 @@ def _whole_groups(policy: Policy, hosts: Sequence[str], urgency: Sequence[Any], 
 
 
 def launch_places(state: State) -> Places:
-    """The places that a round of newly started workers would have now. A leaving worker still holds its place.
+    """Return the places of a round of newly started workers at this moment. A leaving worker still holds its place.
 
-    A host that still prepares has none: all others would wait for what it imports. Unless they are too few without it.
+    A host that still prepares has none, as all others would wait for its imports, unless too few places are left.
     """
     but = {(r.worker.hostname, r.worker.slot) for r in in_phase(state, WorkerPhase.LEAVING)}
     unready = still_preparing(state)
@@ -308,14 +308,14 @@ def launch_places(state: State) -> Places:
 
 
 def trains_until_replaced(state: State, off: Sequence[WorkerRecord], fit: Sequence[WorkerRecord]) -> bool:
-    """Whether members whose places are gone train on, as without them there are too few for a round.
+    """Return whether members whose places are gone train on, as there are too few for a round without them.
 
-    Only where their machines go away: they train until then, or until others have come.
+    Only if their machines go away: they train until then, or until others have come.
 
     Args:
         state: the job.
         off: the members without a place.
-        fit: who could make up a round now, members or not.
+        fit: the workers that could form a round now, members or not.
     """
     if not off or len(fit) >= state.policy.min_num_proc:
         return False
@@ -323,25 +323,25 @@ def trains_until_replaced(state: State, off: Sequence[WorkerRecord], fit: Sequen
 
 
 def standing_by(state: State) -> tuple[WorkerRecord, ...]:
-    """Workers that are READY, have no rank, and are to get one when a member is lost; in order of start."""
+    """Return the READY workers without a rank that are to replace lost members; in order of start."""
     standbys = standby_places(state)
     return tuple(record for record in in_phase(state, WorkerPhase.READY) if in_target(record, standbys))
 
 
 def has_place(state: State, record: WorkerRecord) -> bool:
-    """Whether the place of a worker of a job with a chief, or of a parameter server, is still for it."""
+    """Return whether a worker of a job with a chief, or a parameter server, still has its place."""
     if record.parameter_server is not None:
         return all_offered(state, (record.worker,))
     return in_target(record, target_places(state))
 
 
 def in_target(record: WorkerRecord, targets: Places) -> bool:
-    """Whether the worker's place is one of these."""
+    """Return whether the worker's place is one of these."""
     return (record.worker.hostname, record.worker.slot) in targets
 
 
 def reachable(state: State) -> tuple[WorkerRecord, ...]:
-    """The READY workers that can be told of a round, in order of start: none on hosts that are silent."""
+    """Return the READY workers that can be notified of a round, in order of start: none on silent hosts."""
     ready = in_phase(state, WorkerPhase.READY)
     if not state.silent:
         return ready
@@ -350,11 +350,11 @@ def reachable(state: State) -> tuple[WorkerRecord, ...]:
 
 
 def next_members(state: State) -> tuple[WorkerRecord, ...]:
-    """Who would be in a round that was formed now: the READY workers with a place, on hosts that are heard.
+    """Return the members of a round formed now: the READY workers with a place, on hosts that are heard.
 
-    If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers. With
-    multiples, that is as many of its host as one there must be; if they are not there, nobody can be in a round now.
-    If all are on silent hosts, there is nobody who could go on from it.
+    If all workers with the state are on hosts that left, one of them stays for a round to hand it over to new workers.
+    With multiples, as many workers of its host stay as form a group; if they are not ready, no round is possible now.
+    If all are on silent hosts, no worker can continue from the state.
     """
     ready = reachable(state)
     members = that_fit(state, ready)
@@ -367,13 +367,13 @@ def next_members(state: State) -> tuple[WorkerRecord, ...]:
     limit = state.policy.max_num_proc
     if state.policy.multiple > 1:
         return _handover(state, root, ready, members)
-    # With max-np 1 there is no other way to hand over than to be two for this one round.
+    # With max-np 1 the only way to hand over is to be two for this one round.
     kept = members if limit is None else members[: max(1, limit - 1)]
     return (root, *kept)
 
 
 def that_fit(state: State, records: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...]:
-    """Those of some workers that could make up a round: they have a place, and a multiple leaves none of them over."""
+    """Return the workers that could form a round: they have a place, and a multiple leaves none of them over."""
     targets = target_places(state)
     placed = tuple(record for record in records if in_target(record, targets))
     if _is_whole(state.policy, [record.worker.hostname for record in placed]):
@@ -383,7 +383,7 @@ def that_fit(state: State, records: Sequence[WorkerRecord]) -> tuple[WorkerRecor
 
 
 def _as_many_as_fit(policy: Policy, records: Sequence[WorkerRecord], limit: int | None) -> tuple[WorkerRecord, ...]:
-    # Whoever is left over, it is nobody whose round runs, nor who has the state, or most of it.
+    # Members of a running round, and workers with the state, or the most of it, are left over last.
     urgency = [
         (record.phase is not WorkerPhase.MEMBER, not record.has_state, -record.commits, -record.round_id)
         for record in records
@@ -395,7 +395,7 @@ def _as_many_as_fit(policy: Policy, records: Sequence[WorkerRecord], limit: int 
 def _handover(
     state: State, root: WorkerRecord, ready: Sequence[WorkerRecord], members: tuple[WorkerRecord, ...]
 ) -> tuple[WorkerRecord, ...]:
-    """The one round in which some of the root's host hand over to newcomers, who are a multiple with them."""
+    """Return the members of the one round in which some of the root's host hand over to new workers, as a multiple."""
     policy, size = state.policy, state.policy.ranks_per_host_multiple
     others = [r for r in ready if r.worker.hostname == root.worker.hostname and r is not root and r not in members]
     others.sort(key=lambda record: (not record.has_state, -record.commits))
@@ -404,14 +404,14 @@ def _handover(
     room = len(members) + size
     if policy.max_num_proc is not None:
         room = min(room, policy.max_num_proc)
-    # In a job of one group there is no other way to hand over than to be two for this one round.
+    # In a job of one group the only way to hand over is to be two groups for this one round.
     room = max(_floor(room, policy.multiple), policy.multiple + (size if policy.multiple == size else 0))
     newcomers = _as_many_as_fit(replace(policy, num_proc_multiple=1), members, room - size)
     return (root, *others[: size - 1], *newcomers)
 
 
 def first_root(state: State, workers: Iterable[WorkerId]) -> WorkerId | None:
-    """Who has rank 0 where nobody has any state: one on a protected host. None leaves the order as it is."""
+    """Return the worker for rank 0 if none has any state: one on a protected host. None leaves the order as it is."""
     protected = protected_hosts(state)
     position = {host.name: index for index, host in enumerate(state.discovery.order)} if protected else {}
     return min(
@@ -422,7 +422,7 @@ def first_root(state: State, workers: Iterable[WorkerId]) -> WorkerId | None:
 
 
 def next_places(state: State) -> Places:
-    """The places of a round that was formed now."""
+    """Return the places of a round formed now."""
     if state.policy.on_change.restarts:
         return launch_places(state)
     return dict.fromkeys((record.worker.hostname, record.worker.slot) for record in next_members(state))

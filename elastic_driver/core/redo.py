@@ -1,16 +1,16 @@
-"""What is still due of a host's processes, from the state of a job and from what the host's agent knows.
+"""Commands still due to a host's processes, derived from the state of a job and the knowledge of the host's agent.
 
-For a driver that takes a running job over (docs/decisions/0044-a-driver-that-may-die.md). The last one may have died
-before it had carried out the commands of its last step, or while this agent was away: no more is known than that the
-state has decided them. They are made anew from the state, and who has carried them out already does nothing when they
-come again. So nobody has to know which of them had been.
+For a driver that takes over a running job (docs/decisions/0044-a-driver-that-may-die.md). The last one may have died
+before it had carried out the commands of its last step, or while this agent was away: all that is known is that the
+state has decided them. They are derived anew from the state, and an agent that has carried them out already ignores
+their repetition. So it need not be known which of them had been carried out.
 
-Only what is due of processes is made here. Round and notice are levels, which each agent is told that comes; a request
-that is open is answered from the state (``Round``, and that a worker is LEAVING); the end of the job is ``State.end``.
+Only the commands to processes are derived here. Round and notice are levels, which each connecting agent gets; an open
+request is answered from the state (``Round``, and that a worker is LEAVING); the end of the job is ``State.end``.
 
-Workers that reset in place are started with a forecast of their ranks, which is made anew; those that are restarted
-with the ranks of their launch, which stand in the state. A chief is a process of the driver's own machine, and stands
-for a host of its own.
+Workers that reset in place are started with a forecast of their ranks, which is computed anew; restarted workers with
+the ranks of their launch, which are in the state. A chief is a process of the driver's own machine, and counts as a
+host of its own.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _AGAIN = "the driver has told it so before, and was away since"
 
 
 class OlderStateError(ElasticError, ValueError):
-    """A state is older than what the job's agents know: another driver has gone on from it."""
+    """A state is older than the knowledge of the job's agents: another driver has continued from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostLevels:
-    """What the agent of a host knows.
+    """The knowledge of a host's agent.
 
     Attributes:
-        hostname: of which host; all workers below are of this one.
+        hostname: the host; all workers below are of this one.
         there: the workers that it runs, or was told to start.
-        ended: those that have ended, or could not be started, of which nobody has taken the end from it yet. It may
-            have been taken all the same. Each comes as a report of its own.
-        round_id: the last round that it was told of; 0 for none.
-        notice_version: of the last notice that it was told of; 0 for none. That the job is over is none of these.
+        ended: the workers that have ended, or could not be started, whose end nobody has acknowledged yet. It may have
+            been processed all the same. Each arrives as a report of its own.
+        round_id: the last round that it got; 0 for none.
+        notice_version: the version of the last notice that it got; 0 for none. The end of the job is not a notice.
     """
 
     hostname: str
@@ -62,24 +62,24 @@ class HostLevels:
 
 
 def redo(state: State, levels: HostLevels) -> list[Command]:
-    """The commands that this host's agent has still to be given, in the order in which they are to be carried out.
+    """Return the commands still due to this host's agent, in the order to carry them out.
 
-    Carrying them out twice is harmless, and what was carried out before is among them: its agent does what it was told
-    first. Of whom the agent knows nothing, and nothing is made here, :func:`unknown` says so.
+    Carrying them out twice is harmless, and they include commands that were carried out before: the agent obeys the
+    first. :func:`unknown` returns the workers that the agent does not know, and for which there is no command here.
 
     Raises:
         OlderStateError: the agent knows a round, or a notice, that this job has not had yet. Its workers train in a
-            round that this driver knows nothing of: it is refused, and ends them.
+            round that this driver does not know: the agent is rejected, and ends them.
     """
     _check_age(state, levels)
     if levels.hostname == CHIEF:
         return list(_chief_orders(state, levels))
-    # When the job has ended, the state no longer says who was heard again since.
+    # When the job has ended, the state no longer records which hosts were heard again since.
     if not state.ended and any(one.hostname == levels.hostname and one.given_up for one in state.silent):
         return [GiveUpHost(levels.hostname, "it was given up while it was not heard")]
     commands = [command for worker in levels.there for command in _orders(state, worker)]
     fresh = [record.worker for record in _not_there(state, levels) if _is_to_start(state, record)]
-    # A plan is of all workers of the job: none is made for each of a thousand hosts that needs no start.
+    # A plan covers all workers of the job: none is made for each of a thousand hosts that need no start.
     return [*commands, *_starts(state, fresh)] if fresh else commands
 
 
@@ -95,9 +95,9 @@ def _starts(state: State, fresh: list[WorkerId]) -> list[StartWorker]:
 
 
 def unknown(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:
-    """The workers of the state of which the host's agent knows nothing, but for those that redo starts.
+    """Return the workers of the state that the host's agent does not know, except those that redo starts.
 
-    They were told to end before anybody had started them, or have ended and nobody has seen how: as with HostLost.
+    They were told to end before they were started, or have ended unseen: as with HostLost.
     """
     gone = tuple(record.worker for record in _not_there(state, levels) if not _is_to_start(state, record))
     return (*gone, *_unknown_chief(state, levels))
@@ -117,7 +117,7 @@ def _check_age(state: State, levels: HostLevels) -> None:
 
 
 def _orders(state: State, worker: WorkerId) -> Iterator[Command]:
-    """What a worker that runs, or was told to start, has been told."""
+    """Yield the commands given so far to a worker that runs, or was told to start."""
     record = record_of(state, worker)
     if record is None:
         yield StopWorker(worker, "the job does not know it")
@@ -132,7 +132,7 @@ def _orders(state: State, worker: WorkerId) -> Iterator[Command]:
 
 
 def _chief_orders(state: State, levels: HostLevels) -> Iterator[Command]:
-    """What the agent of the driver's machine has still to be given of the chief."""
+    """Yield the commands still due to the agent of the driver's machine for the chief."""
     chief, worker = state.chief, chief_of(state)
     for other in levels.there:
         if other != worker or state.end is not None:
@@ -147,7 +147,7 @@ def _chief_orders(state: State, levels: HostLevels) -> Iterator[Command]:
 
 
 def _unknown_chief(state: State, levels: HostLevels) -> tuple[WorkerId, ...]:
-    """The chief, where it was to be stopped before its agent had heard of it."""
+    """Return the chief, if it was to be stopped before its agent knew of it."""
     worker = chief_of(state)
     if levels.hostname != CHIEF or worker is None or worker in (*levels.there, *levels.ended):
         return ()

@@ -1,4 +1,4 @@
-"""WorkerStateRegistry: who is expected to report in a round, and what they have reported. A barrier kept as data."""
+"""WorkerStateRegistry: the workers expected to report in a round, and their reports. A barrier kept as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic_driver.hosts import WorkerId
 
 
 class WorkerState(StrEnum):
-    """What a worker has reported of itself in a round."""
+    """What a worker has reported in a round."""
 
     READY = "READY"  # it asks for the next round
     SUCCESS = "SUCCESS"  # its process ended with exit code 0
@@ -19,7 +19,7 @@ class WorkerState(StrEnum):
 
 
 class Record(NamedTuple):
-    """What a worker has reported."""
+    """The report of a worker."""
 
     worker: WorkerId
     state: WorkerState
@@ -29,16 +29,16 @@ class Record(NamedTuple):
 class WorkerStateRegistry:
     """The reports of one round, or of the workers started for the first.
 
-    A value: recording gives a new registry. Nothing waits inside it; whoever holds it looks at :attr:`complete`.
+    A value: recording returns a new registry. Nothing blocks inside it; its owner checks :attr:`complete`.
 
     Attributes:
-        expected: those who have to report, in rank (or start) order.
-        records: who reported what, in order of arrival; the last report of a worker counts.
+        expected: the workers that have to report, in rank (or start) order.
+        records: the reports, in order of arrival; the last report of a worker counts.
     """
 
     expected: tuple[WorkerId, ...]
     records: Roster[Record] = field(default_factory=Roster)
-    # Of expected, and how many have ended well. Derived, and handed on: they are made once for each round.
+    # The set of expected workers, and the number of successes. Derived, and passed on: computed once for each round.
     _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
     _successes: int | None = field(default=None, compare=False, repr=False)
 
@@ -50,7 +50,7 @@ class WorkerStateRegistry:
             object.__setattr__(self, "_successes", count)
 
     def record(self, worker: WorkerId, state: WorkerState) -> WorkerStateRegistry:
-        """Records a report. One of a worker that is not expected, or after its process has ended, changes nothing."""
+        """Record a report. A report of an unexpected worker, or after its process has ended, changes nothing."""
         if self._known is None or worker not in self._known:
             return self
         if self.state_of(worker) in (WorkerState.SUCCESS, WorkerState.FAILURE):
@@ -59,11 +59,11 @@ class WorkerStateRegistry:
         return replace(self, records=self.records.without(worker).put(Record(worker, state)), _successes=successes)
 
     def expecting(self, *workers: WorkerId) -> WorkerStateRegistry:
-        """Expects these workers, too."""
+        """Expect these workers too."""
         return replace(self, expected=(*self.expected, *workers), _known=None)
 
     def without(self, worker: WorkerId) -> WorkerStateRegistry:
-        """Expects this worker no more."""
+        """No longer expect this worker."""
         return replace(
             self,
             expected=tuple(other for other in self.expected if other != worker),
@@ -74,25 +74,25 @@ class WorkerStateRegistry:
 
     @property
     def successes(self) -> int:
-        """How many have ended well."""
+        """The number of workers that have ended well."""
         assert self._successes is not None
         return self._successes
 
     def state_of(self, worker: WorkerId) -> WorkerState | None:
-        """What the worker has reported; None for nothing yet."""
+        """Return the report of the worker; None for none yet."""
         record = self.records.find(worker)
         return None if record is None else record.state
 
     def workers_in(self, state: WorkerState) -> tuple[WorkerId, ...]:
-        """The workers that have reported this, in order of arrival."""
+        """Return the workers with this report, in order of arrival."""
         return tuple(worker for worker, reported in self.records if reported is state)
 
     @property
     def missing(self) -> tuple[WorkerId, ...]:
-        """Expected and silent, in rank order."""
+        """The expected workers that have not reported, in rank order."""
         return tuple(worker for worker in self.expected if self.state_of(worker) is None)
 
     @property
     def complete(self) -> bool:
-        """Whether all who are expected have reported."""
+        """Whether all expected workers have reported."""
         return len(self.records) == len(self.expected)

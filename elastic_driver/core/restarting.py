@@ -1,15 +1,15 @@
-"""Workers that are restarted each round: its processes are started with their ranks, and ended together.
+"""Workers that are restarted each round: their processes are started with their ranks, and ended together.
 
-Owns the decisions for ``OnChange.RESTART``, and what starts and ends of such workers mean.
+Owns the decisions for ``OnChange.RESTART``, and what the starts and ends of such workers mean.
 
 A round has four stages. It is launched: its members are fixed, and their processes are started with the ranks that they
-keep. It begins when all of them run. It is over at the first failure, and when the places are others than its members':
-who is left is stopped. When all have ended, the next is launched; whoever does not end in time keeps its place, and
-nobody else waits for it. Who has ended with code 0 is started again with the others: they cannot go on without it, and
-what it has done is in the checkpoint.
+keep. It begins when all of them run. It is over at the first failure, or when the job's places differ from its
+members': the remaining workers are stopped. When all have ended, the next round is launched; a worker that does not end
+in time keeps its place, and nothing else waits for it. A worker that has ended with code 0 is restarted with the
+others: they cannot continue without it, and its work is in the checkpoint.
 
-From its launch on, whoever fails is a member that fails. So a script that fails before its siblings have started is
-counted as any other.
+From the launch on, a worker that fails is a failed member. So a script that fails before its siblings have started
+counts like any other failure.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ from elastic_driver.words import Ending, ExitCode
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:
-    """Its process runs: it is ready for the round that it was started for."""
+    """Apply the start of a process: it is ready for the round for which it was started."""
     t.put(replace(record, phase=WorkerPhase.READY, since=t.now))
     t.state = replace(t.state, ever_ready=True)
     t.register(record.worker, WorkerState.READY)
 
 
 def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
-    """Its process has ended with code 0: it has finished."""
+    """Apply an exit with code 0: the worker has finished."""
     leave_round(t, record.worker, wanted=wanted)
 
 
 def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
-    """It has failed, and its round with it; where its script fails at the start of the training, the job may end."""
-    # Who fails when its round is over already mostly does so for that, as those would who are stopped for it: both may
-    # be reported in one step, as after a takeover.
+    """Apply a failure, which ends the round; a script that fails at the start of the training may end the job."""
+    # A worker that fails when its round is over already mostly fails because of that, as do those that are stopped for
+    # it: both may be reported in one step, as after a takeover.
     follows = t.state.phase is JobPhase.RESETTING and t.state.first_failure is not None
     stays = crash.ran and _stays(t, record, Fault.OUTSIDE if follows else crash.fault)
     fail_in_round(t, record, crash, stays=stays)
@@ -79,11 +79,11 @@ def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
 
 
 def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
-    """Whether the host of a worker that has failed stays in the job.
+    """Return whether the host of a failed worker stays in the job.
 
-    It does when the job cannot do without it, and the worker was killed, or had trained for a while, or starts are
-    tried again. How often, the setbacks say, and the limit of resets. Where hosts come back after a cooldown, it is one
-    of these.
+    It does if the job needs it, and the worker was killed, or had trained for a while, or failing starts are retried.
+    The setbacks and the limit of resets bound how often. If hosts return after a cooldown, this one gets a cooldown
+    too.
     """
     state, policy = t.state, t.state.policy
     if policy.cooldown_range_s is not None:
@@ -96,9 +96,9 @@ def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
 
 
 def _end_at_start(t: Transition, record: WorkerRecord, crash: Crash) -> None:
-    """Ends the job where a worker has failed by itself and nothing was trained yet: it mostly would again.
+    """End the job if a worker has failed by itself before any training: it would most likely fail again.
 
-    Where there are other hosts, one of them may be lost, and its loss not known yet: there the second failure in a row
+    With other hosts, one of them may be lost without that being known yet: then the second consecutive failure
     ends the job (:func:`~elastic_driver.core.endings.end_if_given_up`).
     """
     state, policy = t.state, t.state.policy
@@ -111,7 +111,7 @@ def _end_at_start(t: Transition, record: WorkerRecord, crash: Crash) -> None:
 
 
 def _begin_or_end_round(t: Transition) -> None:
-    """The round that is launched begins when all its processes run; the one that runs ends when it cannot go on."""
+    """Begin the launched round when all its processes run; end the running one when it cannot continue."""
     if t.state.phase is JobPhase.STARTING:
         if t.state.registry.workers_in(WorkerState.FAILURE):
             _end_launch(t)
@@ -126,7 +126,7 @@ def _begin_or_end_round(t: Transition) -> None:
 
 
 def _launch_next(t: Transition) -> None:
-    """Launches a round when nobody of the last one is left, there are slots, and no pause is due."""
+    """Launch a round when no process of the last one is left, there are slots, and no pause is due."""
     if t.state.phase is JobPhase.WAITING:
         places, enough = launch_places(t.state), usable_slots(t.state) >= t.state.policy.num_proc
         if not _awaits_more(t, places, due=enough) and enough:
@@ -140,7 +140,7 @@ def _launch_next(t: Transition) -> None:
     if fails_again:
         report_pause(t, pause_until(t.state))
     if _waits_for_ends(t):
-        t.state = replace(t.state, last_call=None)  # that time is as good
+        t.state = replace(t.state, last_call=None)  # the time for others has passed meanwhile
         return
     places = launch_places(t.state)
     if len(places) < t.state.policy.min_num_proc:
@@ -156,12 +156,12 @@ def _launch_next(t: Transition) -> None:
 
 
 def _awaits_more(t: Transition, places: Places, *, due: bool) -> bool:
-    """Whether slots that have come wait for others to come too: hosts that come together cost one restart.
+    """Return whether new slots wait for more slots: hosts that appear together cost one restart.
 
     Args:
         t: the step.
-        places: that a round would have now.
-        due: whether slots have come for which a round is to be launched. Where they are gone again, nothing was.
+        places: the places that a round would have now.
+        due: whether there are new slots for which a round is to be launched. If they are gone again, nothing is due.
     """
     policy = t.state.policy
     most = policy.max_num_proc
@@ -188,7 +188,7 @@ def _launch(t: Transition, places: Places) -> None:
     tally = state.tally.one_more(t.now, state.policy.reset_window_s) if reset.unplanned else state.tally
     t.state = replace(
         forget_round(t.state, Round(round_id, members, None, reset.began)),
-        # Of the reset nothing but that is forgotten: it goes on until the round begins.
+        # Nothing else of the reset is dropped: it continues until the round begins.
         reset=replace(reset, unplanned=False, peers_lost=False, lacks_slots=False),
         last_call=None,
         launch=Launch(placed, cause, old_size),
@@ -218,7 +218,7 @@ def _begin_round(t: Transition) -> None:
         )
     )
     registry = WorkerStateRegistry(state.registry.expected)
-    for worker in state.registry.workers_in(WorkerState.SUCCESS):  # before all were there
+    for worker in state.registry.workers_in(WorkerState.SUCCESS):  # before all processes ran
         registry = registry.record(worker, WorkerState.SUCCESS)
     setbacks = state.setbacks.begin(t.now)
     t.state = replace(state, round=begun, reset=None, registry=registry, launch=None, setbacks=setbacks)
@@ -226,7 +226,7 @@ def _begin_round(t: Transition) -> None:
 
 
 def _end_launch(t: Transition) -> None:
-    """From here on the job lacks what it takes for a round, however many hosts there are, until one has begun."""
+    """End a launch: the job lacks what a round needs, however many hosts there are, until one has begun."""
     state, policy, reset = t.state, t.state.policy, t.in_reset()
     assert state.launch is not None
     reset = replace(
@@ -238,8 +238,9 @@ def _end_launch(t: Transition) -> None:
 
 
 def _has_other_places(t: Transition) -> bool:
-    """Whether the round is over since its places are others. Places that come beside its own are waited for together;
-    one that goes has its round ended at once: its machine may be gone soon.
+    """Return whether the round is over since the job has other places.
+
+    New places wait for more of them; a lost place ends the round at once: its machine may be gone soon.
     """
     has_left = t.state.registry.expected != t.state.members
     places = launch_places(t.state)
@@ -248,15 +249,15 @@ def _has_other_places(t: Transition) -> bool:
     grows = not finishing(t.state) and stays and len(places) > len(old)
     if _awaits_more(t, places, due=grows and not has_left) or finishing(t.state):
         return False
-    # One that has left by itself, since its place was gone, leaves the others with the ranks of a larger round.
+    # A member that has left by itself, since its place was gone, leaves the others with the ranks of a larger round.
     return has_left or grows or not stays
 
 
 def _stop_the_rest(t: Transition) -> None:
-    """Who has to end for the next round is as good as one that asks for it.
+    """Stop the workers that must end for the next round; each counts as having asked for it.
 
-    While all members live they may checkpoint together. Once one is lost the others hang in the collective that they
-    are in, and nothing that they do takes part of the training any further.
+    While all members live they may checkpoint together. Once one is lost the others hang in their current collective,
+    and cannot make any more progress.
     """
     state, policy = t.state, t.state.policy
     reset = t.in_reset()
@@ -280,13 +281,13 @@ def _stop_the_rest(t: Transition) -> None:
             deadline = min(reset.deadline, t.now + policy.start_timeout_s)
             t.state = replace(t.state, reset=replace(t.in_reset(), deadline=deadline))
     elif staying:
-        # Nobody is killed before --drain-timeout; what is left after that does not end by itself.
+        # Nothing is killed before --drain-timeout; a process that is left after that does not end by itself.
         deadline = t.now + policy.drain_timeout_s + policy.start_timeout_s
         t.state = replace(t.state, reset=replace(reset, deadline=deadline))
 
 
 def _waits_for_ends(t: Transition) -> bool:
-    """Whether processes of the last round hold up the next."""
+    """Return whether processes of the last round delay the next."""
     until = gone_by(t.state)
     if until is not None and t.now >= until:
         t.state = replace(t.state, reset=replace(t.in_reset(), waits_for_ends=False))
@@ -302,4 +303,4 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     tell_of_unused,
     give_up_silent,
 )
-"""What is decided after each event, in this order."""
+"""The decisions after each event, in this order."""

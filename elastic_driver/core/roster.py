@@ -1,7 +1,7 @@
 """Roster: the items of many workers in an order, as a value, with quick access by worker.
 
-The core keeps its state in values that can be compared, hashed and kept. A job of thousands of workers looks one of
-them up at each report, so that a tuple will not do.
+The core keeps its state in values that can be compared, hashed and stored. A job of thousands of workers looks up one
+of them at each report, so a tuple would be too slow.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from elastic_driver.hosts import WorkerId
 class _HasWorker(Protocol):
     @property
     def worker(self) -> WorkerId:
-        """Whose item it is."""
+        """The worker of this item."""
 
 
 T = TypeVar("T", bound=_HasWorker)
 
 
-# Changes that are kept beside the items before they are put among them. Each change copies the former, one in so many
-# the latter: where thousands of workers report, a copy of all items at each report would be what they wait for.
+# Changes that are kept separately before they are merged into the items. Each change copies the former, one in this
+# many the latter: with thousands of reporting workers, a copy of all items at each report would dominate.
 _MOST_CHANGES = 64
-# Of so few items a copy costs no more than one of the changes, and all later looks at them are quicker.
+# With this few items a copy costs no more than a copy of the changes, and speeds up all later accesses.
 _FEW_ITEMS = 64
 
 
 class Roster(Generic[T]):
-    """Items, one for each worker; never changed. Equal to others with the same items in the same order."""
+    """Items, one for each worker; never changed. Equal to another roster with the same items in the same order."""
 
     __slots__ = ("_by_host", "_changes", "_items", "_more")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items = {item.worker: item for item in items}
-        # In the places of those in _items, or behind them; None for those that are there no more.
+        # In the places of those in _items, or after them; None for removed ones.
         self._changes: dict[WorkerId, T | None] = {}
-        self._more = 0  # how many more there are than in _items
-        self._by_host: dict[str, list[T]] | None = None  # made for who asks first
+        self._more = 0  # how many more items than in _items
+        self._by_host: dict[str, list[T]] | None = None  # computed at the first use
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._put_together().values())
@@ -56,12 +56,12 @@ class Roster(Generic[T]):
         return f"Roster({list(self)!r})"
 
     def find(self, worker: WorkerId) -> T | None:
-        """The worker's item; None when there is none."""
+        """Return the worker's item; None if there is none."""
         return self._changes[worker] if worker in self._changes else self._items.get(worker)
 
     @property
     def by_host(self) -> Mapping[str, Sequence[T]]:
-        """The items of each host's workers, in their order. Whoever looks first pays for it."""
+        """The items of each host's workers, in their order. Computed at the first use."""
         if self._by_host is None:
             by_host: dict[str, list[T]] = {}
             for item in self:
@@ -70,9 +70,9 @@ class Roster(Generic[T]):
         return self._by_host
 
     def put(self, *items: T) -> Roster[T]:
-        """With these: each in the place of its worker's former item, or behind all."""
+        """Return a roster with these items too: each in the place of its worker's former item, or at the end."""
         made: Roster[T] = Roster()
-        # Who has gone and is there again comes behind all, and not where it was.
+        # A worker that was removed and is added again goes to the end, and not to its old place.
         again = any(self._changes.get(item.worker, item) is None for item in items)
         if again or self._costs_more_than_a_copy(len(items)):
             made._items = {**self._put_together(), **{item.worker: item for item in items}}
@@ -87,7 +87,7 @@ class Roster(Generic[T]):
         return made
 
     def without(self, *workers: WorkerId) -> Roster[T]:
-        """Without the items of these workers."""
+        """Return a roster without the items of these workers."""
         gone = dict.fromkeys(worker for worker in workers if self.find(worker) is not None)
         if not gone:
             return self
@@ -105,7 +105,7 @@ class Roster(Generic[T]):
         return len(self._items) <= _FEW_ITEMS or len(self._changes) + more > _MOST_CHANGES
 
     def _put_together(self) -> dict[WorkerId, T]:
-        """All items. Whoever looks at all of them pays for that once, and later ones do not again."""
+        """Merge the changes into the items and return all. Later calls reuse the result."""
         if self._changes:
             items = self._items.copy()
             for worker, item in self._changes.items():

@@ -1,7 +1,7 @@
-"""Workers without rounds: each runs for itself, and another takes the place of one that is lost.
+"""Workers without rounds: each runs by itself, and a lost one is replaced.
 
-Owns the decisions for ``OnChange.NO_ROUNDS``, and what starts and ends of such workers mean. Nobody is told of
-anything: a worker whose place is gone is stopped. The registry expects those who live, and those whose end counts.
+Owns the decisions for ``OnChange.NO_ROUNDS``, and what the starts and ends of such workers mean. There are no notices:
+a worker whose place is gone is stopped. The registry expects the living workers, and those whose end counts.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from elastic_driver.words import ExitCode
 
 
 def take_start(t: Transition, record: WorkerRecord) -> None:
-    """Its process runs."""
+    """Apply the start of a process."""
     t.put(replace(record, phase=WorkerPhase.MEMBER, since=t.now))
     t.state = replace(t.state, ever_ready=True)
 
 
 def take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
-    """Its process has ended with code 0: it has finished, whether its place was wanted or not."""
+    """Apply an exit with code 0: the worker has finished, whether its place was wanted or not."""
     t.register(record.worker, WorkerState.SUCCESS)
 
 
 def take_failure(t: Transition, record: WorkerRecord, crash: Crash) -> None:
-    """It has failed: the others, on its host too, go on."""
+    """Apply a failure: the others, including those on its host, continue."""
     lose(t, record, crash, stays=False)
 
 
 def lose(t: Transition, record: WorkerRecord, crash: Crash, *, stays: bool) -> None:
-    """A worker is lost, and another may take its place.
+    """Record the loss of a worker, which may be replaced.
 
     Args:
         t: the step.
@@ -73,11 +73,11 @@ def lose(t: Transition, record: WorkerRecord, crash: Crash, *, stays: bool) -> N
     worker, failure, fault = record.worker, crash.failure, crash.fault
     text = f"{failure.who} {failure.how}"
     if crash.wanted and stays:
-        fault = Fault.OWN  # if the host is the cause, it will be so again, and there must be an end
+        fault = Fault.OWN  # if the host is the cause, it will recur, and there must be an end
     own = fault is Fault.OWN and all_offered(t.state, (worker,))
     reset = t.in_reset().with_cause(text, failure)
     registry = t.state.registry
-    # Its failure counts for the end of the job only beside others' success; else another takes its place.
+    # Its failure counts for the end of the job only if others succeeded; otherwise it is replaced.
     ending = finishing(t.state)
     t.state = replace(
         t.state,
@@ -90,7 +90,7 @@ def lose(t: Transition, record: WorkerRecord, crash: Crash, *, stays: bool) -> N
 
 
 def judge_losses(t: Transition) -> None:
-    """Losses of the workers' own making are setbacks; after some in a row nobody is started for a while, or ever."""
+    """Count losses through the workers' own fault as setbacks; several in a row pause all starts, then end the job."""
     before = t.state.setbacks
     if before.present.until is None and (before.present.failure is not None or before.present.excused):
         _await_others(t)
@@ -108,20 +108,20 @@ def judge_losses(t: Transition) -> None:
 
 
 def _only_ends(state: State) -> bool:
-    """Whether nothing is started again, since the job ends with a chief that has failed or cannot go on."""
+    """Return whether nothing is restarted, since the job ends with a chief that has failed or cannot continue."""
     chief = state.chief
     return chief is not None and not state.policy.restart_chief and bool(chief.lost or chief.failed)
 
 
 def _await_others(t: Transition) -> None:
-    """Where hosts are plenty and nobody comes up on any, the job lacks workers all the same."""
+    """Begin the wait for slots if too few workers run: they may fail to come up however many hosts there are."""
     reset = t.in_reset()
     if len(serving_workers(t.state)) < t.state.policy.min_num_proc or lacks_servers(t.state):
         t.state = replace(t.state, reset=reset.waiting_for_slots(t.now + t.state.policy.elastic_timeout_s))
 
 
 def _place_workers(t: Transition) -> None:
-    """Stops workers whose place is gone, and starts one in every place that has none."""
+    """Stop workers whose place is gone, and start one in every free place."""
     if t.state.phase is JobPhase.WAITING:
         if usable_slots(t.state) < t.state.policy.num_proc:
             return
@@ -136,7 +136,7 @@ def _place_workers(t: Transition) -> None:
 
 
 def _end_or_wait_for_slots(t: Transition) -> None:
-    """Ends the job when its workers have, or when too few can be had for too long."""
+    """End the job when its workers have ended, or when it has lacked workers for too long."""
     if t.state.round is None:
         return
     if finishing(t.state):
@@ -149,11 +149,11 @@ def _end_or_wait_for_slots(t: Transition) -> None:
     elif len(in_phase(t.state, WorkerPhase.MEMBER)) >= t.state.policy.min_num_proc:
         t.state = replace(t.state, reset=None)
     elif t.state.setbacks.present.until is None and not in_phase(t.state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
-        wait_for_slots(t)  # there are slots, but nobody can be started there now
+        wait_for_slots(t)  # there are slots, but no worker can be started there now
 
 
 def _end_if_all_have_ended(t: Transition) -> None:
-    """Once one has ended with code 0 nobody is started any more, and the job ends with the last of the others."""
+    """End the job with the last worker: once one has ended with code 0, no more are started."""
     if any(record.phase is not WorkerPhase.LEAVING for record in t.state.workers):
         return
     if t.state.registry.workers_in(WorkerState.FAILURE):
@@ -172,4 +172,4 @@ DECIDERS: tuple[Callable[[Transition], None], ...] = (
     tell_of_unused,
     give_up_silent,
 )
-"""What is decided after each event, in this order."""
+"""The decisions after each event, in this order."""

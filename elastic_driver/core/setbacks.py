@@ -1,12 +1,12 @@
 """The no-progress rule: which rounds were setbacks, how long to pause after them, and when the job is given up.
 
 A setback is a round that a worker's own failure ended (an exception, an exit code, a signal of its own making, a hang)
-and that came no further than one before it. What happens to a job from outside is none: hosts that are lost, drained or
-removed, and deaths by others' signals. Further means further than ever, and not than the last time: a script that
-fails at the same step for ever finishes the same steps before it each time.
+without progress beyond that of every earlier round. Failures from outside are not setbacks: lost, drained or removed
+hosts, and deaths by others' signals. Progress means further than ever, not further than the last time: a script that
+always fails at the same step finishes the same steps before it each time.
 
-Pure values; :mod:`elastic_driver.core.intake` notes what happens, :mod:`elastic_driver.core.membership` has it judged
-when the round is over. decisions/0018 says why the rule is as it is.
+Pure values; :mod:`elastic_driver.core.intake` records what happens, :mod:`elastic_driver.core.membership` has it judged
+when the round is over. decisions/0018 gives the reasons for the rule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import LONG_ROUND_S, counted, pause_s
 
-# What the system sends a process for what it did itself. All other signals are somebody else's: the machine's shutdown,
+# Signals that the system sends a process for its own faults. All others come from elsewhere: the machine's shutdown,
 # the scheduler, a person.
 _OWN_SIGNALS = frozenset(
     (
@@ -33,28 +33,29 @@ _OWN_SIGNALS = frozenset(
         signal.SIGTRAP,
     )
 )
-# A shell, and many handlers of signals, end with 128 and the signal's number instead.
+# A shell, and many signal handlers, exit with 128 plus the signal's number instead.
 _OUTSIDE_CODES = frozenset(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
-# How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
+# How long a round of restarted workers has to run to count as training: a script that fails earlier may never train.
 START_S = 60.0
-# How a process of Python ends that an exception ends.
+# The end of a Python process that raised an exception.
 _BY_ITS_ERROR = "exited with code 1"
-# What trying again does not mend.
+# Errors that a retry does not fix.
 _LASTING = frozenset(("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"))
-# Of an error in a sentence, characters.
+# The longest error in a sentence, characters.
 _LONGEST_ERROR = 300
-# Addresses, process ids, steps and times differ in errors that are the same.
+# Addresses, process ids, steps and times differ between instances of the same error.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def fault_of(returncode: int | None, *, out_of_memory: bool = False) -> Fault:
-    """Whose doing it is that a process ends so.
+    """Return who caused such an end of a process.
 
     Args:
-        returncode: its exit code, or minus the number of the signal; None when it dumps its core, which says as much.
-        out_of_memory: whether the OOM killer took it. It would take its successor as well, where that does the same.
+        returncode: its exit code, or minus the number of the signal; None while it dumps its core, which implies a
+            signal of its own making.
+        out_of_memory: whether the OOM killer killed it. It would kill the successor as well, if that does the same.
     """
     if returncode is None or out_of_memory:
         return Fault.OWN
@@ -68,13 +69,13 @@ class Failure:
     """A worker's failure, for messages.
 
     Attributes:
-        worker: whose.
+        worker: the worker.
         rank: its rank in the round; None before its first.
         how: what happened to it, in words: "exited with code 1".
-        error: what it said of it, one line; "" for nothing.
-        where: the line of the user's code; "" when that is not known.
-        role: what it is, in words, where that is no worker; else "".
-        at: when it was: when its code raised the error, where that is known; None until it is noted.
+        error: its error message, one line; "" for none.
+        where: the line of the user's code; "" if unknown.
+        role: what it is, in words, if it is not a worker; otherwise "".
+        at: when its code raised the error, or when the failure was recorded; None until it is recorded.
     """
 
     worker: WorkerId
@@ -91,29 +92,29 @@ class Failure:
 
     @classmethod
     def said(cls, worker: WorkerId, rank: int | None, how: str, error: str, where: str, role: str = "") -> Failure:
-        """With what a worker said, as one line of a bounded length."""
+        """Create a failure with the worker's message, as one line of a bounded length."""
         return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR], role)
 
     def is_before(self, other: Failure) -> bool:
-        """Whether it was earlier. Who raises an error may take longer to end than those whom it reaches.
+        """Return whether it was earlier. A worker that raises an error may end after those that it affects.
 
-        Two that lie closer together than the times that their agents' messages took may be the other way round.
+        Two that are closer together than the delays of their agents' messages may be in the wrong order.
         """
         return self.at is not None and other.at is not None and self.at < other.at
 
     @property
     def who(self) -> str:
-        """Whose it is, in words."""
+        """Whose failure it is, in words."""
         return self.role or f"worker {self.worker}"
 
     @property
     def told(self) -> str:
-        """As the cause of a new round."""
+        """The failure as the cause of a new round."""
         return f"{self.who} {self.how}{self.error and f' ({self.error})'}"
 
     @property
     def full(self) -> str:
-        """With the error, which comes first where it is one of a line of code; then whose it was."""
+        """The failure with its error, which comes first if it has a line of code; then whose it was."""
         if not self.error or not self.where:
             return f"{self}{self.error and f': {self.error}'}{self.where and f' (at {self.where})'}"
         rank = f"rank {self.rank} on {self.worker.hostname}"
@@ -123,28 +124,28 @@ class Failure:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same code on the same machine would surely fail so again."""
+        """Whether the same code on the same machine would surely fail the same way again."""
         return self.error.partition(":")[0] in _LASTING
 
     def is_like(self, other: Failure) -> bool:
-        """Whether it is the same error at the same place, on whatever worker."""
+        """Return whether it is the same error at the same place, on any worker."""
         mine, its = (_VARYING.sub("#", f"{one.how}\n{one.error}") for one in (self, other))
         return mine == its and self.where == other.where
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSoFar:
-    """What the present round has shown, for the judgement at its end. Nothing of it lives on in the next.
+    """The outcome of the current round so far, for the judgement at its end. The next round keeps nothing of it.
 
     Attributes:
-        moved: whether it has come further than ever.
-        excused: whether anything from outside had part in its end.
-        failure: the first failure of their own making among its members, by when it was.
-        complaint: the first of its members that lost the round and goes on. Nothing but a consequence when a member
+        moved: whether it has progressed further than ever.
+        excused: whether anything from outside contributed to its end.
+        failure: the earliest failure of its members through their own fault.
+        complaint: the failure of the first member that lost the round and continues. Just a consequence if a member
             failed or something came from outside.
         raised: whether that member's own code raised the error, and not its collective.
         until: when the pause after it ends; None until its end was judged.
-        began: when all of its restarted workers ran; None until then, and for others.
+        began: when all of its restarted workers ran; None until then, and for other workers.
     """
 
     moved: bool = False
@@ -158,12 +159,12 @@ class RoundSoFar:
 
 @dataclass(frozen=True, slots=True)
 class Setbacks:
-    """How far the training has come, and how often in a row it has come no further.
+    """How far the training has come, and how many consecutive rounds made no progress.
 
     Attributes:
-        commits, steps: the furthest it has ever been: the most commits, and the most operations finished beyond them;
-            of the present training, where a script has several.
-        count: setbacks in a row.
+        commits, steps: the furthest progress ever: the most commits, and the most operations finished beyond them; of
+            the current training, if a script has several.
+        count: consecutive setbacks.
         last: the failure that ended the last of them.
         one_error, one_rank: whether that was the same error each time, and the same rank.
         trained: whether a round of restarted workers has ever run for a while.
@@ -180,19 +181,19 @@ class Setbacks:
     present: RoundSoFar = field(default_factory=RoundSoFar)
 
     def came_to(self, commits: int, steps: int) -> Setbacks:
-        """A member of the present round has so many commits, and has finished so many operations since."""
+        """Record a member's progress in the current round: its commits, and the operations finished since."""
         if (commits, steps) <= (self.commits, self.steps):
             return self
         return replace(self, commits=commits, steps=steps, present=replace(self.present, moved=True))
 
     def begin(self, now: float) -> Setbacks:
-        """The present round, of restarted workers, has begun."""
+        """Begin the current round, of restarted workers."""
         return replace(self, present=replace(self.present, began=now))
 
     def over(self, now: float) -> Setbacks:
-        """The present round was over then. One of restarted workers that ran for long has come further.
+        """End the current round at ``now``. A long round of restarted workers counts as progress.
 
-        They may tell of nothing, and count anew each time what they tell of.
+        They may report no progress, or count it from 0 each time.
         """
         began = self.present.began
         after = self if self.is_start(now) else replace(self, trained=True)
@@ -201,20 +202,20 @@ class Setbacks:
         return replace(after, present=replace(self.present, moved=True))
 
     def is_start(self, now: float) -> bool:
-        """Whether no round of restarted workers has run for a while yet, nor does the present one."""
+        """Return whether no round of restarted workers, including the current one, has run for a while yet."""
         began = self.present.began
         return not self.trained and (began is None or now - began < START_S)
 
     def ran_long(self) -> Setbacks:
-        """Whoever has failed, where nobody tells of progress, had run for long before."""
+        """Count a long run before a failure as progress, if no progress is reported."""
         return replace(self, present=replace(self.present, moved=True))
 
     def another_training(self, commits: int) -> Setbacks:
-        """A member of the present round has ended a training and begins another, whose commits are counted anew."""
+        """Record that a member has ended a training and begins another, whose commits are counted anew."""
         return replace(self, commits=commits, steps=0, present=replace(self.present, moved=True))
 
     def failed(self, failure: Failure, fault: Fault) -> Setbacks:
-        """A member of the present round has failed."""
+        """Record a failure of a member of the current round."""
         if fault is Fault.OUTSIDE:
             return self.excuse()
         first = self.present.failure
@@ -223,17 +224,17 @@ class Setbacks:
         return replace(self, present=replace(self.present, failure=failure))
 
     def complained(self, failure: Failure, *, raised: bool) -> Setbacks:
-        """A member has lost the round, and lives. Who raised the error knew of it before those whom it reached."""
+        """Record a living member's loss of the round. One that raised the error itself takes precedence."""
         if self.present.complaint is not None and (self.present.raised or not raised):
             return self
         return replace(self, present=replace(self.present, complaint=failure, raised=raised))
 
     def excuse(self) -> Setbacks:
-        """Something from outside had part in the end of the present round."""
+        """Record that something from outside contributed to the end of the current round."""
         return self if self.present.excused else replace(self, present=replace(self.present, excused=True))
 
     def judged(self, now: float, pause_range_s: tuple[float, float]) -> Setbacks:
-        """The present round is over, and all of its members have been heard."""
+        """Judge the current round, which is over, after the reports of all of its members."""
         present = self.present
         cause = None if present.excused else present.failure or present.complaint
         if present.moved:
@@ -251,14 +252,14 @@ class Setbacks:
         )
 
     def next_round(self) -> Setbacks:
-        """A round begins."""
+        """Begin a round."""
         return replace(self, present=RoundSoFar())
 
     def told(self, *, has_commits: bool) -> str:
-        """All of them in words: how often, how far, who, how, and whether it was the same each time.
+        """Describe the setbacks: how many, how far, who, how, and whether it was the same each time.
 
         Args:
-            has_commits: whether the workers tell of commits; else they may tell of steps.
+            has_commits: whether the workers report commits; otherwise they may report steps.
         """
         if self.one_error:
             alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank")
@@ -273,13 +274,13 @@ class Setbacks:
         return f"{cause}; the training failed {self.count} times in a row{far}, {alike}"
 
 
-# What the programs of this package begin a line on stderr with that says why they end.
+# The prefix of the line on stderr in which a program of this package says why it ends.
 _OURS = "elastic_driver: "
 
 
 def described(failure: Failure | None) -> str:
-    """A failure as the reason for the end of a job."""
+    """Describe a failure as the reason for the end of a job."""
     if failure is None:
         return "no failure was recorded"
-    # Without a line of code, its last words may have nothing to do with its end, but for those of a program of ours.
+    # Without a line of code, its last output may have nothing to do with its end, except for a program of ours.
     return failure.full if failure.where or failure.error.startswith(_OURS) else str(failure)

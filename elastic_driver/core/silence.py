@@ -1,10 +1,10 @@
-"""Hosts that are not heard: whether the job goes on without them, before it is known that they are lost.
+"""Silent hosts: whether the job continues without them, before it is known that they are lost.
 
-Owns that decision; :mod:`elastic_driver.launch.fleet.link` sees the silence. Workers of a silent host may live, and
-hear each other. A round may be formed without them as soon as one of its members is elsewhere, and leaves it: a
-collective needs all members, so none completes on the silent hosts any more, and a commit gets to disc only with the
-driver's word. Where all members are on silent hosts they may train on: they are waited for, until they are heard or
-their agents' leases have ended.
+Owns that decision; :mod:`elastic_driver.launch.fleet.link` detects the silence. Workers of a silent host may live, and
+hear each other. A round may be formed without them as soon as a member on another host leaves the current one: a
+collective needs all members, so none completes on the silent hosts any more, and a commit is written to disk only with
+the driver's permission. If all members are on silent hosts they may train on: the job waits for them until they are
+heard or their agents' leases have ended.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from elastic_driver.words import counted
 
 
 def give_up_silent(t: Transition) -> None:
-    """Gives up the hosts that are surely silent when the job can go on without all that may be; else says why not."""
+    """Give up the surely silent hosts if the job can continue without all silent ones; otherwise report why not."""
     if not t.state.silent:
         return
     living = {record.worker.hostname for record in t.state.workers}
     silent = concerning(t.state)
-    # Neither those in doubt nor those whose end is told of soon can be relied on.
+    # Neither hosts in doubt nor hosts whose end will soon be reported are reliable.
     why = why_needed(t.state, [one.hostname for one in silent])
     why_told = why_needed(t.state, [one.hostname for one in silent if one.sure]) if why else ""
     after = []
@@ -36,7 +36,7 @@ def give_up_silent(t: Transition) -> None:
         if one.kept_until is not None and t.now >= one.kept_until:
             one = replace(one, kept_until=None)
         if one.given_up or not one.sure or not is_concerned:
-            pass  # one that is on no list, and has no workers, may yet come back to the list, still silent
+            pass  # an unlisted host without workers may return to the list, still silent
         elif one.kept_until is None and (not why or one.hostname not in living):
             t.commands.append(GiveUpHost(one.hostname, f"it was not heard for {silent_s:.1f} s"))
             one = replace(one, given_up=True)
@@ -49,7 +49,7 @@ def give_up_silent(t: Transition) -> None:
 
 
 def why_needed(state: State, hostnames: Collection[str]) -> str:
-    """Why the job cannot go on without these hosts, whose workers may live, in words; "" when it can."""
+    """Return why the job cannot continue without these hosts, whose workers may live, in words; "" if it can."""
     names = frozenset(hostnames)
     there = [record.worker for record in state.workers if record.worker.hostname in names]
     elsewhere = [record for record in state.workers if record.worker.hostname not in names]
@@ -60,7 +60,7 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
         return "no other worker " + (f"of round {state.round_id} lives" if state.members else "lives")
     unlisted = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name not in names))
     rest = replace(state, discovery=unlisted)
-    # Those who are restarted are other processes than these.
+    # Restarted workers would be other processes than these.
     living = [record for record in elsewhere if _is_there(state, record)]
     used = [record for record in parameter_servers(state).values() if record.worker in there]
     if used and state.chief is not None:
@@ -78,15 +78,15 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
 
 
 def _train_alone(state: State, there: Sequence[WorkerId], elsewhere: Sequence[WorkerRecord]) -> bool:
-    """Whether those on the silent hosts may train on, since nobody elsewhere leaves their round.
+    """Return whether workers on the silent hosts may train on, since no worker elsewhere leaves their round.
 
-    Who was told to go may not have heard it.
+    A worker that was told to leave may not have received that.
     """
     if state.round is None:
         return False
     members = dict.fromkeys(state.members)
     if not members:
-        return not elsewhere  # each trains for itself
+        return not elsewhere  # each trains by itself
     return any(worker in members for worker in there) and not any(record.worker in members for record in elsewhere)
 
 

@@ -1,7 +1,7 @@
-"""Who is started where, and who is stopped since its place is gone, or its time is up.
+"""Staffing: starting workers in their places, and stopping those whose place is gone, or whose time is up.
 
-Owns the names of new workers, and what a start says of their places. When places are filled is the business of those
-who decide it, on the page of each kind of jobs (:mod:`elastic_driver.core.kinds`).
+Owns the names of new workers, and the places given at their start. The module of each kind of job
+(:mod:`elastic_driver.core.kinds`) decides when places are filled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 
 
 def kill_late_workers(t: Transition) -> None:
-    """Ends who said that it exits and did not, and who trains on in a drained place."""
+    """Kill workers that announced their exit and did not end, and those that train on in a drained place."""
     policy = t.state.policy
     limited = [record for record in t.state.workers if record.exit_by is not None or record.leave_by is not None]
     for record in limited:
@@ -54,12 +54,12 @@ def kill_late_workers(t: Transition) -> None:
             record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN, hangs=True, exits=True))
         if record.leave_by is not None and t.now >= record.leave_by:
             record = replace(record, leave_by=None)
-            # Who is READY waits for the others, and for slots.
+            # A READY worker waits for the others, and for slots.
             trains = record.phase in (WorkerPhase.BOOTING, WorkerPhase.MEMBER)
             machine = leaves_by(t.state, record.worker.hostname)
             goes = machine is not None and t.now >= machine
             if goes and usable_slots(t.state) < policy.min_num_proc:
-                t.put(record)  # without it there is nobody to go on, and its machine may live longer than was said
+                t.put(record)  # without it the job cannot continue, and its machine may live longer than announced
             elif trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
                 how, fault = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)", Fault.OWN
                 reason = how
@@ -72,16 +72,16 @@ def kill_late_workers(t: Transition) -> None:
 
 
 def stop_late_starts(t: Transition, take_failure: Callable[[Transition, WorkerRecord, Crash], None], what: str) -> None:
-    """A process that does not come up in time is its host's failure, as one that cannot be started.
+    """Fail workers whose processes do not start in time: their hosts' failures, as if they could not be started.
 
     Args:
         t: the step.
-        take_failure: takes it. Whatever comes of the process is no news.
-        what: it did not do, in words.
+        take_failure: applies the failure. Whatever happens to the process later is no news.
+        what: what it did not do, in words.
     """
     for record in in_phase(t.state, WorkerPhase.BOOTING):
         deadline = deadline_of(t.state, record)
-        # With the first of its host it may have been stopped.
+        # It may have been stopped together with the first of its host.
         if deadline is None or t.now < deadline or record_of(t.state, record.worker) != record:
             continue
         how = f"{what} within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
@@ -91,10 +91,10 @@ def stop_late_starts(t: Transition, take_failure: Callable[[Transition, WorkerRe
 
 
 def stop_misplaced(t: Transition) -> None:
-    """Blank workers whose place is gone leave at once; those with state leave when the round is closed.
+    """Stop blank workers whose place is gone; those with state leave when the round is closed.
 
-    While a round runs, those who are READY and not in it have nothing that its members lack: they were silent when it
-    was formed, or made room.
+    While a round runs, READY workers outside it have no state that its members lack: they were silent when it was
+    formed, or made room.
     """
     places = wanted_places(t.state)
     for record in t.state.workers:
@@ -110,14 +110,14 @@ def stop_misplaced(t: Transition) -> None:
 
 
 def fill_places(t: Transition) -> None:
-    """Starts a worker in every wanted place that has none (a leaving one still holds its place)."""
+    """Start a worker in every wanted place that has none (a leaving one still holds its place)."""
     if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
         return
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
     standbys = places_to_stand_by(t.state)
     targets = target_places(t.state)
     servers = server_places(t.state)
-    # On a host that was given up a new worker would be as lost as the last one. It is heard again, or leaves the list.
+    # On a host that was given up a new worker would be as lost as the last one, until it is heard again or unlisted.
     lost = {one.hostname for one in t.state.silent if one.given_up}
     free = [place for place in (*servers, *targets, *standbys) if place not in held and place[0] not in lost]
     if not free:
@@ -130,23 +130,23 @@ def fill_places(t: Transition) -> None:
 
 
 def planned_starts(state: State, fresh: Container[WorkerId], standbys: Places) -> list[StartWorker]:
-    """The starts of workers that boot, each with the place that it would have if the round were formed now.
+    """Return the starts of booting workers, each with the place that it would have if the round were formed now.
 
     Args:
-        state: the job, with these workers in it.
-        fresh: who is to be started.
-        standbys: the places of those that are to wait without a rank.
+        state: the job, including these workers.
+        fresh: the workers to start.
+        standbys: the places of workers that are to wait without a rank.
     """
     staying = [record for record in state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
-    # Before the first round it is known who will have rank 0.
+    # Rank 0 is known before the first round.
     starts = state.policy.on_change.asks_for_rounds and not state.round_id
     root = first_root(state, ranked) if starts else None
     placed = assign_ranks(tuple(ranked), host_order=state.discovery.order, root=root)
     hosts = hosts_of(placed)
     commands = [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed if one.worker in fresh]
     if len(ranked) < len(staying):
-        # A standby is planned as if all had a rank: that clashes with nobody's local rank.
+        # A standby is planned as if all had a rank: so it has nobody else's local rank.
         for one in assign_ranks([r.worker for r in staying], host_order=state.discovery.order, root=None):
             if one.worker in fresh and one.worker not in ranked:
                 commands.append(StartWorker(one.worker, one.slot, standby=True, hosts=hosts))
@@ -154,16 +154,16 @@ def planned_starts(state: State, fresh: Container[WorkerId], standbys: Places) -
 
 
 def places_to_stand_by(state: State) -> Places:
-    """Where workers may be started that wait without a rank: nobody boots a spare on the cores that a reset needs."""
+    """Return the places of standbys that may be started: none boots on the cores that a reset needs."""
     return standby_places(state) if state.phase is JobPhase.RUNNING else {}
 
 
 def server_starts(state: State, fresh: Container[WorkerId]) -> list[StartWorker]:
-    """The starts of servers. None of them knows of others: the chief tells them.
+    """Return the starts of servers. They do not know of each other: the chief notifies them.
 
     Args:
-        state: the job, with these servers in it.
-        fresh: which are to be started.
+        state: the job, including these servers.
+        fresh: the servers to start.
     """
     number = state.policy.num_parameter_servers
     workers = [r.worker for r in state.workers if r.parameter_server is None and r.phase is not WorkerPhase.LEAVING]
@@ -181,12 +181,12 @@ def server_starts(state: State, fresh: Container[WorkerId]) -> list[StartWorker]
 def name_workers(
     t: Transition, places: Iterable[tuple[str, int]], servers: Mapping[tuple[str, int], int] = MappingProxyType({})
 ) -> dict[WorkerId, None]:
-    """A worker for each of these places, in their order. They boot from now on; the caller has them started.
+    """Create a worker for each of these places, in order. They are booting from now on; the caller starts them.
 
     Args:
         t: the step.
-        places: theirs.
-        servers: which of them are of parameter servers.
+        places: their places.
+        servers: the places that are for parameter servers, with the index of each.
     """
     free = list(places)
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
@@ -208,7 +208,7 @@ def name_workers(
 
 
 def tell_of_unused(t: Transition) -> None:
-    """Says which slots a multiple leaves over, whenever it is another answer."""
+    """Report which slots a multiple leaves over, whenever that changes."""
     if t.state.policy.multiple == 1 or t.state.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return
     text = unused_slots(t.state)

@@ -1,6 +1,6 @@
-"""What the job does now, in one word: for those who keep account of its time.
+"""The current activity of the job, in one word: for accounting of its time.
 
-Owns no decision, and nothing that is remembered: the word follows from the state alone.
+Owns no decision and no memory: the word follows from the state alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from elastic_driver.words import OnChange
 
 
 class Doing(StrEnum):
-    """What the job does."""
+    """The current activity of the job."""
 
-    FORMING = "forming"  # it starts, or the next round is being formed, or its members are not all there yet
+    FORMING = "forming"  # it starts, or the next round is being formed, or its members are not all ready yet
     WAITING_FOR_SLOTS = "waiting_for_slots"  # there are too few slots for a round
     TRAINING = "training"
-    FINISHING = "finishing"  # a worker has ended well, and the others are still to
+    FINISHING = "finishing"  # a worker has ended well, and the others have not yet
     ENDED = "ended"  # nothing is started any more; what runs is being ended
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the job stands.
+    """The condition of the job.
 
     Attributes:
-        phase: see JobPhase.
-        doing: what it does.
-        on_change: what a change means for its workers as they are now.
+        phase: its phase.
+        doing: its activity.
+        on_change: what a change means for its current workers.
     """
 
     phase: JobPhase
@@ -39,7 +39,7 @@ class Standing:
 
 
 def standing_of(state: State) -> Standing:
-    """Where the job stands now."""
+    """Return the current condition of the job."""
     phase = state.phase
     return Standing(phase, _doing(state, phase), state.policy.on_change)
 
@@ -53,21 +53,21 @@ def _doing(state: State, phase: JobPhase) -> Doing:
 
 
 def _trains(state: State, phase: JobPhase) -> bool:
-    """Whether the job trains, as far as that is known: who is restarted, or has no rounds, need not say so."""
+    """Return whether the job trains, as far as known: workers that do not ask for rounds need not report it."""
     members = (record for record in state.workers if record.phase is WorkerPhase.MEMBER)
     if state.policy.has_chief:
         return state.chief is not None and state.chief.phase is ChiefPhase.RUNNING and not state.chief.lost
     if not state.policy.on_change.has_rounds:
-        return any(True for _ in members)  # each works for itself, whoever else is missing
+        return any(True for _ in members)  # each works by itself, whoever else is missing
     if phase is not JobPhase.RUNNING:
         return False
     return state.policy.on_change.restarts or all(record.running for record in members)
 
 
 def _lacks_slots(state: State, phase: JobPhase) -> bool:
-    """Whether what the job waits for is slots, and not its workers to come up in those that it has."""
+    """Return whether the job waits for slots, and not for its workers to come up in the slots that it has."""
     if phase is JobPhase.WAITING:
-        # Before discovery's first answer nobody knows; and once there are enough, they wait a moment for more.
+        # Before discovery's first answer that is unknown; and once there are enough, they wait a moment for more.
         return state.discovery.hosts is not None and state.last_call is None
     waits = state.reset is not None and state.reset.slots_deadline is not None
     return waits and usable_slots(state) < state.policy.min_num_proc

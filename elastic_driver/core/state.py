@@ -1,7 +1,8 @@
 """The state of a job: one frozen value, made of values that say what is known only while it means something.
 
-Owns no decision: those are in :mod:`elastic_driver.core.membership`. A field stands in the value whose life it shares:
-what a reset collects is gone with the reset. So the phase of the job is not stored, it is which of them there are.
+Owns no decision: those are in :mod:`elastic_driver.core.membership`. A field belongs to the value that has the same
+lifetime: what a reset collects is dropped with the reset. So the phase of the job is not stored; it follows from which
+of these values exist.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from elastic_driver.words import PAUSE_RANGE_S, SETBACKS_LIMIT, Backend, Ending,
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
 
-# So long before its machine is gone a worker that has not left a departing host is killed: the others then break their
-# round at a death that is seen, and not at a host that is silent.
+# A worker that has not left a departing host is killed this long before its machine is gone: the others then break
+# their round at a death that is seen, and not at a host that is silent.
 LAST_MOMENT_S = 1.0
 
-# A discovery script that fails is warned of at most as often as this; its next answer is told of after a failure that
-# was told of, or lasted for some runs of it.
+# A failing discovery script is reported at most this often; its next answer is reported if the failure was reported, or
+# lasted for several of its runs.
 DISCOVERY_TOLD_S = 60.0
 DISCOVERY_OUTAGE_S = 5.0
 
 
-# When one of the hosts that the job waits for is heard again, its network may be whole, and the others be heard soon:
-# their connections try again at times that lie a few tenths of a second apart.
+# When one of the hosts that the job waits for is heard again, its network may be whole, and the others may be heard
+# soon: their connections retry a few tenths of a second apart.
 HEALING_S = 2.0
 
 
-# How long the first new slots for restarted workers wait for others, so that hosts which come together cost one restart
-# and not one each. They may have an image to pull, or ssh to answer; a restart costs about as much.
+# How long the first new slots for restarted workers wait for others, so that hosts that appear together cost one
+# restart and not one each. They may have an image to pull, or wait for sshd; a restart costs about as much.
 LAST_CALL_S = 1.0
 
-# How long a round of restarted workers is not ended for a host that still imports what they import. An agent gives its
-# imports 60 s, and then has its workers started afresh.
+# How long a round of restarted workers is not ended for a host that still imports the workers' modules. An agent allows
+# 60 s for its imports, and then starts its workers from scratch.
 PREPARING_S = 75.0
 
-# Causes of one reset that are told one by one. A job of thousands may lose all of them at once, or its hosts again and
-# again while it waits for slots.
+# Causes of one reset that are listed one by one. A job of thousands of workers may lose all of them at once, or its
+# hosts again and again while it waits for slots.
 _MOST_CRASHES_TOLD = 16
 
 
@@ -63,34 +64,34 @@ class Policy:
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
         elastic_timeout_s: how long the job may lack slots before it ends.
-        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY; and
-            from when it says that it exits until it has ended.
+        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY; and how
+            long from announcing its exit to its end.
         drain_timeout_s: how long a worker whose place is drained may go on training.
         reset_limit: unplanned resets allowed; None for no bound.
-        reset_window_s: how long a reset counts for that; None for ever.
-        cooldown_range_s: see :class:`elastic_driver.core.blacklist.Blacklist`.
-        durable: whether commits are on disc, so that the job outlives all who have its state in memory.
-        num_standby: booted workers to keep beyond these, in slots that no member needs.
-        num_proc_multiple: a round's members are a multiple of this.
-        ranks_per_host_multiple: those on each host are a multiple of this.
-        protect: names of hosts that are the better place for rank 0; so are those with the label.
-        blames_hosts: whether a worker's failure puts its host out; else another is started in its place at once.
-        setbacks_limit: so many setbacks in a row end the job.
+        reset_window_s: how long a reset counts towards that limit; None for ever.
+        cooldown_range_s: as in :class:`elastic_driver.core.blacklist.Blacklist`.
+        durable: whether commits are on disk, so that the job outlives all workers that have its state in memory.
+        num_standby: booted workers to keep in addition, in slots that no member needs.
+        num_proc_multiple: the number of a round's members is a multiple of this.
+        ranks_per_host_multiple: the number of members on each host is a multiple of this.
+        protect: names of hosts that are preferred for rank 0, in addition to those with the label.
+        blames_hosts: whether a worker's failure blacklists its host; otherwise it is replaced there at once.
+        setbacks_limit: the number of consecutive setbacks that ends the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
-        on_change: what a change means for the workers. Of workers that may begin as one kind and become another, what
+        on_change: what a change means for the workers. Of workers that may begin as one kind and become another: what
             they are now.
-        becomes_in_place: whether workers that are restarted reset in place from their first ``init()`` on.
-        retries_starts: whether restarted workers that fail before they have trained for a while are started again where
-            the job cannot do without their hosts.
-        must_init: whether a worker in place that ends with code 0 before ``init()`` cannot have been meant.
+        becomes_in_place: whether restarted workers reset in place from their first ``init()`` on.
+        retries_starts: whether restarted workers that fail before they have trained for a while are restarted if the
+            job needs their hosts.
+        must_init: whether it is a mistake if a worker in place ends with code 0 before ``init()``.
         last_call_s: how long a start or a growth of restarted workers waits for more slots; not at max-np.
         ends_at_start: whether a restarted worker's own failure, before the job has trained for a while, ends the job,
-            where its host cannot be done without, or is not blamed; on several hosts, two of them in a row.
-        sizing: by which flags these numbers were given.
-        num_parameter_servers: servers that have slots before the workers, and are counted beside them; 0 for a job that
-            has no chief.
-        restart_chief: whether the chief is started again when it has failed, or a parameter server is lost.
-        fixed_hosts: whether the list of hosts can never change, and none joins.
+            if its host is needed, or is not blamed; on several hosts, two consecutive failures.
+        sizing: which flags gave these numbers.
+        num_parameter_servers: servers that get slots before the workers, and are counted separately; 0 for a job
+            without a chief.
+        restart_chief: whether the chief is restarted after its failure, or after the loss of a parameter server.
+        fixed_hosts: whether the list of hosts can never change, and no host joins.
     """
 
     num_proc: int
@@ -123,32 +124,32 @@ class Policy:
 
     @property
     def has_chief(self) -> bool:
-        """Whether the command is the script of a chief, which works with servers."""
+        """Whether the command is the script of a chief, which uses servers."""
         return self.num_parameter_servers > 0
 
     @property
     def start_flag(self) -> str:
-        """What says ``num_proc``."""
+        """The flag that sets ``num_proc``."""
         return _flag(self.sizing, "-np")
 
     @property
     def least_flag(self) -> str:
-        """What says ``min_num_proc``. It may have been given beside torchrun's flags."""
+        """The flag that sets ``min_num_proc``. It may have been given in addition to torchrun's flags."""
         return "--min-np" if self.min_num_proc != self.num_proc else _flag(self.sizing, "--min-np")
 
     @property
     def most_flag(self) -> str:
-        """What says ``max_num_proc``."""
+        """The flag that sets ``max_num_proc``."""
         return _flag(self.sizing, "--max-np")
 
     @property
     def limit_flag(self) -> str:
-        """What says ``reset_limit``."""
+        """The flag that sets ``reset_limit``."""
         return "--reset-limit" if self.sizing is Sizing.NP else "--max-restarts"
 
     @property
     def multiple(self) -> int:
-        """What the number of a round's members is a multiple of, of which each host has a multiple too."""
+        """The number of which a round's size must be a multiple, so that each host has a multiple too."""
         return lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
 
 
@@ -157,7 +158,7 @@ def _flag(sizing: Sizing, usual: str) -> str:
 
 
 class JobPhase(StrEnum):
-    """Where the job stands."""
+    """The phase of a job."""
 
     WAITING = "waiting"  # no worker yet: too few slots
     STARTING = "starting"  # the first round is being formed; of restarted workers, the processes of any round start
@@ -167,7 +168,7 @@ class JobPhase(StrEnum):
 
 
 class WorkerPhase(StrEnum):
-    """Where a living process stands."""
+    """The phase of a living process."""
 
     BOOTING = "booting"  # started, has not asked for a round yet
     READY = "ready"  # it has asked for the next round; of restarted workers, its process runs
@@ -176,16 +177,16 @@ class WorkerPhase(StrEnum):
 
 
 class Leaving(StrEnum):
-    """Why a worker is going to end, other than by itself. The table in the head of the core has what is done for it."""
+    """Why a worker is going to end, other than by itself. The table in the head of the core lists the actions."""
 
     DISMISSED = "dismissed"  # told that there is no place for it: it ends by itself
     STOPPED = "stopped"  # told to end as usual
     CHECKPOINTS = "checkpoints"  # told to end, with time for a checkpoint
     BROKEN = "broken"  # told to end at once, as its peers are lost
-    DYING = "dying"  # it was seen that it is about to end, and nobody had told it to: it has failed
+    DYING = "dying"  # about to fail, as was seen, though nobody had told it to end
 
 
-# By what StopWorker says.
+# By the ending in StopWorker.
 _TOLD = {
     Ending.USUAL: Leaving.STOPPED,
     Ending.PLANNED: Leaving.CHECKPOINTS,
@@ -196,11 +197,11 @@ _ENDINGS = {why: ending for ending, why in _TOLD.items()}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a worker of a job with a chief is to the chief, from its start to its end.
+    """The role of a worker in a job with a chief, from its start to its end.
 
     Attributes:
-        number: which of the parameter servers it is; None for a worker.
-        address: where it answers, ``host:port``; "" as long as it has not said so, and when it is to end.
+        number: the index of the parameter server; None for a worker.
+        address: its ``host:port``; "" until it has reported one, and once it is to end.
     """
 
     number: int | None
@@ -209,12 +210,12 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """That a worker is being killed.
+    """The reason why a worker is being killed.
 
     Attributes:
         how: what it did, in words, as the cause of its end: "hung: no heartbeat for 60.0 s".
-        fault: whose doing that is.
-        hangs, exits: see KillWorker.
+        fault: who caused it.
+        hangs, exits: as in KillWorker.
     """
 
     how: str
@@ -229,22 +230,22 @@ class WorkerRecord:
 
     Attributes:
         worker: its name.
-        phase: where it stands.
+        phase: its phase.
         since: when it entered the phase.
         round_id: the last round it was in; 0 for none.
         has_state: whether it holds the training's state: it has synced once, or was there before the first commit. A
             member whose first round broke before it had synced is as blank as a joiner.
         rank: its rank in that round.
-        commits: commits of its state, as it said last.
-        committed_at: since when it had made no commit when its round broke, or had trained in it, if it made none
-            there; None where its round did not break, or it had not trained there. Of one that is READY only.
-        backends: what it can use for collectives, best first.
-        running: whether it has said that it trains in its round. Of a MEMBER only.
-        leaving: why it is LEAVING; None for one that is not.
-        killed: why it is being killed; None when it is not.
+        commits: the number of commits of its state, as last reported.
+        committed_at: time of its last commit in the round that broke, or when it began to train there if it made none;
+            None if its round did not break, or it had not trained there. Only of a READY worker.
+        backends: the collective backends that it can use, best first.
+        running: whether it has reported that it trains in its round. Only of a MEMBER.
+        leaving: why it is LEAVING; None if it is not.
+        killed: why it is being killed; None if it is not.
         leave_by: when it is killed if it still trains in a drained place; None for no bound.
-        exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
-        server: what it is to the chief; None in a job that has none.
+        exit_by: when it is killed if it has not ended, though it announced its exit; None for no bound.
+        server: its role for the chief; None in a job without one.
     """
 
     worker: WorkerId
@@ -265,17 +266,17 @@ class WorkerRecord:
 
     @property
     def parameter_server(self) -> int | None:
-        """Which of the parameter servers it is; None for a worker."""
+        """The index of its parameter server; None for a worker."""
         return None if self.server is None else self.server.number
 
     @property
     def address(self) -> str:
-        """Where its server answers; "" for one that has none, or does not."""
+        """The address of its server; "" if it has none, or it does not answer."""
         return "" if self.server is None else self.server.address
 
     @property
     def who(self) -> str:
-        """What it is, in words."""
+        """Its description, in words."""
         return f"worker {self.worker}" if self.parameter_server is None else self.server_name
 
     @property
@@ -285,24 +286,25 @@ class WorkerRecord:
 
 
 class ChiefPhase(StrEnum):
-    """Where the chief stands, while there is one."""
+    """The phase of the chief, while there is one."""
 
     RUNNING = "running"
-    STOPPING = "stopping"  # it is told to end, and another is started then
-    FAILED = "failed"  # it has ended, and not well: what comes of that is decided in the same step
+    STOPPING = "stopping"  # asked to end; another is started after that
+    FAILED = "failed"  # it has failed: the consequence is decided in the same step
 
 
 @dataclass(frozen=True, slots=True)
 class Chief:
-    """The script of a job with parameter servers, which gives their work to the workers.
+    """The script of a job with parameter servers, which gives the workers their work.
 
     Attributes:
-        number: of its start, from 1.
-        phase: where it stands.
+        number: the number of its start, from 1.
+        phase: its phase.
         since: when it entered the phase.
-        lost: what has become of the first parameter server that it lost, in words; "" while it has all of them.
-        failed: how it has failed itself, in words; "" for not.
-        ends_by: when the job ends if the chief has not, since it cannot go on without that one; None for no bound.
+        lost: what happened to the first parameter server that it lost, in words; "" while it has all of them.
+        failed: how the chief itself has failed, in words; "" if it has not.
+        ends_by: when the job ends if the chief has not ended, since it cannot continue without that server; None for no
+            bound.
     """
 
     number: int
@@ -319,7 +321,7 @@ class Outage:
 
     Attributes:
         since: its first failure since its last answer.
-        error: what it said when it failed last.
+        error: the message of its last failure.
     """
 
     since: Moment
@@ -328,15 +330,15 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What is known of the hosts.
+    """The known hosts, and the condition of discovery.
 
     Attributes:
-        hosts: those of the last answer that are up, in rank order; None before the first.
-        down: names of those that are listed, and not up.
-        order: all hosts that are up or have living workers, and those that were and are down, as they were listed last,
-            in rank order.
-        outage: None while it answers.
-        told_at: when its failing was last told of; None for never.
+        hosts: those of the last answer that are up, in rank order; None before the first answer.
+        down: names of the hosts that are listed, and not up.
+        order: all hosts that are up or have living workers, and those that were up and are down, as last listed, in
+            rank order.
+        outage: the current failure of discovery; None while it answers.
+        told_at: when a failure of discovery was last reported; None for never.
     """
 
     hosts: tuple[Host, ...] | None = None
@@ -344,7 +346,7 @@ class Discovery:
     order: tuple[Host, ...] = ()
     outage: Outage | None = None
     told_at: Moment | None = None
-    # By name, of the hosts that are up; and of all of them. Derived.
+    # Slots by name of the hosts that are up, and their sum. Derived.
     slots: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
     total_slots: int = field(default=0, init=False, compare=False, repr=False)
 
@@ -355,16 +357,16 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing is heard of a host.
+    """A host from which nothing is heard.
 
     Attributes:
-        hostname: which.
-        since: when something was heard last.
-        sure: see HostSilent.
-        told: whether it was told that the job waits for it.
-        kept_until: it is not given up before, since another host has been heard again; None for at once.
-        given_up: whether it was given up. Its workers are as good as dead; what lives of them is told so when it is
-            heard again.
+        hostname: the host.
+        since: when it was last heard.
+        sure: as in HostSilent.
+        told: whether the user was notified that the job waits for it.
+        kept_until: it is not given up before this time, since another host has been heard again; None for at once.
+        given_up: whether it was given up. Its workers count as dead; any that live are notified when the host is heard
+            again.
     """
 
     hostname: str
@@ -379,18 +381,18 @@ class Silence:
 class Round:
     """The current round; in a reset, the one that is over.
 
-    That of restarted workers is here from its launch on. Workers without rounds are in one that has no number and no
+    A round of restarted workers exists from its launch on. Workers without rounds are in a round without number and
     members, from the start of the job on.
 
     Attributes:
         round_id: its number, from 1.
         members: its workers by rank (also those that have ended).
-        handing_over: the one whose place was gone already when the round was formed; None for no such member.
-        reset_began: when the reset that it came of (or the start) began.
+        handing_over: the member whose place was already gone when the round was formed; None for no such member.
+        reset_began: when the reset (or the start) that led to it began.
         sync: whether its members broadcast rank 0's state first.
-        commits: commits of rank 0's state when it was formed.
-        backend: what carries its collectives; None where that is the workers' own affair.
-        notice: what its members are told now.
+        commits: the number of commits of rank 0's state when it was formed.
+        backend: the backend of its collectives; None if the workers choose it themselves.
+        notice: the current notice to its members.
     """
 
     round_id: int
@@ -401,7 +403,7 @@ class Round:
     commits: int = 0
     backend: Backend | None = None
     notice: NoticeKind = NoticeKind.NONE
-    # Of members. Derived, and handed on: it is made once for each round.
+    # The set of members. Derived, and passed on, so that it is computed once for each round.
     _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -414,21 +416,21 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What happens between two rounds; the start is one too.
+    """The transition between two rounds; the start is one too.
 
     Attributes:
-        began: when.
-        deadline: when the silent are voted out.
+        began: when it began.
+        deadline: when silent members are voted out.
         slots_deadline: when the wait for slots ends the job; None while there are enough, or that is not known yet.
-        unplanned: whether it is due to a failure.
-        crashes: its causes in words, in order; at most so many as are told.
-        more_crashes: how many there were beyond these.
-        first_failure: the first of them, by when it was; None for none yet.
+        unplanned: whether a failure caused it.
+        crashes: its causes in words, in order; at most as many as are listed to the user.
+        more_crashes: how many more causes there were.
+        first_failure: the earliest of its failures; None for none yet.
         accusers: its members that cannot reach others, until that is judged.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
-        waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
-            until the deadline.
-        peers_lost: whether a restarted worker was lost while it was given time to end: the others may wait for it.
+        waits_for_ends: whether the next round of restarted workers waits for the ends of the last round's workers, at
+            most until the deadline.
+        peers_lost: whether a restarted worker was lost in its time for a checkpoint: the others may wait for it.
         lacks_slots: whether the next round of restarted workers had too few slots, and has not been launched since.
     """
 
@@ -446,11 +448,11 @@ class Reset:
     lacks_slots: bool = False
 
     def waiting_for_slots(self, until: float) -> Reset:
-        """With a bound for the wait for slots, unless it has one."""
+        """Return the reset with a deadline for the wait for slots, unless it has one."""
         return self if self.slots_deadline is not None else replace(self, slots_deadline=until)
 
     def with_cause(self, text: str, failure: Failure) -> Reset:
-        """With one crash more."""
+        """Return the reset with another crash as a cause."""
         first = self.first_failure
         if first is None or failure.is_before(first):
             first = failure
@@ -461,13 +463,13 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A round of restarted workers whose processes are being started, or could not all be.
+    """A round of restarted workers whose processes are being started, or could not all be started.
 
     Attributes:
-        placed: its members by rank, as they are told when they start.
-        cause: what made it, in words.
-        old_size: members of the last round that has begun (0 for none).
-        broken: whether one has failed before all ran: it will never begin.
+        placed: its members by rank; each gets its place at its start.
+        cause: the cause of the round, in words.
+        old_size: the number of members of the last round that has begun (0 for none).
+        broken: whether a member has failed before all ran: the round will never begin.
     """
 
     placed: tuple[Placed, ...]
@@ -481,33 +483,33 @@ class ResetTally:
     """The unplanned resets of a job.
 
     Attributes:
-        count: so far.
-        times: when those were that still count for the limit; empty without a window.
+        count: how many there have been so far.
+        times: the times of those that still count towards the limit; empty without a window.
     """
 
     count: int = 0
     times: tuple[Moment, ...] = ()
 
     def one_more(self, now: float, window_s: float | None) -> ResetTally:
-        """With one that ends now."""
+        """Return the tally with another reset, which ends now."""
         times = () if window_s is None else (*(at for at in self.times if now - at < window_s), now)
         return ResetTally(self.count + 1, times)
 
     def that_count(self, now: float, window_s: float | None) -> int:
-        """How many count for the limit."""
+        """Return how many resets count towards the limit."""
         return self.count if window_s is None else sum(1 for at in self.times if now - at < window_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Departing:
-    """A drained host that is about to go, or whose lister says so.
+    """A drained host that is about to go away, or whose lister announces that.
 
     Attributes:
-        hostname: which.
+        hostname: the host.
         why: in words.
-        by: when its machine is gone; None when nobody has said.
-        listed: whether it was the lister who said so: it may have the host stay after all.
-        by_hand: whether somebody has drained it, besides: then it stays so when its machine has gone.
+        by: when its machine is gone; None if nobody has said.
+        listed: whether the lister announced it: it may withdraw that.
+        by_hand: whether somebody has also drained it: then it stays drained after its machine has gone.
     """
 
     hostname: str
@@ -519,12 +521,12 @@ class Departing:
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """A host where nobody runs imports what workers import, so that they can be forked there.
+    """A host without workers that imports the workers' modules, so that workers can be forked there.
 
     Attributes:
-        hostname: which.
-        until: when it is no longer waited for.
-        late: whether that is over, and it has not said that it is ready.
+        hostname: the host.
+        until: when the job stops waiting for it.
+        late: whether that time is over, and the host has not reported that it is ready.
     """
 
     hostname: str
@@ -539,32 +541,32 @@ class State:
     Attributes:
         policy: the limits.
         began: when the job began.
-        end: the one command that ends the job; None while it goes on.
-        discovery: the hosts, and how discovery does.
+        end: the one command that ends the job; None while it continues.
+        discovery: the hosts, and the condition of discovery.
         blacklist: the failed hosts.
         cuts: hosts that are left out, since others cannot reach them.
         silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
-        departing: of the drained hosts those that are about to go, in the order in which that was said.
+        departing: the drained hosts that are about to go away, in the order of the announcements.
         preparing: hosts for which no round of restarted workers is ended yet, in the order of their names.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
         round: the current or last round; None before the first.
         reset: the reset (or start) under way; None while a round runs, and before there were slots for a start.
-        registry: who has reported what in the round, or in the start.
-        notice_version: how many notices were given.
-        commits: the most commits any worker has had.
+        registry: the workers' reports in the round, or in the start.
+        notice_version: how many notices were sent.
+        commits: the most commits of any worker so far.
         tally: the unplanned resets so far.
-        setbacks: how far the training has come, and how often in a row it has come no further.
-        standby_room: the fewest places for standbys that were told of, too few; None for none yet.
-        unused: what was told last of slots that are not used because of a multiple; "" for nothing.
-        ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
+        setbacks: how far the training has come, and how many consecutive rounds made no progress.
+        standby_room: the smallest insufficient number of places for standbys that was reported; None for none yet.
+        unused: the last report of slots that a multiple leaves unused; "" for none.
+        ever_ready: whether any worker has ever asked for a round; if workers ask for none, whether one has started.
         launch: of restarted workers, the current round until it has begun; None when it has.
-        rounds_before: how many rounds restarted workers had before the job's workers became such that reset in place;
-            the numbers of rounds go on from there.
-        last_call: until when new slots for restarted workers wait for others; None when nothing waits for that.
-        chief: of a job with parameter servers; None before its start, and between two of them.
-        chiefs: how many were started.
+        rounds_before: how many rounds restarted workers had before the job's workers began to reset in place; round
+            numbers continue from there.
+        last_call: until when new slots for restarted workers wait for others; None when nothing waits.
+        chief: of a job with parameter servers; None before its start, and between two starts.
+        chiefs: how many starts of a chief there have been.
     """
 
     policy: Policy
@@ -597,12 +599,12 @@ class State:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the job is over."""
         return self.end is not None
 
     @property
     def phase(self) -> JobPhase:
-        """Where the job stands."""
+        """The phase of the job."""
         if self.ended:
             return JobPhase.ENDED
         if self.launch is not None and not self.launch.broken:
@@ -613,25 +615,25 @@ class State:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Those that are listed and up, in rank order."""
+        """The hosts that are listed and up, in rank order."""
         return self.discovery.hosts or ()
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Names of the hosts that are listed: those that are up, in rank order, and then the others."""
+        """Names of the listed hosts: those that are up, in rank order, then the others."""
         return *self.discovery.slots, *sorted(self.discovery.down)
 
     def is_listed(self, hostname: str) -> bool:
-        """Whether a host is listed, up or not."""
+        """Return whether a host is listed, up or not."""
         return hostname in self.discovery.slots or hostname in self.discovery.down
 
     def is_member(self, worker: WorkerId) -> bool:
-        """Whether a worker is in the current round, or in a reset in the one that is over."""
+        """Return whether a worker is in the current round; in a reset, in the one that is over."""
         return self.round is not None and worker in self.round
 
     @property
     def round_id(self) -> int:
-        """The current or last round; 0 before the first."""
+        """The number of the current or last round; 0 before the first."""
         return 0 if self.round is None else self.round.round_id
 
     @property
@@ -641,22 +643,22 @@ class State:
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
-        """The workers of that round by rank, also those that have ended."""
+        """The workers of the current or last round by rank, including those that have ended."""
         return () if self.round is None else self.round.members
 
     @property
     def notice_kind(self) -> NoticeKind:
-        """What they are told now."""
+        """The current notice to the members."""
         return NoticeKind.NONE if self.round is None else self.round.notice
 
     @property
     def resets(self) -> int:
-        """Unplanned resets so far."""
+        """The number of unplanned resets so far."""
         return self.tally.count
 
     @property
     def reset_began(self) -> float:
-        """When the reset under way (or the start) began; while a round runs, the one that it came of."""
+        """When the reset (or start) under way began; while a round runs, the reset that led to it."""
         if self.reset is not None:
             return self.reset.began
         return self.began if self.round is None else self.round.reset_began
@@ -668,19 +670,19 @@ class State:
 
     @property
     def slots_deadline(self) -> float | None:
-        """When the wait for slots ends the job; None while it does not wait for them."""
+        """When the wait for slots ends the job; None while it does not wait for slots."""
         if self.reset is not None:
             return self.reset.slots_deadline
         return self.began + self.policy.elastic_timeout_s if self.round is None else None
 
 
 def new_state(policy: Policy, now: float) -> State:
-    """The state of a job that has not looked for hosts yet."""
+    """Return the state of a job that has not looked for hosts yet."""
     return State(policy, began=now, blacklist=Blacklist(policy.cooldown_range_s))
 
 
 def deadline_of(state: State, record: WorkerRecord) -> float | None:
-    """When the worker is stopped if it is still in its phase; None for no bound."""
+    """Return when the worker is stopped if it is still in its phase; None for no bound."""
     match record.phase:
         case WorkerPhase.BOOTING:
             return record.since + state.policy.start_timeout_s
@@ -691,7 +693,7 @@ def deadline_of(state: State, record: WorkerRecord) -> float | None:
 
 
 def leaving(record: WorkerRecord, now: float, why: Leaving) -> WorkerRecord:
-    """As it is from the moment on at which it is going to end."""
+    """Return the record of a worker from the moment on when it begins to leave."""
     server = None if record.server is None else replace(record.server, address="")
     return replace(
         record, phase=WorkerPhase.LEAVING, since=now, running=False, leaving=why, leave_by=None, server=server
@@ -699,23 +701,24 @@ def leaving(record: WorkerRecord, now: float, why: Leaving) -> WorkerRecord:
 
 
 def told_to_end(record: WorkerRecord, now: float, ending: Ending) -> WorkerRecord:
-    """As it is from the moment on at which StopWorker is given for it."""
+    """Return the record of a worker from the moment on when StopWorker is issued for it."""
     return leaving(record, now, _TOLD[ending])
 
 
 def told_ending(record: WorkerRecord) -> Ending | None:
-    """What StopWorker has said, for a worker that it was given for; None for others."""
+    """Return the ending of the StopWorker that a worker was given; None if it was given none."""
     return None if record.leaving is None else _ENDINGS.get(record.leaving)
 
 
 def gives_time(state: State, record: WorkerRecord) -> Moment | None:
-    """Until when a restarted worker that was told to end may checkpoint; None when it is given no time for that."""
+    """Return until when a restarted worker that was told to end may checkpoint; None if it may not."""
     return record.since + state.policy.drain_timeout_s if record.leaving is Leaving.CHECKPOINTS else None
 
 
 def leaves_by(state: State, hostname: str) -> Moment | None:
-    """When workers of a host have to be gone, so that the others hear of their end before its machine is gone; None for
-    one that stays, or of which nobody knows.
+    """Return when a host's workers must be gone, so that the others see their ends before its machine is gone.
+
+    None for a host that stays, or whose time is unknown.
     """
     for one in state.departing:
         if one.hostname == hostname and one.by is not None:
@@ -724,17 +727,17 @@ def leaves_by(state: State, hostname: str) -> Moment | None:
 
 
 def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:
-    """The worker's record; None when its process is not alive."""
+    """Return the worker's record; None if its process is not alive."""
     return state.workers.find(worker)
 
 
 def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
-    """Living workers in one of these phases, in order of start."""
+    """Return the living workers in one of these phases, in order of start."""
     return tuple(record for record in state.workers if record.phase in phases)
 
 
 def parameter_servers(state: State) -> dict[int, WorkerRecord]:
-    """The parameter servers that run, or are being started, by their numbers, in this order."""
+    """Return the parameter servers that run, or are being started, by index, in this order."""
     there = [r for r in state.workers if r.parameter_server is not None and r.phase is not WorkerPhase.LEAVING]
     return {r.parameter_server: r for r in sorted(there, key=_number) if r.parameter_server is not None}
 
@@ -744,24 +747,24 @@ def _number(record: WorkerRecord) -> int:
 
 
 def serving_workers(state: State) -> tuple[WorkerRecord, ...]:
-    """The workers without rounds that run, in order of start; those of a chief answer."""
+    """Return the running workers without rounds, in order of start; with a chief, those that answer."""
     return tuple(r for r in state.workers if r.phase is WorkerPhase.MEMBER and r.parameter_server is None)
 
 
 def lacks_servers(state: State) -> bool:
-    """Whether a job has no chief, and some of the parameter servers do not answer that it needs."""
+    """Return whether a job has no chief, and some parameter servers that it needs do not answer."""
     number = state.policy.num_parameter_servers
     there = parameter_servers(state).values() if number and state.chief is None else ()
     return state.chief is None and sum(record.phase is WorkerPhase.MEMBER for record in there) < number
 
 
 def still_preparing(state: State) -> frozenset[str]:
-    """The hosts that a round may have without being ended for them now."""
+    """Return the hosts for which a round is not to be ended now, as they still prepare."""
     return frozenset(one.hostname for one in state.preparing if not one.late)
 
 
 def concerning(state: State) -> tuple[Silence, ...]:
-    """The silent hosts that matter to the job: they are listed, or workers live there."""
+    """Return the silent hosts that matter to the job: they are listed, or have living workers."""
     if not state.silent:
         return ()
     names = {host.name for host in state.hosts} | {record.worker.hostname for record in state.workers}
@@ -769,27 +772,27 @@ def concerning(state: State) -> tuple[Silence, ...]:
 
 
 def silent_hosts(state: State) -> frozenset[str]:
-    """The hosts that are surely silent."""
+    """Return the hosts that are surely silent."""
     return frozenset(one.hostname for one in state.silent if one.sure)
 
 
 def finishing(state: State) -> bool:
-    """Whether a member has ended with success: no growth, no planned change any more."""
+    """Return whether a member has ended with success: then there is no growth and no planned change any more."""
     return any(reported is WorkerState.SUCCESS for _, reported in state.registry.records)
 
 
 def is_on_one_host(state: State) -> bool:
-    """Whether all members of the round are on one host."""
+    """Return whether all members of the round are on one host."""
     return len({worker.hostname for worker in state.members}) == 1
 
 
 def chief_of(state: State) -> WorkerId | None:
-    """The name of the chief's process; None while there is no chief."""
+    """Return the name of the chief's process; None while there is no chief."""
     return None if state.chief is None else WorkerId(CHIEF, 0, state.chief.number - 1)
 
 
 def causes(state: State) -> list[str]:
-    """What has failed since the last round was formed, in words: who crashed, or who lost the round if nobody did."""
+    """Describe what has failed since the last round was formed: crashes; without one, the loss of the round."""
     complaint = state.setbacks.present.complaint
     if state.reset is None or not state.reset.crashes:
         return [] if complaint is None else [complaint.told]
@@ -798,11 +801,11 @@ def causes(state: State) -> list[str]:
 
 
 def protected_hosts(state: State) -> frozenset[str]:
-    """Where rank 0 is better than elsewhere."""
+    """Return the hosts that are preferred for rank 0."""
     return frozenset((*state.policy.protect, *(host.name for host in state.discovery.order if host.protected)))
 
 
 def most_advanced(state: State, stateful: Sequence[WorkerRecord]) -> WorkerRecord:
-    """Whose state the next round goes on from: the most commits, then on a protected host, then the lowest rank."""
+    """Return the member whose state the next round uses: most commits, then on a protected host, then lowest rank."""
     protected = protected_hosts(state)
     return min(stateful, key=lambda one: (-one.commits, one.worker.hostname not in protected, one.rank))

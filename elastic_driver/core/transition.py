@@ -1,8 +1,7 @@
-"""One step of the membership core under way: the state so far, the commands so far, and the moves every decision uses.
+"""One step of the membership core in progress: its state, its commands, and the moves that all decisions use.
 
-Owns what a move does to the state and which command goes with it. Which move is due is decided in
-:mod:`elastic_driver.core.intake` (what an event means) and :mod:`elastic_driver.core.membership` (what follows from
-the levels).
+Owns what a move does to the state and which command goes with it. :mod:`elastic_driver.core.intake` (what an event
+means) and :mod:`elastic_driver.core.membership` (what follows from the levels) decide which move is due.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from elastic_driver.words import Ending, NoticeKind
 
 
 class Transition:
-    """The state so far and the commands so far.
+    """The state and the commands of a step so far.
 
     Attributes:
-        state: what the job has become; replaced, never changed.
+        state: the job as the step has changed it; replaced, never mutated.
         now: the present, seconds.
-        commands: what is to be done, in order.
+        commands: the commands so far, in order.
     """
 
     def __init__(self, state: State, now: float) -> None:
@@ -48,7 +47,7 @@ class Transition:
         self.state = replace(self.state, workers=self.state.workers.put(*records))
 
     def on_host(self, hostname: str) -> list[WorkerRecord]:
-        """The workers there, in order of start, but those that were put since this was asked for first."""
+        """Return the host's workers in order of start, without those added since the first call in this step."""
         if self._by_host is None:
             self._by_host = {}
             for record in self.state.workers:
@@ -60,23 +59,23 @@ class Transition:
         self.state = forget_worker(self.state, worker)
 
     def register(self, worker: WorkerId, report: WorkerState) -> None:
-        """It has reported this in its round."""
+        """Record a worker's report for its round."""
         self.state = replace(self.state, registry=self.state.registry.record(worker, report))
 
     def in_reset(self) -> Reset:
-        """The reset under way; it begins now if the round still runs, or nobody was started yet."""
+        """Return the reset under way; begin it if the round still runs, or no worker was started yet."""
         if self.state.reset is None:
             self.state = replace(self.state, reset=Reset(self.now, self.now + self.state.policy.start_timeout_s))
             assert self.state.reset is not None
         return self.state.reset
 
     def note_failure(self, failure: Failure, fault: Fault, text: str) -> None:
-        """One more failure of this reset.
+        """Add a failure to this reset.
 
         Args:
             failure: whose and how.
-            fault: whose doing it is. What befalls a member whose place was taken away is not its own.
-            text: what is told of it.
+            fault: who caused it. A failure of a member whose place was taken away is not its own.
+            text: its description for the user.
         """
         failure = failure if failure.at is not None else replace(failure, at=self.now)
         reset = self.in_reset().with_cause(text, failure)
@@ -89,9 +88,9 @@ class Transition:
         self.state = replace(self.state, reset=reset, setbacks=setbacks)
 
     def note_earlier(self, failure: Failure) -> None:
-        """A member was told to end for another's failure, and had failed before that one: it is the cause.
+        """Record as the cause a failure that preceded the one for which its worker was told to end.
 
-        Which hosts and places are to blame stays as it was decided.
+        The decision on which hosts and places are to blame stands.
         """
         state = self.state
         first = state.first_failure
@@ -108,7 +107,7 @@ class Transition:
 
     def notify(self, kind: NoticeKind, reason: str) -> None:
         if not self.state.policy.on_change.asks_for_rounds:
-            return  # there is nobody who watches
+            return  # nobody watches for notices
         current = self.state.round
         assert current is not None
         if kind is current.notice and kind is not NoticeKind.NONE:
@@ -118,12 +117,12 @@ class Transition:
         self.commands.append(SetNotice(version, current.round_id, kind, reason))
 
     def retire(self, record: WorkerRecord, reason: str, ending: Ending = Ending.USUAL) -> None:
-        """Has its process ended, which is no failure of its."""
+        """Stop a worker without counting a failure against it."""
         self.commands.append(StopWorker(record.worker, reason, ending))
         self.put(told_to_end(record, self.now, ending))
 
     def hurry(self, record: WorkerRecord, reason: str) -> None:
-        """It was given time to end, and has none any more: its peers are lost."""
+        """End a worker's time for a checkpoint: its peers are lost."""
         self.commands.append(StopWorker(record.worker, reason, Ending.BROKEN))
         self.put(replace(record, leaving=Leaving.BROKEN))
 
@@ -132,7 +131,7 @@ class Transition:
         self.register(record.worker, WorkerState.FAILURE)
 
     def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:
-        """Its end will be its failure, and why is known already. Who is being killed is not killed again."""
+        """Kill a worker, for a reason that is the cause of its failure; does nothing if it is being killed already."""
         if record.killed is None:
             self.commands.append(command)
             record = replace(record, killed=kill)

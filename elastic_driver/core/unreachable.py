@@ -1,8 +1,7 @@
-"""Workers that the driver reaches, and that do not reach each other: whether the job goes on without some of them.
+"""Workers that the driver reaches, but that do not reach each other: whether the job continues without some of them.
 
-Owns that decision, made once for each round when all of its members have said what they saw: which hosts are left out
-for a while, or that none can be, and the job tries again after a pause. Which hosts go is chosen in
-:mod:`elastic_driver.core.cuts`.
+Owns that decision, made once for each round after all of its members have reported: which hosts are left out for a
+while, or that none can be, and the job retries after a pause. :mod:`elastic_driver.core.cuts` chooses the hosts.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from elastic_driver.core.state import State, WorkerPhase, in_phase, protected_ho
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
-# Hosts of which it is told one by one who cannot reach them: half of a large job may go at once.
+# Hosts whose cut is reported one by one: half of a large job may go at once.
 _MOST_TOLD = 6
 
 
 def leave_out_unreachable(t: Transition) -> None:
-    """Judges who accuses whom, once for each round; the registry is closed."""
+    """Judge the accusations, once for each round; the registry is closed."""
     reset = t.state.reset
     if reset is None or not len(reset.accusers) or t.state.registry.workers_in(WorkerState.SUCCESS):
         return
     there = dict.fromkeys(record.worker.hostname for record in reachable(t.state))
-    # Who is dead, or not heard, has nothing to say in this, and is judged as that.
+    # Accusations by or against workers that are dead, or silent, do not count here: those are judged as such.
     pairs = [
         Accusation(accuser.worker, one)
         for accuser in reset.accusers
@@ -56,7 +55,7 @@ def leave_out_unreachable(t: Transition) -> None:
 
 
 def _choices(state: State, pairs: Sequence[Accusation]) -> tuple[tuple[str, ...], ...]:
-    """Who may go: those from whom most are cut off; or, if these are needed, all the others that they cannot reach."""
+    """Return the choices of hosts to leave out: those most cut off; or, if needed, all others that they accuse."""
     order = [host.name for host in state.discovery.order]
     stateful = frozenset(record.worker.hostname for record in reachable(state) if record.has_state)
     going, kept = (
@@ -88,7 +87,7 @@ def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation],
         if record.worker.hostname in gone:
             t.dismiss(record, f"host {record.worker.hostname} is left out")
     stop_misplaced(t)
-    fill_places(t)  # others' places may be of use now
+    fill_places(t)  # places of other hosts may be usable now
 
 
 def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation]) -> None:
@@ -107,7 +106,7 @@ def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation])
 
 
 def _told(hostname: str, pairs: Sequence[Accusation]) -> str:
-    """Who cannot reach whom, both ends: those who accuse this host, or else whom it accuses."""
+    """Describe who cannot reach whom, both ends: the accusers of this host, or else the workers that it accuses."""
     against = [pair for pair in pairs if pair.accused.first.hostname == hostname]
     pairs = against or [pair for pair in pairs if pair.accuser.hostname == hostname]
     accusers = tuple(dict.fromkeys(pair.accuser for pair in pairs))
