@@ -1,7 +1,7 @@
-"""Who stands still now though others wait for it, or for no reason that is seen.
+"""Workers at a standstill now, though others wait for them, or for no visible reason.
 
-Owns that judgement of one moment, in words; that it has lasted, and what comes of it, is
-:mod:`elastic_driver.health.hangs`'s. Whoever waits in a collective is innocent, however long.
+Owns that judgement of one moment, in words; :mod:`elastic_driver.health.hangs` decides whether it has lasted, and the
+consequences. A worker that waits in a collective is innocent, however long it waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_driver.vitals import STOPPED, Waiting
 
 
 class Case(NamedTuple):
-    """Why a worker stands still: the kind, in words, and the collective that others wait in ("" for none known)."""
+    """The reason for a worker's standstill: the kind, in words, and the collective that others wait in, or ""."""
 
     kind: Kind
     why: str
@@ -27,7 +27,7 @@ Cases = dict[WorkerId, Case]
 
 
 def case_of_halt(seen: Seen) -> Case:
-    """Of a process that is stopped."""
+    """Return the case of a process that is stopped."""
     vitals = seen.vitals
     if vitals.state == STOPPED and not vitals.traced:
         return Case(Kind.STOPPED, "it is stopped by a signal (state T)", "")
@@ -35,17 +35,17 @@ def case_of_halt(seen: Seen) -> Case:
 
 
 def cases_of_round(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], limit_s: float) -> Cases | None:
-    """Of a round. None where nobody can know, since somebody is not heard who would.
+    """Return the cases of a round. None if unknown, since a worker that matters is not observed.
 
     Args:
-        members: those whose last look is of the present, and of this round.
-        ranks: of all members.
+        members: the members whose last observation is recent, and of this round.
+        ranks: the ranks of all members.
         limit_s: after how long a standstill is suspicious.
     """
     by_rank = {ranks[worker]: worker for worker in members}
     root = members.get(by_rank[0]) if 0 in by_rank else None
     listed = () if root is None else root.vitals.waiting
-    # What rank 0 has slept through with its host is no wait for anybody.
+    # The time that rank 0 slept through with its host does not count as waiting.
     heard_s = 0.0 if root is None else root.at_s - root.heard_s
     overdue = [one for one in listed if min(one.since_s, heard_s) >= limit_s]
     if overdue:
@@ -58,7 +58,7 @@ def cases_of_round(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, in
 def _of_waiting(
     overdue: Collection[Waiting], members: Mapping[WorkerId, Seen], by_rank: Mapping[int, WorkerId], limit_s: float
 ) -> Cases:
-    """With what rank 0 knows."""
+    """Return the cases from the waits that rank 0 knows."""
     cases: Cases = {}
     all_wait = True
     for one in sorted(overdue, key=lambda one: (-one.since_s, one.name)):
@@ -76,7 +76,7 @@ def _of_waiting(
                 text = f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s"
                 cases[worker] = _awaited(seen, text, one.name)
     if not cases and all_wait:
-        # Which of them are in the wrong nobody can know; the fewest are named.
+        # It is unknowable which of them are at fault; the fewest are named.
         one = min(overdue, key=lambda one: (len(one.missing), -one.since_s, one.name))
         for rank in one.missing:
             text = (
@@ -88,9 +88,9 @@ def _of_waiting(
 
 
 def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], limit_s: float) -> Cases | None:
-    """Without: the member that does not wait while all others do; who has submitted fewest.
+    """Return the cases without those waits: the member that does not wait while all others do; or that submitted least.
 
-    None where some are not heard, or were not until a moment ago, who may wait or be waited for.
+    None if members that may wait or be waited for are not observed, or were not until a moment ago.
     """
     if len(members) < len(ranks):
         return None
@@ -118,7 +118,7 @@ def _by_counts(members: Mapping[WorkerId, Seen], ranks: Mapping[WorkerId, int], 
             if count == fewest and known[worker].is_still(limit_s)
         }
     if fewest == max(counts.values()):
-        return {}  # it is the collective itself that does not get on
+        return {}  # the collective itself makes no progress
     text = f"it has submitted {fewest} collectives, others more, and all have waited for {waited_s:.0f} s"
     return {
         worker: Case(Kind.DEADLOCK, f"{text}: the ranks wait for each other", "")

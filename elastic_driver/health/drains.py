@@ -1,6 +1,6 @@
-"""Which slow worker leaves, and when: one at a time, and never one that the job needs.
+"""Draining of slow workers: one at a time, and never one that the job needs.
 
-Owns the pauses between two drains, and who waits for one. What a drain does is the core's.
+Owns the pauses between two drains, and the workers that wait for one. The core defines what a drain does.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from elastic_driver.health.findings import NotDrained, StragglerFound, Straggler
 from elastic_driver.hosts import WorkerId
 
 DRAIN_PAUSE_S = 60.0
-"""After a drain the others have to show how fast they are without the slow one."""
+"""Pause after a drain, in which the others have to show how fast they are without the slow worker."""
 HOST_PAUSE_S = 3600.0
-"""A host that is slow again after one of its places was drained has something that no drain cures."""
+"""A host that is slow again this soon after one of its places was drained has a problem that no drain fixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainsKept:
-    """The pauses as the journal has them, for a driver that takes the job over. Times are the job's.
+    """The pauses as stored in the journal, for a driver that takes over the job. Times are the job's.
 
     Attributes:
-        last_at: when a slow worker was drained last; None for never.
-        hosts: when a place of theirs was drained last.
+        last_at: when a slow worker was last drained; None for never.
+        hosts: by host, when one of its places was last drained.
     """
 
     last_at: float | None
@@ -37,24 +37,24 @@ class Drains:
     """The slow workers of one job.
 
     Attributes:
-        last_at: when one was drained last, on the job's clock; None for never.
+        last_at: when one was last drained, on the job's clock; None for never.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[WorkerId, StragglerFound] = {}  # those that could not be drained when they were found
         self.last_at: float | None = None
-        self._hosts: dict[str, float] = {}  # by host: when one of its places was drained last
+        self._hosts: dict[str, float] = {}  # by host: when one of its places was last drained
 
     def kept(self) -> DrainsKept:
-        """For the journal. Who waits for a drain is found slow again."""
+        """Return the pauses, for the journal. Workers that wait for a drain will be found slow again."""
         return DrainsKept(self.last_at, dict(self._hosts))
 
     def go_on(self, kept: DrainsKept) -> None:
-        """Goes on with the pauses of a driver that has died. To be called before all else."""
+        """Restore the pauses of a driver that has died. Must be called first."""
         self.last_at, self._hosts = kept.last_at, dict(kept.hosts)
 
     def take(self, news: StragglerFound | StragglerGone, state: State, now: float) -> list[DrainRequested | NotDrained]:
-        """A worker is slow, and leaves where the job can spare it; or is slow no more."""
+        """Drain a worker that has become slow, if the job can do without it; forget one that is no longer slow."""
         if isinstance(news, StragglerFound):
             return self._consider(news, state, now)
         self._waiting.pop(news.worker, None)
@@ -63,14 +63,14 @@ class Drains:
     def look(
         self, state: State, now: float, *, trains: Callable[[WorkerId], bool]
     ) -> list[DrainRequested | NotDrained]:
-        """Whether one that could not be spared can be by now. ``trains``: whether a worker trains in this round."""
+        """Check whether a waiting worker can be drained by now. ``trains``: whether a worker trains in this round."""
         waiting = [slow for slow in self._waiting.values() if trains(slow.worker)]
         return [found for slow in waiting for found in self._consider(slow, state, now)]
 
     def _consider(self, slow: StragglerFound, state: State, now: float) -> list[DrainRequested | NotDrained]:
-        """Says once why not, and keeps it for later."""
+        """Drain a worker, or report once why not and keep it for later."""
         worker = slow.worker
-        # Where places have to go in multiples, one alone would leave the host's others without use.
+        # If places come in multiples, draining one alone would leave the host's others unused.
         slot = worker.slot if state.policy.multiple == 1 else None
         why = self._why_not_yet(worker.hostname, now) or why_needed(state, worker.hostname, slot)
         if why:
@@ -79,7 +79,7 @@ class Drains:
             return [] if is_known else [NotDrained(worker, why)]
         self._waiting.pop(worker, None)
         self.last_at = now
-        # Hosts of always new names may come.
+        # Host names may never be reused.
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < HOST_PAUSE_S}
         self._hosts[worker.hostname] = now
         how = f"it is {1 / slow.against_others:.2f} times slower than the others (--straggler-action drain)"

@@ -1,9 +1,9 @@
-"""What faulthandler prints of a process's threads: read once, for all who ask something of it.
+"""Parser for faulthandler's output: the stacks of a process's threads.
 
-Owns the form of such a text, which of its threads are worth a look, whether two texts are the same, and where the main
-thread is. Reads no process.
+Owns the format, the choice of relevant threads, the comparison of two dumps, and the search for the main thread. Reads
+no process.
 
-The text is taken as it comes: cut off, mixed with other lines, of any Python. What is not understood is left out.
+Accepts any text: cut off, mixed with other lines, from any Python. Skips what it does not understand.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-# 'Thread 0x00007f33 [name] (most recent call first):'; the name since Python 3.14. A process that has one thread only
-# is asked without all_threads: 'Stack (most recent call first):'.
+# 'Thread 0x00007f33 [name] (most recent call first):'; the name since Python 3.14. A process with a single thread is
+# dumped without all_threads: 'Stack (most recent call first):'.
 _HEAD = re.compile(
     r"(?:(?:Current )?[Tt]hread (?P<ident>0x[0-9a-fA-F]+)(?: \[(?P<name>.*)\])?|Stack) \(most recent call first\):?\s*"
 )
-# A file's name may hold anything but the end of the line: the last ', line N in ' counts.
+# A file's name may contain anything but the end of the line: the last ', line N in ' counts.
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?+) in (?P<function>.*)')
 _PACKAGE = "elastic_driver/"
 _OUR_PLACES = tuple(f"{_PACKAGE}{folder}" for folder in ("worker/", "torch/", "launch/", "torchelastic/", "system/"))
-# Functions in which a thread of a pool, or one that waits to be woken, has nothing to do.
+# Functions in which a thread of a pool, or one that waits to be woken, is idle.
 _IDLE = {
     "threading.py": None,  # None: any of its functions
     "queue.py": None,
@@ -36,14 +36,14 @@ _IDLE = {
     "tqdm/_monitor.py": None,
 }
 _STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})
-# Nearly all debuggers for terminals (pdb, ipdb, pudb, and those that listen on a port) are made of Python's own bdb;
-# those of editors are not.
+# Nearly all terminal debuggers (pdb, ipdb, pudb, and those that listen on a port) are built on Python's own bdb; those
+# of editors are not.
 _DEBUGGERS = {"bdb.py": "pdb", "pydevd.py": "pydevd"}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A line of a stack; ``line`` is 0 where it is not known."""
+    """A line of a stack; ``line`` is 0 if unknown."""
 
     file: str
     line: int
@@ -51,7 +51,7 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """The file, without the folder that a Python has been installed in."""
+        """The file, without the folder in which Python is installed."""
         for mark in ("/site-packages/", "/dist-packages/"):
             _, found, rest = self.file.rpartition(mark)
             if found:
@@ -61,7 +61,7 @@ class Frame:
 
     @property
     def is_of_library(self) -> bool:
-        """Whether it is no line of the user's: of Python, of a package that is installed, or of this one."""
+        """Whether it is not the user's code: of Python, of an installed package, or of this one."""
         return self.file.startswith("<") or "/lib/python3" in self.file or f"/{_PACKAGE}" in self.file
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ class Thread:
 
     Attributes:
         frames: the innermost first.
-        name: "" where the Python does not tell it.
-        is_cut: whether it has more frames further out, which were not printed.
-        ident: the number that Python has for it, as it is printed; "" where it is not.
+        name: "" if this Python does not print it.
+        is_cut: whether it has more outer frames, which were not printed.
+        ident: Python's identifier of the thread, as printed; "" if it is not.
     """
 
     frames: tuple[Frame, ...]
@@ -91,7 +91,7 @@ class Thread:
 
     @property
     def own(self) -> tuple[Frame, ...]:
-        """The frames without those with which every thread of threading begins."""
+        """The frames without those with which every thread of threading starts."""
         frames = list(self.frames)
         while frames and frames[-1].place == "threading.py" and frames[-1].function in _STARTS:
             frames.pop()
@@ -99,17 +99,17 @@ class Thread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for work, as threads of a pool do; or has no Python to show."""
+        """Whether it waits for work, as threads of a pool do; or has no Python frames to show."""
         return all(_is_idle(frame) for frame in self.own)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it works for this package only: the first that it calls is in the parts that scripts do not see."""
+        """Whether it works for this package only: its first function is in the parts hidden from scripts."""
         return self.begins_here and any(place in self.own[-1].file for place in _OUR_PLACES)
 
     @property
     def begins_here(self) -> bool:
-        """Whether this package has started it, be it for the script: the first that it calls is here."""
+        """Whether this package has started it, even if for the script: its first function is here."""
         own = self.own
         return self.is_started and bool(own) and f"/{_PACKAGE}" in own[-1].file
 
@@ -120,13 +120,13 @@ def _is_idle(frame: Frame) -> bool:
 
 
 def is_head(line: str) -> bool:
-    """Whether a line stands above a thread's stack."""
+    """Return whether a line is the heading of a thread's stack."""
     return _HEAD.fullmatch(line) is not None
 
 
 @lru_cache(maxsize=1 << 14)
 def frame_of(text: str) -> Frame | None:
-    """The frame that a line of a dump is; None where it is none."""
+    """Parse a line of a dump as a frame; None if it is not one."""
     # The same lines come from thousands of ranks.
     match = _FRAME.fullmatch(text)
     if match is None:
@@ -135,7 +135,7 @@ def frame_of(text: str) -> Frame | None:
 
 
 def parse(text: str) -> list[Thread]:
-    """The threads in a text of faulthandler's, in its order. Of a text that holds none: []."""
+    """Return the threads in faulthandler's output, in its order; [] if it contains none."""
     threads: list[Thread] = []
     frames: list[Frame] | None = None
     name, is_cut, ident = "", False, ""
@@ -144,7 +144,7 @@ def parse(text: str) -> list[Thread]:
         if frames is not None:
             threads.append(Thread(tuple(frames), name, is_cut, ident))
 
-    # Not splitlines(): names may hold what that takes for the end of a line.
+    # Not splitlines(): names may contain characters that it takes for the end of a line.
     for number, line in enumerate(text.split("\n")):
         stripped = line.rstrip("\r")
         if stripped.startswith("  "):
@@ -160,7 +160,7 @@ def parse(text: str) -> list[Thread]:
             end()
             frames, name, is_cut, ident = [], (match["name"] or "").strip(), False, match["ident"] or ""
         elif stripped:
-            # A section of its own: the C stack, the list of extension modules.
+            # Another section: the C stack, the list of extension modules.
             end()
             frames = None
     end()
@@ -168,10 +168,10 @@ def parse(text: str) -> list[Thread]:
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """The thread that runs the script: the last that threading has not started. None where there is none.
+    """Return the thread that runs the script: the last one that threading has not started. None if there is none.
 
-    faulthandler prints the oldest thread last. A stack that was cut shows no beginning: where nothing else does, the
-    last thread is it.
+    faulthandler prints the oldest thread last. A truncated stack shows no beginning: if no other thread qualifies, it
+    is the last one.
     """
     seen = [thread for thread in threads if thread.frames]
     for thread in reversed(seen):
@@ -181,10 +181,10 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether all threads of two dumps of a process stand where they stood.
+    """Return whether all threads of two dumps of a process are at the same place.
 
-    Threads of this project are left out: they go on in a worker that hangs. Which thread takes the signal, and so
-    comes first, means nothing.
+    Threads of this project are ignored: they go on in a hanging worker. Which thread handles the signal, and so comes
+    first, does not matter.
     """
     return _standing(one) == _standing(other)
 
@@ -195,9 +195,9 @@ def _standing(text: str) -> list[tuple[str, tuple[Frame, ...]]]:
 
 
 def innermost(text: str, most: int = 3) -> tuple[str, ...]:
-    """The innermost frames of the main thread, "train.py:12 in step"; none where the text has none.
+    """Return the innermost frames of the main thread, "train.py:12 in step"; empty if the text has none.
 
-    Where these are all of libraries, the last of them is left out for the innermost frame of the script's own.
+    If all of them are in libraries, the last is replaced by the innermost frame of the script.
     """
     main = main_thread(parse(text))
     if main is None:
@@ -209,7 +209,7 @@ def innermost(text: str, most: int = 3) -> tuple[str, ...]:
 
 
 def debugger(text: str) -> str:
-    """The debugger that has the process at a prompt, or runs it, by a dump of it; "" for none."""
+    """Return the debugger that runs the process or has it at a prompt, from a dump of it; "" for none."""
     for thread in parse(text):
         for frame in thread.frames:
             if name := _DEBUGGERS.get(frame.file.rpartition("/")[2]):

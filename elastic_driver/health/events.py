@@ -1,6 +1,6 @@
-"""What can happen to the workers' health: one frozen class each, of plain values.
+"""Events of the workers' health: one frozen class each, of plain values.
 
-Owns the words that go into :meth:`~elastic_driver.health.watch.HealthWatch.step`.
+Owns the input of :meth:`~elastic_driver.health.watch.HealthWatch.step`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from elastic_driver.vitals import Vitals
 
 @dataclass(frozen=True, slots=True)
 class JobChanged:
-    """The core has made a step: the job as it is now. Who has no place in its round any more need not be heard."""
+    """The core has made a step: the new state of the job. Workers without a place in its round may be silent."""
 
     state: State
 
 
 @dataclass(frozen=True, slots=True)
 class VitalsSeen:
-    """An agent has looked at a worker.
+    """An agent has observed a worker.
 
     Attributes:
-        worker: which; one that is none of the job's is ignored.
-        vitals: what the agent has seen.
+        worker: the worker; an unknown one is ignored.
+        vitals: what the agent has observed.
         peer_is_ours: whether ``vitals.peer`` is one of the job's hosts.
     """
 
@@ -38,13 +38,13 @@ class VitalsSeen:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeard:
-    """A worker has spoken itself: it asks for its round, or for the notices of its round.
+    """A worker has sent a request itself: for its round, or for the notices of its round.
 
     Attributes:
-        worker: which. From here on it is to be heard.
+        worker: the worker. From now on it must send heartbeats.
         progress: how many operations it has finished.
-        waiting: whether it waits in one for others, or for its round.
-        leaving: whether it has said that nothing more is heard of it: then it is not.
+        waiting: whether it waits for others in one, or for its round.
+        leaving: whether it has announced that it sends nothing more: then it need not.
     """
 
     worker: WorkerId
@@ -62,11 +62,11 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class StackTaken:
-    """What a StackWanted came to.
+    """The result of a StackWanted.
 
     Attributes:
-        worker, number: of the StackWanted.
-        text: the stacks as faulthandler writes them; None where they cannot be had.
+        worker, number: as in the StackWanted.
+        text: the stacks as faulthandler writes them; None if they cannot be taken.
     """
 
     worker: WorkerId
@@ -76,7 +76,7 @@ class StackTaken:
 
 @dataclass(frozen=True, slots=True)
 class CommitFound:
-    """There is a commit on disc that the job can go on from."""
+    """There is a commit on disk from which the job can resume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class TimePassed:
     """It is ``next_deadline`` or later.
 
     Attributes:
-        unheard: hosts whose agents say nothing though their machines acknowledge, and for how long, seconds.
-        audible_s: of ``overdue_hosts``, those that have not been heard all the time, and for how long they were heard
-            without a gap, seconds: no worker there could have been heard before.
+        unheard: hosts whose agents are silent though their machines acknowledge, and for how long, seconds.
+        audible_s: those of ``overdue_hosts`` that have not been connected all the time, and for how long they were
+            connected without a gap, seconds: no worker there could have been heard before.
     """
 
     unheard: Mapping[str, float] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""What the training has reported of itself, as one figure a name for the whole job; and how busy its GPUs are.
+"""The figures that the training has reported, one per name for the whole job; and how busy its GPUs are.
 
-Owns which worker's word counts: that of the lowest rank that reports a name.
+Owns the choice of the worker whose value counts: the lowest rank that reports a name.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Callable
 from elastic_driver.figures import MOST_NAMES, Figures, GpuLook, fault_of
 from elastic_driver.hosts import WorkerId
 
-# Round and rank of a worker that has none.
+# Round and rank of a worker without them.
 _NOWHERE = 0, 1 << 62
 
 
 class FigureBook:
-    """See above.
+    """The figures of one job.
 
     Args:
-        place_of: the present round of a worker, and its rank there; None for one that is in none, or is no more.
-        warn: tells the user what is dropped.
+        place_of: the current round of a worker, and its rank there; None if it is in none, or has ended.
+        warn: warns the user of dropped figures.
     """
 
     def __init__(self, place_of: Callable[[WorkerId], tuple[int, int] | None], warn: Callable[[str], None]) -> None:
         self._place_of = place_of
         self._warn = warn
         self._is_told_full = self._has_refused = False
-        # By name: who has reported it, in which round, as which rank, and what.
+        # By name: the worker that reported it, in which round and as which rank, and the value.
         self._values: dict[str, tuple[WorkerId, tuple[int, int], float | None]] = {}
         self._gpus: dict[str, GpuLook] = {}
 
     def take(self, worker: WorkerId, figures: Figures) -> None:
-        """A worker has reported these. What is no figure is dropped: agents are believed nothing."""
+        """Record a worker's figures. Invalid ones are dropped: agents are not trusted."""
         now_at = self._place_of(worker)
         for name, value in figures.items():
             known, place = self._values.get(name), now_at or _NOWHERE
@@ -42,13 +42,13 @@ class FigureBook:
                     self._tell_full(name)
                     continue
             elif known[0] == worker:
-                place = now_at or known[1]  # its last word may come after its end
+                place = now_at or known[1]  # its last report may arrive after its end
             elif _goes_before(known[1], place):
                 continue
             self._values[name] = worker, place, value
 
     def refuse(self, worker: WorkerId, why: str) -> None:
-        """A worker has reported what is no figure. That is told once: all run the same script."""
+        """Warn that a worker has reported an invalid figure. Only once: all run the same script."""
         if not self._has_refused:
             self._has_refused = True
             self._warn(f"worker {worker} has reported what is no figure, which is dropped: {why}")
@@ -60,33 +60,35 @@ class FigureBook:
 
     @property
     def figures(self) -> Figures:
-        """The newest, by name. Those of workers that have ended stay, in their round also before those of higher ranks:
-        else a job's last figures were those of the rank that ends last."""
+        """The latest value of each figure.
+
+        Those of ended workers stay, and within their round take precedence over those of higher ranks: otherwise
+        a job's last figures would be those of the rank that ends last."""
         return {name: value for name, (_, _, value) in self._values.items()}
 
     # --- GPUs ------------------------------------------------------------------------------------------------------
 
     def see_gpus(self, host: str, look: GpuLook) -> None:
-        """An agent has looked at the GPUs of its host."""
+        """Record an agent's look at the GPUs of its host."""
         self._gpus[host] = look
 
     def lost(self, host: str) -> None:
-        """Nobody looks at them any more."""
+        """Drop the GPUs of a host that is lost."""
         self._gpus.pop(host, None)
 
     @property
     def gpu(self) -> float | None:
-        """The mean busy share of all; None where it is not known of any."""
+        """The mean busy share of all GPUs; None if it is not known of any."""
         known = [(look.busy, look.count) for look in self._gpus.values() if look.busy is not None and look.count]
         return sum(busy * count for busy, count in known) / sum(count for _, count in known) if known else None
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """In use on all of them; None where it is not known of any."""
+        """The memory in use on all GPUs; None if it is not known of any."""
         return sum(look.memory_bytes for look in self._gpus.values() if look.count) or None
 
 
 def _goes_before(place: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether what was reported at a place counts, and what is now reported at another does not."""
+    """Return whether a report from the first place takes precedence over one that now comes from the other."""
     (round_id, rank), (other_round, other_rank) = place, other
     return round_id > other_round or (round_id == other_round and rank < other_rank)

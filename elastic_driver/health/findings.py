@@ -1,6 +1,6 @@
-"""What is found of the workers: who may hang, who does, who is slow, whether the round goes on at all.
+"""Findings on the workers: suspected hangs, proven ones, stragglers, stalls of the round.
 
-Owns these words. Most are told to the user as they are; the head of the folder says what becomes of the others.
+Owns these classes. Most are reported to the user unchanged; the head of the package lists the effects of the others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from elastic_driver.hosts import WorkerId
 
 
 class Kind(StrEnum):
-    """Why somebody is suspected."""
+    """The reason for a suspicion."""
 
     STOPPED = "stopped"  # by a signal
     TRACED = "traced"  # a debugger has stopped it, or holds it while others wait
     LACKS = "awaited"  # others wait for it in a collective
     DEADLOCK = "deadlock"  # others wait for it, and it waits itself
-    IDLE = "idle"  # nobody waits, and it does nothing
-    UNHEARD = "unheard"  # its agent says nothing, though their machine answers
+    IDLE = "idle"  # no worker waits, and it does nothing
+    UNHEARD = "unheard"  # its agent is silent, though their machine responds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class WorkerSuspected:
     """A worker is suspected to hang.
 
     Attributes:
-        worker, rank: which; no rank for one that is in no round.
-        kind: why, in a word.
-        why: in words.
-        collective: that others wait in; "" where that is not known.
-        stack: its Python stacks; "" where they cannot be had.
+        worker, rank: the worker; no rank if it is in no round.
+        kind: the reason, in one word.
+        why: the reason, in words.
+        collective: the one that others wait in; "" if unknown.
+        stack: its Python stacks; "" if they cannot be taken.
         frames: the innermost ones of its main thread, "train.py:12 in step".
-        still_s: for how long it has not gone on.
-        limit_s, limit: which limit that exceeds, and how that is derived.
-        ends_s: it is ended when the proof is complete, at the earliest after so long; None where it is only named.
+        still_s: how long it has made no progress.
+        limit_s, limit: the limit that this exceeds, and how it is derived.
+        ends_s: it is killed when the proof is complete, at the earliest after this time; None if it is only named.
         more: how many other workers are in the same case.
-        spared: why it is not ended, where that is not --hang-action's doing nor the kind's, in words; else "".
+        spared: why it is not killed, if neither --hang-action nor the kind is the reason, in words; otherwise "".
     """
 
     worker: WorkerId
@@ -59,7 +59,7 @@ class WorkerSuspected:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCleared:
-    """A worker that was suspected does not hang: why, and for how long it has stood still."""
+    """A suspected worker does not hang: why, and how long its standstill lasted."""
 
     worker: WorkerId
     rank: int | None
@@ -69,7 +69,7 @@ class WorkerCleared:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """It is proven to hang, and is not ended nevertheless: why the one, and why the other, in words."""
+    """A worker is proven to hang, but is not killed: ``why`` it hangs, and the ``reason`` to spare it, in words."""
 
     worker: WorkerId
     why: str
@@ -78,7 +78,7 @@ class Spared:
 
 @dataclass(frozen=True, slots=True)
 class StackWanted:
-    """The worker's stack is to be taken, and to be given back with this number."""
+    """A request for the worker's stack, to be returned with this number."""
 
     worker: WorkerId
     number: int
@@ -89,11 +89,11 @@ class StragglerFound:
     """A worker is slower than the others.
 
     Attributes:
-        worker, rank: which.
+        worker, rank: the worker.
         own_s, median_s: a step's time without waiting, seconds: its own, and the median of all.
         against_others: the median as a share of its own; 1.0 is as fast as the others, less is slower.
-        against_past: likewise its own best so far.
-        steps: over how many steps.
+        against_past: the same with its own best so far.
+        steps: the number of steps measured.
     """
 
     worker: WorkerId
@@ -107,7 +107,7 @@ class StragglerFound:
 
 @dataclass(frozen=True, slots=True)
 class StragglerGone:
-    """A worker that was slower than the others is so no more: why, and how long it was."""
+    """A straggler is no longer slower than the others: why, and for how long it was."""
 
     worker: WorkerId
     rank: int
@@ -117,11 +117,11 @@ class StragglerGone:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """No member of the round goes on.
+    """No member of the round makes progress.
 
     Attributes:
-        stood_s: for so long already.
-        waits_for: the members that the others wait for; empty where all wait for each other, or nobody waits.
+        stood_s: for how long already.
+        waits_for: the members that the others wait for; empty if all wait for each other, or none waits.
     """
 
     stood_s: float
@@ -133,9 +133,9 @@ class StallEnded:
     """A stall is over.
 
     Attributes:
-        stood_s: how long it was.
-        waits_for: as before.
-        resumed: whether the members went on; else the round has ended.
+        stood_s: how long it lasted.
+        waits_for: as in Stalled.
+        resumed: whether the members made progress again; otherwise the round has ended.
     """
 
     stood_s: float
@@ -145,11 +145,11 @@ class StallEnded:
 
 @dataclass(frozen=True, slots=True)
 class NotDrained:
-    """A slow worker is to be drained, and is not yet: why, in words."""
+    """A slow worker should be drained, but is not yet: why, in words."""
 
     worker: WorkerId
     why: str
 
 
 Told: TypeAlias = WorkerSuspected | WorkerCleared | StragglerFound | StragglerGone | Stalled | StallEnded
-"""What is told to the user as it is."""
+"""The findings that are reported to the user unchanged."""

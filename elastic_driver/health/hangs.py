@@ -1,11 +1,11 @@
-"""Who is suspected to hang, and who is proven to: from what agents see of the workers' processes.
+"""Suspected and proven hangs, from the agents' observations of the workers' processes.
 
-Owns the suspicions, and what is proof. Looks at workers and answers come in, findings go out.
+Owns the suspicions, and the standard of proof. Observations and stacks go in, findings come out.
 
-To suspect somebody takes time; to end somebody takes proof. A suspicion is of a member that others wait for, and that
-does not go on itself; whoever waits is innocent, however long. Proof is that the process is stopped by a signal and
-nobody debugs it, or that for a whole deadline neither its CPU time nor its I/O nor any of its stacks has moved, its
-main thread has not woken, and did not wait for anything outside the job. Nobody is ended who alone has the training's
+A suspicion takes time; a kill takes proof. A member is suspected if others wait for it and it makes no progress itself;
+a waiting member is innocent, however long it waits. Proof is that the process is stopped by a signal without a
+debugger, or that for a whole deadline its CPU time, its I/O and all of its stacks have stood still, and its main thread
+has not woken, and did not wait for anything outside the job. A worker is not killed if it alone has the training's
 state.
 """
 
@@ -25,23 +25,23 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, Vitals
 
 STOPPED_PROOF_S = 10.0
-"""A process that is stopped for so long is not about to go on: whoever stops one for a moment (a snapshot, a scheduler)
-goes on sooner."""
+"""A process that is stopped for this long is not about to continue: a brief stop (for a snapshot, by a scheduler) ends
+sooner."""
 
-# A stand-still of thousands is told by some of them.
+# A standstill of thousands of workers is reported by naming some of them.
 _MOST_SUSPECTS = 8
-# A suspicion is cleared when it was not confirmed for so long: looks of two workers are not of one moment.
+# A suspicion is cleared when it was not confirmed for this long: observations of two workers are not simultaneous.
 _UNCONFIRMED_S = 2.0
 
 Finding = WorkerSuspected | WorkerCleared | WorkerHung | Spared | StackWanted
 
 
 class HangWatch:
-    """The workers of a job, as agents see them.
+    """The workers of a job, as their agents observe them.
 
     Args:
-        proves: whether anybody is proven to hang, and so ended; otherwise they are named only.
-        numbers: of the stacks that are asked for; no two have the same.
+        proves: whether workers are proven to hang, and so killed; otherwise they are only named.
+        numbers: the numbers of requested stacks, each different.
     """
 
     def __init__(self, *, proves: bool = True, numbers: Iterator[int] | None = None) -> None:
@@ -49,21 +49,21 @@ class HangWatch:
         self._numbers = count(1) if numbers is None else numbers
         self._spares: Callable[[WorkerId], str] = lambda worker: ""
         self._seen: dict[WorkerId, Seen] = {}
-        self._gone: dict[WorkerId, Seen] = {}  # members of the round that have ended, as they were seen last
+        self._gone: dict[WorkerId, Seen] = {}  # members of the round that have ended, as last observed
         self._ranks: dict[WorkerId, int] = {}
         self._round_id = 0
         self._ended: list[Finding] = []
-        # Of each of these, who is so: those who stand still for longer than the limit, are stopped, are suspected.
+        # The workers at a standstill for longer than the limit, the stopped ones, and the suspected ones.
         self._still: dict[WorkerId, None] = {}
         self._halted: dict[WorkerId, None] = {}
         self._suspects: dict[WorkerId, None] = {}
         self._proven: set[WorkerId] = set()
         self._pace = Pace()
 
-    # --- what is fed -----------------------------------------------------------------------------------------------
+    # --- input -----------------------------------------------------------------------------------------------------
 
     def begin(self, round_id: int, ranks: Mapping[WorkerId, int]) -> None:
-        """A round begins: its members, and their ranks. Limits are learned anew."""
+        """Begin a round with these members and ranks. Limits are learned anew."""
         self._round_id, self._ranks = round_id, dict(ranks)
         self._gone.clear()
         self._pace = Pace()
@@ -74,20 +74,20 @@ class HangWatch:
                 self._clear(worker, "a new round began")
 
     def forget(self, worker: WorkerId) -> None:
-        """It has ended."""
+        """Forget a worker that has ended."""
         if worker in self._suspects:
             self._clear(worker, "it has ended")
         self._drop(worker)
         self._proven.discard(worker)
 
     def take(self, worker: WorkerId, vitals: Vitals, now: float, *, peer_is_ours: bool = False) -> None:
-        """A look at a worker. One that is not later than the last one changes nothing.
+        """Record an observation of a worker. One that is not later than the last one changes nothing.
 
         Args:
-            worker: which.
-            vitals: what its agent has seen.
-            now: the present, of the job's time, seconds.
-            peer_is_ours: whether the host at the other end of the connection that it waits for is one of the job's.
+            worker: the worker.
+            vitals: what its agent has observed.
+            now: the present, in the job's time, seconds.
+            peer_is_ours: whether the other end of the connection that it waits for is one of the job's hosts.
         """
         if worker in self._proven:
             return
@@ -100,7 +100,7 @@ class HangWatch:
         if missed_s <= 0:
             return
         if missed_s > STALE_S:
-            # Nobody knows what it did meanwhile.
+            # It is unknown what it did meanwhile.
             if worker in self._suspects:
                 self._clear(worker, f"nothing was heard of it for {missed_s:.0f} s")
             seen.begin_evidence(vitals)
@@ -112,9 +112,9 @@ class HangWatch:
         self._note_halt(worker, seen)
 
     def answer(self, worker: WorkerId, number: int, text: str | None) -> None:
-        """The stack that was wanted; None where it cannot be had, which proves nothing.
+        """Record the requested stack; None if it cannot be taken, which proves nothing.
 
-        Nor does that of a worker that waits for what a person tells its debugger.
+        The stack of a worker whose debugger waits for input proves nothing either.
         """
         seen = self._seen.get(worker)
         suspicion = None if seen is None else seen.suspicion
@@ -128,7 +128,7 @@ class HangWatch:
             suspicion.restart(seen.at_s, seen.vitals)
         suspicion.stacks.append(text)
 
-    # --- what is found ---------------------------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------------------------
 
     def look(
         self,
@@ -138,13 +138,13 @@ class HangWatch:
         lives: Callable[[WorkerId], bool] = lambda worker: True,
         spares: Callable[[WorkerId, Collection[WorkerId]], str] = lambda worker, ended: "",
     ) -> list[Finding]:
-        """What is new. To be called twice a second.
+        """Return new findings. To be called twice a second.
 
         Args:
-            now: the present, of the job's time, seconds.
-            trains: whether a worker is a member of the present round that trains in it, and is not about to leave.
-            lives: whether nobody has told a worker to end.
-            spares: why a worker may not be ended though it hangs, in words, when these others are; "" where it may.
+            now: the present, in the job's time, seconds.
+            trains: whether a worker is a member of the current round that trains in it, and is not about to leave.
+            lives: whether a worker has not been told to end.
+            spares: why a worker may not be killed though it hangs, in words, if these others are; "" if it may.
         """
         found, self._ended = self._ended, []
         self._spares = lambda worker: spares(worker, self._proven)
@@ -159,7 +159,7 @@ class HangWatch:
             worker for worker in cases if worker not in self._suspects and self._is_news(worker, cases[worker].kind)
         ]
         news.sort(key=self._order)
-        # Who is stopped is so by itself; the others are cases of one standstill.
+        # Each stopped worker is a case of its own; the others are cases of one standstill.
         halted = [worker for worker in news if worker in self._halted]
         others = [worker for worker in news if worker not in self._halted]
         room = max(0, _MOST_SUSPECTS - len(self._suspects))
@@ -183,7 +183,7 @@ class HangWatch:
         return found
 
     def suspects(self) -> list[tuple[WorkerId, int | None, str, float, float]]:
-        """Who is suspected now: worker, rank, why, for how long it stands still, and the limit; by ranks."""
+        """Return the current suspects: worker, rank, why, how long it has stood still, and the limit; by rank."""
         listed = []
         for worker in sorted(self._suspects, key=self._order):
             seen = self._seen[worker]
@@ -193,17 +193,17 @@ class HangWatch:
         return listed
 
     def is_stopped(self, worker: WorkerId) -> bool:
-        """Whether it was stopped by a signal, and not by a debugger, when it was looked at last."""
+        """Return whether a signal, and not a debugger, had stopped it at the last observation."""
         seen = self._seen.get(worker)
         return seen is not None and seen.halted_s is not None
 
     def stall(self, now: float, *, lost: Collection[str] = (), is_broken: bool = False) -> Stall | None:
-        """The stall that the round is in; None where it goes on, or nobody can know.
+        """Return the current stall of the round; None if it makes progress, or that is unknown.
 
         Args:
-            now: the present, of the job's time, seconds.
-            lost: hosts that are not heard.
-            is_broken: whether the round has just been broken: who is not heard any more is what broke it.
+            now: the present, in the job's time, seconds.
+            lost: hosts that are silent.
+            is_broken: whether the round has just been broken: a silent worker is what broke it.
         """
         sights = []
         for worker in self._ranks:
@@ -211,11 +211,11 @@ class HangWatch:
             if seen is None or seen.vitals.pulse_s is None or seen.vitals.round_id != self._round_id:
                 return None
             if now - seen.active_at < LEAST_S:
-                return None  # as a rule that of the first: large jobs are looked at twice a second, too
+                return None  # as a rule that of the first: large jobs are checked twice a second, too
             is_fresh = worker in self._seen and seen.is_fresh(now) and worker.hostname not in lost
             is_stopped = seen.halted_s is not None and seen.halted_looks >= 2
             sights.append(Sight(worker, seen.active_at, seen.vitals.waits_s > 0, is_fresh, is_stopped))
-        # Who is proven to hang is being killed, and does nothing any more.
+        # A worker that is proven to hang is being killed, and does nothing any more.
         is_lost = any(worker.hostname in lost or worker in self._proven for worker in self._ranks)
         is_lost = is_lost or (is_broken and not all(sight.is_fresh for sight in sights))
         return stall_of(sights, now, limit_s=self._pace.stall_s, lost=is_lost)
@@ -227,16 +227,16 @@ class HangWatch:
 
     @property
     def proof(self) -> Limit:
-        """For how long a suspect may neither compute, read, write nor move, with the present limit."""
+        """For how long a suspect may neither compute, do I/O nor make progress, with the current limit."""
         return self._pace.proof
 
     def is_debugged(self, worker: WorkerId) -> bool:
-        """Whether a debugger had stopped it when it was looked at last."""
+        """Return whether a debugger had stopped it at the last observation."""
         seen = self._seen.get(worker)
         return seen is not None and seen.vitals.state == DEBUGGED
 
     def _take_anew(self, worker: WorkerId, vitals: Vitals, now: float, awaits: str) -> None:
-        """The first look at a worker, at another process of it, or at it in another round."""
+        """Record the first observation of a worker, of another process of it, or in another round."""
         known = self._seen.get(worker)
         is_same = known is not None and vitals.pid == known.vitals.pid
         if known is not None and is_same and vitals.at_s <= known.at_s:
@@ -259,7 +259,7 @@ class HangWatch:
     # --- suspicions ------------------------------------------------------------------------------------------------
 
     def _cases(self, now: float, trains: Callable[[WorkerId], bool]) -> Cases | None:
-        """Who stands still now, of those that train; None where nobody can know."""
+        """Return the cases among the members that train; None if unknown."""
         members = {}
         for worker in self._ranks:
             seen = self._seen.get(worker)
@@ -273,7 +273,7 @@ class HangWatch:
     def _is_news(self, worker: WorkerId, kind: Kind) -> bool:
         if worker in self._suspects:
             return False
-        # A suspicion that may end in a proof is taken up as often as it was dropped.
+        # A suspicion that may end in a proof is raised again as often as it was dropped.
         seen = self._seen[worker]
         return kind in (Kind.STOPPED, Kind.TRACED, Kind.LACKS) or seen.told != (seen.moved_s, kind)
 
@@ -297,7 +297,7 @@ class HangWatch:
         return WorkerSuspected(worker, rank, *case, "", (), at - began, *limits, more, spared)
 
     def _follow(self, worker: WorkerId, seen: Seen, case: Case | None, found: list[Finding], *, gone: bool) -> None:
-        """What has become of a suspicion, with the last look."""
+        """Update a suspicion with the last observation."""
         one, at = seen.suspicion, seen.at_s
         if one is None:
             return
@@ -308,7 +308,7 @@ class HangWatch:
                 one.restart(at, seen.vitals)
                 one.is_first = True
             one.kind, one.why, one.collective = case
-        elif gone and one.kind is not Kind.STOPPED:  # a script that does not use this library never says that it trains
+        elif gone and one.kind is not Kind.STOPPED:  # a script without this library never reports that it trains
             self._clear(worker, "its round is over, or it leaves")
             return
         elif seen.moved_s > one.began_s or one.kind is Kind.STOPPED or at - one.confirmed_s >= _UNCONFIRMED_S:
@@ -327,7 +327,7 @@ class HangWatch:
         return self._proves and one.kind is Kind.LACKS and not seen.vitals.traced and seen.vitals.pulse_s is not None
 
     def _collect(self, worker: WorkerId, seen: Seen, one: Suspicion, found: list[Finding]) -> None:
-        """Goes on with the evidence against a worker that others wait for."""
+        """Collect more evidence against a worker that others wait for."""
         at, deadline = seen.at_s, proof_of(one.limit)
         since = max(seen.quiet_s, seen.alone_s)
         if since > one.window_s:
@@ -348,7 +348,7 @@ class HangWatch:
             found.append(StackWanted(worker, one.open))
 
     def _prove(self, worker: WorkerId, one: Suspicion, why: str, found: list[Finding], *, silent: bool) -> None:
-        """It hangs. Where the state would be lost with it, that is told once, and may be otherwise later."""
+        """Declare a worker hung; if the state would be lost with it, report that once, as that may change."""
         if reason := self._spares(worker):
             if not one.is_spared:
                 one.is_spared = True

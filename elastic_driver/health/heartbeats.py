@@ -1,14 +1,13 @@
-"""The two rules that are time limits: ``--heartbeat-timeout`` for workers that are silent, ``--hang-timeout`` for those
-that stand still while others wait for them.
+"""The two rules that are time limits: ``--heartbeat-timeout`` for silent workers, ``--hang-timeout`` for standstills.
 
-Owns when each was last heard and when it last made progress, by the job's time. That stands still with the driver:
-nobody is blamed for a silence that the driver slept through.
+Owns when each worker was last heard and when it last made progress, by the job's time. That stops with the driver: no
+worker is blamed for a silence that the driver slept through.
 
-A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
-is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
-in one for others. A pulse that needs no lock of Python's says the same, but that Python runs. A member that waits is
-not the one that hangs, however long it waits. A worker that is READY, which may be a standby for hours, repeats its
-request for a round as often, and waits all the time.
+A member repeats its watch request at least each quarter of the heartbeat timeout. The request shows that the process is
+not stopped and that Python runs in it; it contains how many operations the member has finished and whether it waits for
+others in one. A pulse that needs no lock of Python's shows the same, except that Python runs. A waiting member is not
+the one that hangs, however long it waits. A READY worker, which may be a standby for hours, repeats its request for a
+round as often, and counts as waiting all the time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from elastic_driver.hosts import WorkerId
 
 
 def interval_s(timeout_s: float, hang_timeout_s: float) -> float:
-    """How often to look, and how often members are to be heard, with these limits: 0 for never."""
+    """Return how often to check, and how often members must be heard, with these limits: 0 for never."""
     limits = [limit for limit in (timeout_s, hang_timeout_s) if limit]
     return min(limits) / 4 if limits else 0.0
 
@@ -37,7 +36,7 @@ class _Member:
 
 
 class Heartbeats:
-    """The members that are watched over.
+    """The members under watch.
 
     Args:
         timeout_s: how long a member may be silent; 0 for ever.
@@ -51,7 +50,7 @@ class Heartbeats:
         self.interval_s = interval_s(timeout_s, hang_timeout_s)
 
     def heard(self, worker: WorkerId, progress: int, *, waiting: bool, now: float) -> None:
-        """A member has asked for notices, or a worker for its round."""
+        """Record a member's request for notices, or a worker's for its round."""
         member = self._members.get(worker)
         if member is None:
             self._members[worker] = _Member(now, progress, now, waiting)
@@ -62,12 +61,12 @@ class Heartbeats:
         member.progress, member.waiting = progress, waiting
 
     def alive(self, worker: WorkerId, now: float, *, submitted: int = 0, finished: int = 0) -> None:
-        """A member's process lives, whoever holds Python's lock in it.
+        """Record that a member's process lives, whichever thread holds Python's lock.
 
         Args:
-            worker: which; one that is not watched over is not from here on, either.
+            worker: the worker; one that is not under watch stays so.
             now: the present, seconds.
-            submitted, finished: its operations; none where nobody counts them.
+            submitted, finished: its operations; 0 if they are not counted.
         """
         member = self._members.get(worker)
         if member is None:
@@ -80,15 +79,15 @@ class Heartbeats:
             member.finished, member.waiting = finished, waiting
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker has left its round, or is dead."""
+        """Stop watching a worker that has left its round, or is dead."""
         self._members.pop(worker, None)
 
     def keep(self, workers: Collection[WorkerId]) -> None:
-        """The round is over for all but these."""
+        """End the watch of all but these: the round is over for the others."""
         self._members = {worker: self._members[worker] for worker in workers if worker in self._members}
 
     def look_in_s(self, now: float) -> float:
-        """How long until somebody may be found, at most ``interval_s``."""
+        """Return how long until a limit may be exceeded, at most ``interval_s``."""
         due = [self.interval_s]
         for member in self._members.values():
             if self._timeout_s:
@@ -98,7 +97,7 @@ class Heartbeats:
         return max(0.0, min(due))
 
     def overdue_hosts(self, now: float) -> list[str]:
-        """The hosts of those whose time is up."""
+        """Return the hosts of workers that exceed a limit."""
         due = (worker.hostname for worker, member in self._members.items() if self._is_due(member, now))
         return list(dict.fromkeys(due))
 
@@ -109,13 +108,13 @@ class Heartbeats:
         audible_s: Mapping[str, float] | None = None,
         excused: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> list[WorkerHung]:
-        """Who is to be ended, and why; each only once. To be called when ``look_in_s`` says.
+        """Return the workers to kill, and why; each only once. To be called when ``look_in_s`` says.
 
         Args:
             now: the present, seconds.
-            audible_s: by host, for how long its workers could have been heard: their time begins when that began. One
-                that is not in it has been heard all the time.
-            excused: whether a worker's silence is not its own doing (a debugger has stopped it): it begins anew. A
+            audible_s: by host, how long its workers could have been heard: their time begins when that began. A missing
+                host has been heard all the time.
+            excused: whether a worker's silence is not its fault (a debugger has stopped it): its silence begins anew. A
                 standstill does not.
         """
         found = []

@@ -1,6 +1,6 @@
-"""What a process said of its end, by the last lines that it has written.
+"""The error in the last lines of a process's output.
 
-Owns how a traceback, or a dump of stacks, is told from other words. Reads no file.
+Owns the distinction of a traceback, or a dump of stacks, from other output. Reads no file.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from elastic_driver.health.dumps import frame_of, is_head
 
 # A line of a traceback.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# What faulthandler prints below all stacks.
+# The line that faulthandler prints below all stacks.
 _MODULES = "Extension modules: "
-# How Python's debugger, and input(), end where nothing can be read.
+# The errors of Python's debugger, and of input(), if nothing can be read.
 _NOTHING_TO_READ = ("bdb.BdbQuit", "BdbQuit", "EOFError: EOF when reading a line")
-# Above a traceback's frames.
+# The line above a traceback's frames.
 _BEGIN = "Traceback (most recent call last):"
-# Above the traceback of a finaliser or an exit handler that failed, after which Python goes on.
+# Above the traceback of a finaliser or an exit handler that failed, after which Python continues.
 _IGNORED = ("Exception ignored in", "Exception ignored while", "Exception ignored on")
-# Installed packages, Python's own modules, and what is no file.
+# Installed packages, Python's own modules, and what is not a file.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^<")
-# Before each line of a traceback, where torch.distributed is initialized.
+# The prefix of each line of a traceback, where torch.distributed is initialized.
 _RANK = re.compile(r"^\[rank\d+\]: ")
 
 
 def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str, str]:
-    """What a process said of its end: its last line, and the line of code that it named last, or "".
+    """Return a process's last line, and the last line of code that it named, or "".
 
     Args:
         lines: its last ones.
-        of_traceback: whether the error is the one of its last traceback, if there is one, whatever came after it:
+        of_traceback: whether to return the error of its last traceback, if there is one, whatever came after it:
             progress bars that are closed, warnings of libraries at exit, more lines of a long message.
     """
     plain = [text for line in lines if (text := _RANK.sub("", line).rstrip())]
     dumped = next((number for number in range(len(plain) - 1, -1, -1) if is_head(plain[number])), None)
     if dumped is not None:
-        # It was made to tell its stacks, the innermost frame first, and ended: no error of its own.
+        # The process was made to dump its stacks, the innermost frame first, and ended: no error of its own.
         rest = [frame_of(text) for text in plain[dumped + 1 :] if not text.startswith(_MODULES)]
         frames = [frame for frame in rest if frame is not None]
         if len(frames) == len(rest):
@@ -54,14 +54,14 @@ def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str
 
 
 def _without_ignored(lines: list[str]) -> list[str]:
-    """The lines before an exception that Python ignored at its exit, where they have a traceback of their own."""
+    """Return the lines before an exception that Python ignored at its exit, if they have a traceback of their own."""
     ignored = next((number for number, line in enumerate(lines) if line.startswith(_IGNORED)), len(lines))
     before = lines[:ignored]
     return before if any(_FRAME.match(line.strip()) for line in before) else lines
 
 
 def _place(lines: list[str], frames: list[tuple[int, re.Match[str]]]) -> str:
-    """The innermost line of the user's own code in the last traceback; of any code, where none is shown."""
+    """Return the innermost line of the user's own code in the last traceback; of any code, if it shows none."""
     begin = max((number for number, line in enumerate(lines) if line.endswith(_BEGIN)), default=-1)
     own = [match for number, match in frames if number > begin and not _LIBRARY.search(match["file"])]
     match = own[-1] if own else frames[-1][1]
@@ -69,5 +69,5 @@ def _place(lines: list[str], frames: list[tuple[int, re.Match[str]]]) -> str:
 
 
 def waited_for_input(error: str) -> bool:
-    """Whether this is the error of ``breakpoint()`` or ``input()`` in a process whose standard input is at its end."""
+    """Return whether this is the error of ``breakpoint()`` or ``input()`` with standard input at its end."""
     return error.startswith(_NOTHING_TO_READ)

@@ -1,6 +1,6 @@
-"""After how long a standstill is suspicious, and after how long it is proof: learned from how the training goes.
+"""The time limits of suspicion and proof: learned from the pace of the training.
 
-Owns the constants, and the slowest of the last steps. All durations are differences of one agent's own clock.
+Owns the constants, and the slowest of the last steps. All durations are differences on one agent's own clock.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from elastic_driver.words import in_seconds
 
 LEAST_LIMIT_S = 5.0
-"""Nobody is suspected before: collections of garbage, writes to slow discs and busy machines take seconds."""
+"""No suspicion before: garbage collections, writes to slow disks and busy machines take seconds."""
 TIMES_SLOWEST = 10.0
-"""How many times the slowest of the last steps a standstill is suspicious."""
+"""A standstill is suspicious after this many times the slowest of the last steps."""
 START_LIMIT_S = 60.0
-"""While too few steps are counted to learn from: the first ones load data and compile, and most are there by then."""
+"""The limit while there are too few steps to learn from: the first ones load data and compile, and most end by then."""
 LEAST_PROOF_S = 60.0
-"""The shortest deadline of the proof: what is retried, polled or written back is so at least once a minute (kernels
-report a task as hung after 120 s, networks retry after at most 64 s)."""
+"""The shortest deadline of the proof: retries, polls and write-backs happen at least once a minute (kernels report a
+task as hung after 120 s, networks retry after at most 64 s)."""
 TIMES_LIMIT = 6.0
-"""The deadline of the proof is so many times the limit: 60 of the slowest steps."""
+"""The deadline of the proof is this many times the limit: 60 of the slowest steps."""
 LEARNED_FROM, _WINDOW = 10, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """After how long a standstill is suspicious, and how that is derived, in words."""
+    """The time after which a standstill is suspicious, and how that is derived, in words."""
 
     seconds: float
     told: str
 
 
 class _Window:
-    """The slowest of the last steps of all members. Members count from the beginning of the round, each for itself."""
+    """The slowest of the last steps of all members. Members count from the beginning of the round, each by itself."""
 
     def __init__(self) -> None:
         self.top = 0
@@ -40,7 +40,7 @@ class _Window:
         self._samples: dict[int, float] = {}
 
     def add(self, index: int, took_s: float) -> bool:
-        """Takes a step's duration. Returns whether the slowest, or the number of steps, has changed."""
+        """Add a step's duration. Return whether the slowest, or the number of steps, has changed."""
         if index <= self.top - _WINDOW or self._samples.get(index, -1.0) >= took_s:
             return False
         self._samples[index] = took_s
@@ -55,10 +55,10 @@ class _Window:
 
 
 class Pace:
-    """How long steps take in a round, and gaps between collectives; and the limits that follow from it.
+    """How long steps, and gaps between collectives, take in a round; and the limits derived from that.
 
     Attributes:
-        limit: after how long a standstill is suspicious. Gaps stand in for steps where none are counted.
+        limit: the time after which a standstill is suspicious. Gaps stand in for steps if none are counted.
     """
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Pace:
         self.limit = limit_of(0, 0.0, "steps")
 
     def add_steps(self, first: int, first_s: float, last: int, each_s: float) -> None:
-        """A look has seen steps: their numbers, how long the first took at least, and each of them on average.
+        """Add the steps of an observation: their numbers, the least duration of the first, and the average of each.
 
-        The first took at least as long as no step was seen: those that came after it do not make it shorter, and it is
+        The first took at least the time in which no step was observed: later ones do not shorten it, and it is
         forgotten a hundred steps after it, not after them.
         """
         is_new = self._steps.add(first, first_s)
@@ -76,7 +76,7 @@ class Pace:
             self._derive()
 
     def add_gap(self, number: int, took_s: float) -> None:
-        """Likewise a gap."""
+        """Add a gap, in the same way."""
         if self._gaps.add(number, took_s) and not self._steps.top:
             self._derive()
 
@@ -91,22 +91,22 @@ class Pace:
 
     @property
     def proof(self) -> Limit:
-        """For how long a suspect may neither compute, read, write nor move, with the present limit."""
+        """For how long a suspect may neither compute, do I/O nor make progress, with the current limit."""
         return proof_of(self.limit)
 
     @property
     def stall_s(self) -> float:
-        """How long nothing may happen in a round that goes on. A script may commit seldom, and have no other steps."""
+        """How long nothing may happen in a healthy round. A script may commit seldom, and have no other steps."""
         return min(self.limit.seconds, self._by_gaps().seconds)
 
 
 def limit_of(counted: int, slowest_s: float, what: str) -> Limit:
-    """The limit that follows from so many steps (or gaps), the slowest of which took so long.
+    """Derive the limit from this many steps (or gaps), and the slowest of them.
 
     Args:
-        counted: of them so far in this round.
-        slowest_s: of the last ones, seconds.
-        what: "steps", or what takes their place.
+        counted: how many there are so far in this round.
+        slowest_s: the slowest of the last ones, seconds.
+        what: "steps", or their substitute.
     """
     learned_s = TIMES_SLOWEST * slowest_s
     said = (
@@ -122,7 +122,7 @@ def limit_of(counted: int, slowest_s: float, what: str) -> Limit:
 
 
 def proof_of(limit: Limit) -> Limit:
-    """The deadline of the proof that follows from a limit."""
+    """Derive the deadline of the proof from a limit."""
     derived_s = TIMES_LIMIT * limit.seconds
     if derived_s <= LEAST_PROOF_S:
         return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the least")

@@ -1,7 +1,7 @@
-"""How the job does, as one sample after another: what curves over time are made of.
+"""Samples of the job's condition over time, for curves.
 
-Owns the sums over the workers and the means over the time between two samples. Each of those who want samples, at
-whatever times, has a sampler of its own.
+Owns the sums over the workers and the means over the time between two samples. Each consumer of samples, at whatever
+times, has its own sampler.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from elastic_driver.health.vitals_table import VitalsTable
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 
-# A mean over less is one of a few steps only, and looks at workers come each second: the table's own rate is better.
+# A mean over less covers a few steps only, and observations come each second: the table's own rate is better.
 _LEAST_S = 5.0
-# What a worker did between its last two looks holds for so long.
+# How long a worker's activity between its last two observations counts as current.
 _HOLDS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """How the job does. What is not known is None.
+    """The condition of the job. Unknown values are None.
 
     Attributes:
-        steps_per_s: of the training, since the last sample.
-        waiting: which share of their time the workers have waited in collectives since then, 0..1.
+        steps_per_s: steps of the training, since the last sample.
+        waiting: the share of their time that the workers have waited in collectives since then, 0..1.
         cpu: processors that all workers together have kept busy since then.
-        memory_bytes: of all workers.
+        memory_bytes: memory of all workers.
         gpu: mean busy share of the GPUs, 0..1.
-        gpu_memory_bytes: in use, of all GPUs.
-        workers: how many live.
-        figures: that the training has reported of itself, as they are now.
+        gpu_memory_bytes: memory in use on all GPUs.
+        workers: the number of living workers.
+        figures: the training's reported figures, as they are now.
     """
 
     steps_per_s: float | None = None
@@ -47,7 +47,7 @@ class Sampled:
 
 @dataclass(slots=True)
 class _Rates:
-    """Of one worker, between the last two samples for which it was looked at anew."""
+    """The rates of one worker, between the last two samples with a new observation of it."""
 
     last: Vitals
     cpu: float | None = None
@@ -58,8 +58,8 @@ class Sampler:
     """Takes samples. Times ``now`` are the job's, seconds.
 
     Args:
-        table: the last looks at the workers.
-        now: the present, from which on the first sample is.
+        table: the latest observations of the workers.
+        now: the present, where the first sample begins.
     """
 
     def __init__(self, table: VitalsTable, now: float) -> None:
@@ -77,13 +77,13 @@ class Sampler:
         gpu: float | None = None,
         gpu_memory_bytes: int | None = None,
     ) -> Sampled:
-        """The sample of now.
+        """Take a sample.
 
         Args:
             now: the present.
-            members: of the present round.
-            workers: how many live.
-            figures, gpu, gpu_memory_bytes: see Sampled.
+            members: the members of the current round.
+            workers: the number of living workers.
+            figures, gpu, gpu_memory_bytes: as in Sampled.
         """
         rates: dict[WorkerId, _Rates] = {}
         memory: int | None = None
@@ -114,24 +114,24 @@ class Sampler:
         return max(0, steps - before) / (passed_s - since)
 
     def _passed_s(self, now: float) -> float:
-        """With what the job's clock did not count, as the driver stood still: the workers went on then."""
+        """Return the time with standstills of the driver, which the job's clock does not count: the workers went on."""
         return now + self._table.known_lost_s
 
 
 def _since(before: _Rates | None, vitals: Vitals, age_s: float) -> _Rates:
-    """What a worker did since the last sample, or did then, where it was not looked at since."""
+    """Return a worker's rates since the last sample; the previous ones if it was not observed since."""
     if before is None or vitals.pid != before.last.pid:
         return _Rates(vitals)
     took_s = vitals.at_s - before.last.at_s
     if took_s <= 0:
         return before if age_s <= _HOLDS_S else _Rates(vitals)
     waiting: float | None = None
-    if vitals.pulse_s is not None:  # else it says nothing of itself
+    if vitals.pulse_s is not None:  # otherwise it reports nothing itself
         waited_s = _waited_s(vitals) - _waited_s(before.last)
         waiting = min(1.0, max(0.0, waited_s / took_s))
     return _Rates(vitals, max(0.0, vitals.cpu_s - before.last.cpu_s) / took_s, waiting)
 
 
 def _waited_s(vitals: Vitals) -> float:
-    """With the present wait: else a long one would come all at once, at its end."""
+    """Return the time waited, including the current wait: otherwise a long one would count all at once, at its end."""
     return vitals.waited_s + vitals.waits_s

@@ -1,9 +1,8 @@
-"""One worker as its agent saw it last, and what follows from all looks so far: since when it does not go on, since when
-it does nothing.
+"""The last observation of one worker, and the conclusions from all so far on its progress and activity.
 
-Owns that evidence; who is suspected for it, :mod:`elastic_driver.health.hangs` says. Times ending in ``_s`` are of the
-agent's clock, so that neither a driver nor a host that stands still makes anybody look slow; ``seen_at`` is the job's,
-and says only whether a look is old.
+Owns that evidence; :mod:`elastic_driver.health.hangs` raises suspicions from it. Times ending in ``_s`` are of the
+agent's clock, so that a driver or a host that stops for a while makes no worker look slow; ``seen_at`` is the job's
+time, and only shows whether an observation is old.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from elastic_driver.health.limits import Limit, Pace
 from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, RUNNABLE, STOPPED, Vitals, is_quiet
 
 STALE_S = 3.0
-"""Looks come about once a second. Between two that are further apart than this nobody knows what has happened."""
+"""Observations come about once a second. If two are further apart than this, what happened between them is unknown."""
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """Of one worker, for one standstill.
+    """The suspicion of one worker, for one standstill.
 
     Attributes:
-        kind, why, collective, limit: as it was told.
-        began_s, confirmed_s: since when it stands still, and when that was seen last.
-        window_s, cpu_s, io_bytes, stacks: the evidence: since when it is collected, what the worker had done until
-            then, and the stacks since then.
-        followed_s: when it was looked at last.
+        kind, why, collective, limit: as reported.
+        began_s, confirmed_s: since when it is at a standstill, and when that was last observed.
+        window_s, cpu_s, io_bytes, stacks: the evidence: since when it is collected, the worker's totals at that time,
+            and the stacks since then.
+        followed_s: when it was last observed.
         is_first: whether no evidence was dropped yet.
-        is_spared: whether it was told that it is spared.
-        open: the number of the stack that was asked for, and has not come.
+        is_spared: whether it was reported as spared.
+        open: the number of the requested stack that has not come.
     """
 
     kind: Kind
@@ -49,7 +48,7 @@ class Suspicion:
     open: int | None = None
 
     def restart(self, at_s: float, vitals: Vitals) -> None:
-        """Drops the evidence so far."""
+        """Drop the evidence so far."""
         self.window_s, self.is_first = at_s, False
         self.cpu_s, self.io_bytes = vitals.cpu_s, vitals.io_bytes
         self.stacks, self.open = [], None
@@ -57,21 +56,22 @@ class Suspicion:
 
 @dataclass(slots=True)
 class Seen:
-    """A worker as it was seen last.
+    """A worker as last observed.
 
     Attributes:
-        vitals, seen_at: the last look, and when it came.
-        awaits: what its main thread waits for outside the job, in words; "" for nothing that is known.
-        moved_s: when it went on last.
-        stepped_s, finished_s: when a step, and a collective, was finished last.
+        vitals, seen_at: the last observation, and when it came.
+        awaits: what its main thread waits for outside the job, in words; "" for nothing known.
+        moved_s: when it last made progress.
+        stepped_s, finished_s: when a step, and a collective, was last finished.
         quiet_s: since when it neither waits nor does anything.
         alone_s: since when its main thread has neither woken, nor been ready to run, nor waited for anything outside
             the job.
-        heard_s: since when nothing was missed of it.
-        counted_s, cpu_s, io_bytes: since when what it does is measured, and what it had done until then.
-        steps, gaps: that were counted.
-        halted_s, halted_looks: since when it is stopped by a signal, and in how many looks it was stopped by anybody.
-        told: the last standstill that was told.
+        heard_s: since when no observation was missed.
+        counted_s, cpu_s, io_bytes: since when its activity is measured, and its totals at that time.
+        steps, gaps: how many were counted.
+        halted_s, halted_looks: since when it is stopped by a signal, and the number of observations of it stopped by
+            anything.
+        told: the last reported standstill.
     """
 
     vitals: Vitals
@@ -95,14 +95,14 @@ class Seen:
 
     @classmethod
     def first(cls, vitals: Vitals, now: float, awaits: str) -> Seen:
-        """By the first look at a worker, at another process of it, or at it in another round."""
+        """Create the record from the first observation of a worker, of another process of it, or in another round."""
         at = vitals.at_s
         return cls(vitals, now, awaits, at, at, at, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
 
-    # --- looks -----------------------------------------------------------------------------------------------------
+    # --- observations ----------------------------------------------------------------------------------------------
 
     def take(self, vitals: Vitals, now: float, awaits: str, pace: Pace) -> None:
-        """Takes a later look at the same process, in the same round."""
+        """Record a later observation of the same process, in the same round."""
         before, at = self.vitals, vitals.at_s
         if vitals.steps != before.steps:
             self._note_steps(vitals, pace)
@@ -118,11 +118,11 @@ class Seen:
         ):
             self.moved_s = at
         self._note_quiet(vitals)
-        # Who is ready to run and has not run has had no processor: a busy or throttled machine's doing.
+        # A thread that is ready to run but has not run got no processor: the machine is busy or throttled.
         if vitals.wakes != before.wakes or vitals.state == RUNNABLE or awaits:
             self.alone_s = at
         if _has_run(before, vitals):
-            # Who is stopped and let go on in turn (as it is by who limits its share of a processor, or traces its
+            # A process that is stopped and continued in turn (by a limiter of its processor share, or a tracer of its
             # system calls) is not stopped.
             self.halted_s, self.halted_looks = None, 0
         self.vitals, self.seen_at, self.awaits = vitals, now, awaits
@@ -130,7 +130,7 @@ class Seen:
             self.note_halt()
 
     def begin_evidence(self, vitals: Vitals) -> None:
-        """Nobody knows what it did since the look before this one."""
+        """Start the evidence anew: it is unknown what the worker did since the previous observation."""
         at = vitals.at_s
         self.moved_s = self.stepped_s = self.finished_s = self.quiet_s = self.alone_s = self.heard_s = at
         self.measure_from(vitals)
@@ -154,55 +154,55 @@ class Seen:
             self.measure_from(vitals)
 
     def measure_from(self, vitals: Vitals) -> None:
-        """Measures what it does from this look on."""
+        """Measure its activity from this observation on."""
         self.counted_s, self.cpu_s, self.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
 
     def note_halt(self) -> None:
-        """Counts a look in which it was stopped."""
+        """Count an observation in which it was stopped."""
         vitals = self.vitals
         if vitals.state not in (STOPPED, DEBUGGED):
             self.halted_s, self.halted_looks = None, 0
             return
         if vitals.traced or vitals.state != STOPPED:
-            self.halted_s = None  # a debugger's doing
+            self.halted_s = None  # a debugger has stopped it
         elif self.halted_s is None:
             self.halted_s = vitals.at_s
         self.halted_looks += 1
 
-    # --- what follows ----------------------------------------------------------------------------------------------
+    # --- conclusions -----------------------------------------------------------------------------------------------
 
     @property
     def at_s(self) -> float:
-        """When it was looked at last."""
+        """When it was last observed."""
         return self.vitals.at_s
 
     @property
     def waits_s(self) -> float:
-        """For how long it has waited in a collective, as far as it was looked at."""
+        """For how long it has waited in a collective, as far as it was observed."""
         return min(self.vitals.waits_s, self.at_s - self.heard_s)
 
     @property
     def active_at(self) -> float:
-        """When it last did something other than to wait in a collective, the job's time."""
+        """When it last did something other than wait in a collective, in the job's time."""
         vitals = self.vitals
         idle_s = 0.0 if vitals.state == RUNNABLE else vitals.at_s - max(self.moved_s, self.quiet_s)
         return self.seen_at - (vitals.waits_s if vitals.waits_s > 0 else idle_s)
 
     def is_still(self, limit_s: float) -> bool:
-        """Whether it has not gone on for so long, and would say so."""
+        """Return whether it has made no progress for this long, and would report it."""
         return self.vitals.pulse_s is not None and self.at_s - self.moved_s >= limit_s
 
     def is_fresh(self, now: float) -> bool:
-        """Whether the last look is of the present, the job's time."""
+        """Return whether the last observation is recent, in the job's time."""
         return now - self.seen_at <= STALE_S
 
     def is_awaited(self) -> bool:
-        """Whether it is suspected since others wait for it, and has not gone on since."""
+        """Return whether it is suspected since others wait for it, and has made no progress since."""
         one = self.suspicion
         return one is not None and one.kind in (Kind.LACKS, Kind.DEADLOCK) and self.moved_s <= one.began_s
 
     def pass_over(self) -> None:
-        """Leaves a suspicion as it is, while nobody can know what has become of it: that time is no evidence."""
+        """Keep a suspicion while its state is unknown: that time is no evidence."""
         if (one := self.suspicion) is not None:
             missed_s, one.followed_s = self.at_s - one.followed_s, self.at_s
             one.window_s += missed_s
@@ -210,7 +210,7 @@ class Seen:
 
 
 def _has_run(before: Vitals, after: Vitals) -> bool:
-    """Whether a process has run between two looks at it."""
+    """Return whether a process has run between two observations."""
     return (before.cpu_s, before.io_bytes, before.steps, before.submitted, before.finished, before.commits) != (
         after.cpu_s,
         after.io_bytes,

@@ -1,6 +1,6 @@
-"""The stalls of a job: told while they last, and when they are over.
+"""Reports of a job's stalls: while they last, and when they are over.
 
-Owns since when the round trains, and the stall that was told. What a stall is: :mod:`elastic_driver.health.stalls`.
+Owns since when the round trains, and the reported stall. :mod:`elastic_driver.health.stalls` defines a stall.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from elastic_driver.health.stalls import Stall
 
 
 class StallWatch:
-    """Whether the round goes on at all.
+    """Watches whether the round makes progress at all.
 
     Args:
-        hangs: has the looks at the workers.
+        hangs: has the observations of the workers.
 
     Attributes:
-        stall: that was told; None while the round goes on.
+        stall: the reported one; None while the round makes progress.
     """
 
     def __init__(self, hangs: HangWatch) -> None:
@@ -30,10 +30,10 @@ class StallWatch:
         self._trains_since: float | None = None  # None while it does not train
 
     def change(self, state: State, now: float, *, is_replaced: bool) -> list[Stalled | StallEnded]:
-        """The core has made a step, and a round may be over with it: what it has stalled for is told before that.
+        """Apply a step of the core, which may end a round: report its stall first.
 
         Args:
-            state: of the job, after the step.
+            state: the job, after the step.
             now: the job's time, seconds.
             is_replaced: whether another round has begun.
         """
@@ -50,7 +50,7 @@ class StallWatch:
         return found
 
     def look(self, state: State, now: float) -> list[Stalled | StallEnded]:
-        """What is new. To be called twice a second."""
+        """Return new findings. To be called twice a second."""
         if self._trains_since is None:
             return []
         stall = self._find(state, now, self._trains_since)
@@ -61,7 +61,7 @@ class StallWatch:
         return stall if stall is None or stall.since >= since else replace(stall, since=since)
 
     def _begin(self, stall: Stall, now: float) -> list[Stalled | StallEnded]:
-        """Of the one that is known it may be clearer by now whom the others wait for."""
+        """Begin a stall, or update the workers that a known one waits for."""
         if self.stall is None:
             self.stall = stall
             return [Stalled(now - stall.since, stall.waits_for)]

@@ -1,7 +1,7 @@
-"""Whether a round goes on at all: since when none of its members has done anything, and whom they wait for.
+"""Stalls of a round: since when none of its members has done anything, and which members the others wait for.
 
-Owns that judgement. :mod:`elastic_driver.health.hangs` has the looks at the workers that it is made from. Nobody is
-ended for a stall; it says what time goes into.
+Owns that judgement, from the observations in :mod:`elastic_driver.health.hangs`. No worker is killed for a stall; it
+explains lost time.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from elastic_driver.hosts import WorkerId
 
 LEAST_S = 2.0
-"""A shorter one is not reported: looks at workers come about once a second."""
+"""A shorter stall is not reported: observations of workers come about once a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the last look at a member says.
+    """The last observation of a member.
 
     Attributes:
         worker: the member.
-        active_at: when it last did something other than to wait in a collective, the job's time, seconds.
+        active_at: when it last did something other than wait in a collective, the job's time, seconds.
         waits: whether it waits in a collective.
-        is_fresh: whether the look is recent: else the member may be doing anything, or be gone.
+        is_fresh: whether the observation is recent: otherwise the member may be doing anything, or have ended.
         is_stopped: whether its process is stopped by a signal.
     """
 
@@ -36,11 +36,11 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """No member of a round goes on.
+    """No member of a round makes progress.
 
     Attributes:
-        since: when one of them did last, the job's time, seconds.
-        waits_for: the members that the others wait for; empty where all wait for each other, or nobody waits.
+        since: when the last of them made progress, in the job's time, seconds.
+        waits_for: the members that the others wait for; empty if all wait for each other, or none waits.
     """
 
     since: float
@@ -48,13 +48,13 @@ class Stall:
 
 
 def stall_of(sights: Collection[Sight], now: float, *, limit_s: float, lost: bool) -> Stall | None:
-    """The stall that a round is in; None where it goes on, or nobody can know.
+    """Return the stall of a round; None if it makes progress, or that is unknown.
 
     Args:
-        sights: all members, by ranks.
+        sights: all members, by rank.
         now: the job's time, seconds.
-        limit_s: how long nothing may happen in a round that goes on.
-        lost: whether it is known that a member does nothing any more, or is lost: then the limit is not waited for.
+        limit_s: how long nothing may happen in a healthy round.
+        lost: whether a member is known to be lost or inactive: then the limit does not apply.
     """
     fresh = [sight for sight in sights if sight.is_fresh]
     if not fresh or (len(fresh) < len(sights) and not any(sight.waits for sight in fresh)):

@@ -1,15 +1,15 @@
-"""Standstills that nobody tells of: agents that say nothing, and scripts that do not use this library.
+"""Standstills that no worker reports: silent agents, and scripts that do not use this library.
 
-Owns what is known of them, and names who is at fault as far as that can be seen. Pure; ends nobody. Workers that use
-this library say themselves what they wait for: :mod:`elastic_driver.health.hangs`.
+Owns what is known of them, and names the worker at fault as far as that can be seen. Pure; kills nothing. Workers that
+use this library report their waits: :mod:`elastic_driver.health.hangs`.
 
-An agent that says nothing while its machine acknowledges what it is sent is stopped, or gets no processor. What its
-workers do, nobody knows.
+An agent that is silent while its machine acknowledges packets is stopped, or gets no processor. The state of its
+workers is unknown.
 
-Of a script there is what its agent sees from outside (CPU time, I/O, what its main thread waits for in the kernel), and
-the step, where it tells that (``checkpoint_point(step=...)``). It stands still when it makes no step any more and some
-of its ranks do nothing at all. At fault is who is behind the others; else who waits for something outside the job;
-else who computes while most wait, or does nothing while most compute.
+Of a script, only its agent's observations from outside are known (CPU time, I/O, what its main thread waits for in the
+kernel), and the step, if it reports that (``checkpoint_point(step=...)``). It is at a standstill when it makes no more
+steps and some of its ranks do nothing at all. At fault is a rank that is behind the others; else one that waits for
+something outside the job; else one that computes while most wait, or does nothing while most compute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from elastic_driver.vitals import DEBUGGED, QUIET_BLOCK_S, STOPPED, Vitals, is_q
 from elastic_driver.words import in_seconds
 
 UNHEARD_S = 10.0
-"""An agent speaks twice a second, also on a busy machine."""
+"""An agent sends twice a second, even on a busy machine."""
 LEAST_STEPS_S = 10.0
-"""The least limit for steps: the driver hears of them once a second."""
+"""The least limit for steps: the driver gets them once a second."""
 _TIMES_LONGEST = 2.0
 _UNHEARD = Limit(UNHEARD_S, f"{UNHEARD_S:g} s without a word")
 _NOT_ENDED = "what such a script does cannot be known from outside"
@@ -37,12 +37,12 @@ Finding = WorkerSuspected | WorkerCleared
 
 @dataclass(slots=True)
 class _Looked:
-    """A worker as its agent saw it last. Times ending in ``_s`` are of the agent's clock, ``seen_at`` is the job's.
+    """A worker as its agent last observed it. Times ending in ``_s`` are the agent's, ``seen_at`` is the job's.
 
     Attributes:
-        vitals, seen_at: the last look.
+        vitals, seen_at: the last observation.
         quiet_s: since when it does nothing.
-        counted_s, cpu_s, io_bytes: since when what it does is measured, and what it had done until then.
+        counted_s, cpu_s, io_bytes: since when its activity is measured, and its totals at that time.
     """
 
     vitals: Vitals
@@ -72,12 +72,12 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Told:
-    """A standstill that was told.
+    """A reported standstill.
 
     Attributes:
         began: when it began, the job's time.
-        suspects: who is named for it, and why.
-        limit: that it exceeded.
+        suspects: the workers named for it, and why.
+        limit: the one that it exceeded.
     """
 
     began: float
@@ -90,18 +90,18 @@ class StandstillWatch:
 
     def __init__(self) -> None:
         self._ranks: dict[WorkerId, int] = {}
-        self._tell_themselves = False  # whether one of the round uses this library
+        self._tell_themselves = False  # whether a member of the round uses this library
         self._looked: dict[WorkerId, _Looked] = {}
-        self._unheard: dict[str, int] = {}  # by host: in how many looks
+        self._unheard: dict[str, int] = {}  # by host: in how many checks
         self._of_hosts: dict[str, _Told] = {}
         self._of_round: _Told | None = None
         self._ended: list[Finding] = []
         self._now = 0.0
-        self._longest_s = 0.0  # of the standstills of this job that were over by themselves
+        self._longest_s = 0.0  # of the standstills of this job that ended by themselves
         self._begin_steps()
 
     def begin(self, round_id: int, ranks: Mapping[WorkerId, int]) -> None:
-        """A round begins: its members, and their ranks."""
+        """Begin a round with these members and ranks."""
         self._end_of_round("a new round began")
         self._ranks = dict(ranks)
         self._looked = {worker: looked for worker, looked in self._looked.items() if worker in ranks}
@@ -109,7 +109,7 @@ class StandstillWatch:
         self._begin_steps()
 
     def take(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
-        """A look at a worker."""
+        """Record an observation of a worker."""
         if vitals.pulse_s is not None and not self._tell_themselves:
             self._tell_themselves = True
             self._end_of_round("it uses elastic_driver, and tells itself what it waits for")
@@ -120,7 +120,7 @@ class StandstillWatch:
             looked.take(vitals, now)
 
     def forget(self, worker: WorkerId) -> None:
-        """It has ended."""
+        """Forget a worker that has ended."""
         self._looked.pop(worker, None)
         for told in self._every_told():
             if told.suspects.pop(worker, None) is not None:
@@ -137,16 +137,16 @@ class StandstillWatch:
         silent: Collection[str] = (),
         is_known: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> list[Finding]:
-        """What is new. To be called once a second.
+        """Return new findings. To be called once a second.
 
         Args:
-            now: the present, of the job's time, seconds.
-            step_of: how far a worker has said that it has come in this process; None where it has not.
-            trains: whether a worker is a member of the present round that is not about to leave.
-            unheard: for how long nothing was heard of hosts, by name, whose machines acknowledge all the same; of those
-                that are heard there need be nothing.
-            silent: hosts whose machines do not acknowledge, either, which others tell of.
-            is_known: whether a worker is suspected by others.
+            now: the present, in the job's time, seconds.
+            step_of: the last step that a worker has reported in this process; None if it has not.
+            trains: whether a worker is a member of the current round that is not about to leave.
+            unheard: by name, how long hosts have been silent whose machines acknowledge nevertheless; hosts that are
+                heard may be missing.
+            silent: hosts whose machines do not acknowledge either, which are reported elsewhere.
+            is_known: whether another rule suspects a worker.
         """
         self._now = now
         self._look_at_hosts(now, unheard or {}, silent)
@@ -155,7 +155,7 @@ class StandstillWatch:
         return found
 
     def suspects(self, now: float) -> list[tuple[WorkerId, int | None, str, float, float]]:
-        """Who is suspected now: worker, rank, why, for how long, and the limit. See HangWatch."""
+        """Return the current suspects, as HangWatch does: worker, rank, why, for how long, and the limit."""
         return [
             (worker, self._ranks.get(worker), why, now - told.began, told.limit.seconds)
             for told in self._every_told()
@@ -168,7 +168,7 @@ class StandstillWatch:
     # --- hosts -----------------------------------------------------------------------------------------------------
 
     def _look_at_hosts(self, now: float, unheard: Mapping[str, float], silent: Collection[str]) -> None:
-        # At the second look only: a driver that was stopped has not read what has come meanwhile.
+        # Only at the second check: a driver that was stopped has not read what has arrived meanwhile.
         self._unheard = {
             host: self._unheard.get(host, 0) + 1 for host, unheard_s in unheard.items() if unheard_s >= UNHEARD_S
         }
@@ -219,7 +219,7 @@ class StandstillWatch:
                 learned_s,
                 f"{TIMES_SLOWEST:g} times the longest time without news of a step, {in_seconds(self._slowest_s, 2)}",
             )
-        # An evaluation that was taken for a standstill comes again, also in later rounds.
+        # An evaluation that was mistaken for a standstill recurs, also in later rounds.
         longest_s = _TIMES_LONGEST * self._longest_s
         if longest_s <= limit.seconds:
             return limit
@@ -245,7 +245,7 @@ class StandstillWatch:
             self._end_of_round("its round is over, or it leaves")
             return
         if any(now - one.seen_at > STALE_S for one in looked.values()):
-            return  # nobody knows
+            return  # the state of the round is unknown
         if any(one.vitals.state in (STOPPED, DEBUGGED) for one in looked.values()):
             self._end_of_round("another is at fault")
             return
@@ -269,7 +269,7 @@ class StandstillWatch:
         steps: Mapping[WorkerId, int | None],
         quiet: Sequence[WorkerId],
     ) -> None:
-        """Tells of a standstill, and who is at fault."""
+        """Report a standstill, and the worker at fault."""
         still_s = now - began
         named, why, kind = self._at_fault(still_s, looked, steps, quiet)
         rest = len(named) - 1
@@ -314,7 +314,7 @@ class StandstillWatch:
         )
 
     def _end_of_round(self, why: str) -> None:
-        """The standstill that was told is over."""
+        """End the reported standstill."""
         told, self._of_round = self._of_round, None
         if told is not None:
             took_s = self._now - told.began

@@ -1,12 +1,12 @@
-"""Which workers are slower than the others: by the time that their steps take without waiting.
+"""Stragglers: workers that are slower than the others, by the time of their steps without waiting.
 
-Owns the scores. Reads no clock and does no I/O: looks at workers come in, findings go out. In a synchronous training
-all ranks make as many steps a second; who is slow is the one for whom the others wait. So what counts of a step is a
-rank's own time: what it took, less what it has waited in collectives.
+Owns the scores. Reads no clock and does no I/O: observations go in, findings come out. In synchronous training all
+ranks make as many steps a second; the slow one is the one that the others wait for. So a step is rated by a rank's own
+time: its duration without the waits in collectives.
 
-A worker's page keeps the own times of its last steps, and a look at it tells the mean of twenty of them. In it a slow
-step now and then (a collection of garbage, a page that comes from the disc) counts for a quarter more than usual,
-however slow it was.
+A worker's page keeps the own times of its last steps, and an observation contains the mean of twenty of them. In that
+mean an occasional slow step (a garbage collection, a page that is read from disk) counts for at most a quarter more
+than usual, however slow it was.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import OWN_STEPS, Vitals
 
 SLOWER = 1.2
-"""Who is slower by this over a window is named: a rank of 1.3 times the median has to be found in 20 of its steps, and
-steps differ."""
+"""A worker that is slower by this factor over a window is named: a rank of 1.3 times the median has to be found in 20
+of its steps, and steps vary."""
 GONE = 1.1
-"""Who is slower by less is a straggler no more; between the two nothing changes."""
+"""Below this factor it is no longer a straggler; between the two nothing changes."""
 FLOOR_S = 0.002
 """Steps that are shorter than this without waiting are scheduling noise: a time slice is 3 ms."""
 
-# A worker is named when it is beyond what the others' values, which differ by chance, explain in years.
+# A worker is named when its value is beyond the random variation that the others' values would show in years.
 _SIGMAS = 5.0
-# Of so many members the values tell how much they differ; of fewer only how much each differs from its own last one.
+# The values of this many members show how much they vary; with fewer, only the changes of each member's own values do.
 _ENOUGH_FOR_SPREAD = 8
 _MOST_CHANGES, _ENOUGH_CHANGES, _MOST_BY_CHANGES = 64, 4, 0.045
-# Half of the normally distributed are within so many standard deviations of the middle.
+# Half of a normal distribution is within this many standard deviations of the mean.
 _PROBABLE = 0.6745
 
 
@@ -54,26 +54,26 @@ class StragglerWatch:
         self._ranks: dict[WorkerId, int] = {}
         self._members: dict[WorkerId, _Member] = {}
         self._slow: dict[WorkerId, float] = {}
-        self._over: dict[WorkerId, float] = {}  # who may be one, and the look at it that has shown that
+        self._over: dict[WorkerId, float] = {}  # candidates, and the observation that has shown it
         self._changes: deque[float] = deque(maxlen=_MOST_CHANGES)
         self._gone: list[StragglerGone] = []
         self._is_new = False
 
     def begin(self, round_id: int, ranks: Mapping[WorkerId, int], now: float) -> None:
-        """A round begins: its members, and their ranks. What a step takes may be another thing in it."""
+        """Begin a round with these members and ranks. Steps may take different times in it."""
         for worker in list(self._slow):
             self._end(worker, "a new round began", now)
         self._round_id, self._ranks, self._members, self._over = round_id, dict(ranks), {}, {}
         self._changes.clear()
 
     def forget(self, worker: WorkerId, now: float) -> None:
-        """It has ended."""
+        """Forget a worker that has ended."""
         if worker in self._slow:
             self._end(worker, "it has ended", now)
         self._members.pop(worker, None)
 
     def take(self, worker: WorkerId, vitals: Vitals) -> None:
-        """A look at a worker. One that is not later than the last one changes nothing."""
+        """Record an observation of a worker. One that is not later than the last one changes nothing."""
         if vitals.round_id != self._round_id or worker not in self._ranks:
             return
         member = self._members.get(worker)
@@ -96,11 +96,11 @@ class StragglerWatch:
     def look(
         self, now: float, *, trains: Callable[[WorkerId], bool] = lambda worker: True
     ) -> list[StragglerFound | StragglerGone]:
-        """Who is a straggler since the last look, or is one no more. To be called about once a second.
+        """Return new stragglers, and those that are no longer slow. To be called about once a second.
 
         Args:
             now: the present, seconds.
-            trains: whether a worker is a member of the present round that trains in it.
+            trains: whether a worker is a member of the current round that trains in it.
         """
         found: list[StragglerFound | StragglerGone] = [*self._gone]
         self._gone = []
@@ -108,11 +108,11 @@ class StragglerWatch:
             return found
         self._is_new = False
         values = [(m.own_s, worker, m) for worker, m in self._members.items() if m.own_s is not None]
-        # The median of a few that happened to come first is not the others'.
+        # The median of the few values that happen to come first is not that of all.
         if len(values) < 2 or 2 * len(values) <= len(self._ranks):
             return found
         ordered = sorted(own_s for own_s, _, _ in values)
-        # Of two, which is the slow one nobody can say; the faster one shows what can be had.
+        # Of two, nobody can say which is the slow one; the faster one shows what is possible.
         median_s = ordered[0] if len(ordered) == 2 else ordered[len(ordered) // 2]
         if median_s <= 0:
             return found
@@ -129,7 +129,7 @@ class StragglerWatch:
                 continue
             self._over[worker] = member.base.at_s
             if before.get(worker, member.base.at_s) == member.base.at_s:
-                continue  # another look has to show it, too
+                continue  # another observation has to confirm it
             self._slow[worker] = now
             found.append(
                 StragglerFound(
@@ -147,13 +147,13 @@ class StragglerWatch:
         return found
 
     def _spread(self, ordered: Sequence[float], median_s: float) -> float:
-        """By how much two members' values differ by chance, as a share of the median: one standard deviation."""
+        """Return the random variation between two members' values, as a share of the median: one standard deviation."""
         if len(ordered) >= _ENOUGH_FOR_SPREAD:
             quarter = len(ordered) // 4
             return (ordered[-1 - quarter] - ordered[quarter]) / (2 * _PROBABLE) / median_s
         if len(self._changes) < _ENOUGH_CHANGES:
             return 0.0
-        # Twice the same worker's differ as two workers' do.
+        # Two values of one worker vary as much as those of two workers.
         return min(median(self._changes) / _PROBABLE, _MOST_BY_CHANGES)
 
     def _end(self, worker: WorkerId, why: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Whether the training's state would be lost with a worker that hangs. Pure; ends nobody."""
+"""Whether the training's state would be lost with a hanging worker. Pure; kills nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from elastic_driver.hosts import WorkerId
 
 
 def why_spared(state: State, worker: WorkerId, ended: Collection[WorkerId], *, is_on_disc: bool) -> str:
-    """Why a worker that hangs may not be ended, in words; "" where the job would not lose the training's state.
+    """Return why a hanging worker may not be killed, in words; "" if the job would not lose the training's state.
 
     Args:
-        state: of the job.
-        worker: which.
-        ended: others that are ended at this moment.
-        is_on_disc: whether there is a commit on disc that the job can go on from.
+        state: the job.
+        worker: the worker.
+        ended: others that are killed at this moment.
+        is_on_disc: whether there is a commit on disk from which the job can resume.
     """
     policy = state.policy
     if not policy.on_change.has_commits or (policy.durable and is_on_disc):

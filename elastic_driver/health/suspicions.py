@@ -1,4 +1,4 @@
-"""What is told of suspicions: each with the stack of its worker, and what becomes of it after that.
+"""Order of the reports on suspicions: each with the stack of its worker, and the outcome after it.
 
 Owns the suspicions that wait for a stack.
 """
@@ -15,13 +15,13 @@ from elastic_driver.hosts import WorkerId
 
 Outcome = WorkerCleared | WorkerHung | Spared
 
-# Of these there is no stack: the process is stopped, or its agent does not answer.
+# For these there is no stack: the process is stopped, or its agent does not respond.
 _WITHOUT = (Kind.STOPPED, Kind.TRACED, Kind.UNHEARD)
 
 
 @dataclass(slots=True)
 class _Untold:
-    """A suspicion that waits to be told with any of these stacks, and what is to be told after it."""
+    """A suspicion that waits to be reported with any of these stacks, and the outcomes to report after it."""
 
     suspected: WorkerSuspected
     numbers: set[int] = field(default_factory=set)
@@ -29,10 +29,10 @@ class _Untold:
 
 
 class Suspicions:
-    """Puts findings into the order in which they are told.
+    """Puts findings into the order in which they are reported.
 
     Args:
-        numbers: of the stacks that are asked for; no two have the same.
+        numbers: the numbers of requested stacks, each different.
     """
 
     def __init__(self, numbers: Iterator[int]) -> None:
@@ -40,7 +40,7 @@ class Suspicions:
         self._untold: dict[WorkerId, _Untold] = {}
 
     def take(self, finding: WorkerSuspected | StackWanted | Outcome) -> list[WorkerSuspected | StackWanted | Outcome]:
-        """A finding; what is to be told now, and asked for."""
+        """Apply a finding; return what to report, and to request, now."""
         match finding:
             case WorkerSuspected():
                 return self._suspect(finding)
@@ -55,7 +55,7 @@ class Suspicions:
                 return []
 
     def answer(self, worker: WorkerId, number: int, text: str | None) -> list[WorkerSuspected | Outcome]:
-        """A stack was taken, or cannot be had; what is to be told with it."""
+        """Apply a stack, or its absence; return what to report with it."""
         untold = self._untold.get(worker)
         return [] if untold is None or number not in untold.numbers else self._tell(worker, text or "")
 
@@ -67,7 +67,7 @@ class Suspicions:
         if suspected.kind in _WITHOUT:
             return [*found, _with_stack(suspected, "")]
         self._untold[worker] = _Untold(suspected)
-        if suspected.ends_s is None:  # else its stack is wanted for the proof
+        if suspected.ends_s is None:  # otherwise its stack is requested for the proof
             found += self.take(StackWanted(worker, next(self._numbers)))
         return found
 

@@ -1,6 +1,6 @@
-"""The workers' vitals as they came last, and the rates that follow from two of them.
+"""The latest vitals of the workers, and the rates derived from two of them.
 
-Owns those of the job's living workers, for the status and all others who want to know. Decides nothing.
+Owns those of the job's living workers, for the status and all other consumers. Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from elastic_driver.codec import Count, Seconds
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 
-# Rates are of what happened in about this time.
+# Rates cover about this time.
 _WINDOW_S = 5.0
-# What the workers did during a standstill of the driver is known of those that last this long. Only longer ones are
-# reported.
+# The workers' activity during a standstill of the driver is determined for those that last this long. Only longer ones
+# are reported.
 _STANDSTILL_S = 2.0
-# Who has waited for so long in a collective does not go on.
+# A worker that has waited this long in a collective makes no progress.
 _WAITS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class VitalsKept:
-    """What was counted, as the journal has it, for a driver that takes the job over. See VitalsTable.
+    """The counts of a VitalsTable as stored in the journal, for a driver that takes over the job.
 
     Attributes:
-        steps: that the job had done.
-        round_id, round_steps: its round then, and how many of these were done in it.
-        operations, payload_bytes: by kind, of processes that are no more.
-        waited_s: of these.
+        steps: steps of the job.
+        round_id, round_steps: its round at the time, and the number of these steps in it.
+        operations, payload_bytes: by kind, of ended processes.
+        waited_s: of the same processes.
     """
 
     steps: Count
@@ -51,11 +51,11 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a worker does now.
+    """The current activity of a worker.
 
     Attributes:
-        steps_per_s: of its training; None while it is not known.
-        cpu: processors that it keeps busy; None while it is not known.
+        steps_per_s: steps of its training; None while unknown.
+        cpu: processors that it keeps busy; None while unknown.
     """
 
     steps_per_s: float | None = None
@@ -63,29 +63,29 @@ class Rates:
 
 
 class VitalsTable:
-    """The last look at each worker. Times ``now`` are the job's, seconds.
+    """The last observation of each worker. Times ``now`` are the job's, seconds.
 
     Attributes:
-        steps: that the job has done so far, those that were done again included.
+        steps: steps of the job so far, including repeated ones.
         known_lost_s: for how long the job's clock had stood still when that was counted.
     """
 
     def __init__(self) -> None:
         self.known_lost_s = 0.0
-        self._before: dict[WorkerId, Vitals] = {}  # the last looks before the driver stood still
+        self._before: dict[WorkerId, Vitals] = {}  # the last observations before the driver stood still
         self._entries: dict[WorkerId, _Entry] = {}
-        # Of processes that are no more.
+        # Totals of ended processes.
         self._past_operations: Counter[str] = Counter()
         self._past_bytes: Counter[str] = Counter()
         self._past_waited_s = 0.0
-        # Steps of the job: those before the present round, and what each member's count stood at when it began.
+        # Steps of the job: those before the current round, and each member's count when it began.
         self.steps = self._steps_before = 0
         self._round_id = 0
         self._begun_at: dict[WorkerId, int] = {}
-        self._taken_over = 0  # steps of the present round that another driver has counted
+        self._taken_over = 0  # steps of the current round that another driver has counted
 
     def kept(self) -> VitalsKept:
-        """For the journal."""
+        """Return the counts, for the journal."""
         return VitalsKept(
             self.steps,
             self._round_id,
@@ -96,9 +96,9 @@ class VitalsTable:
         )
 
     def go_on(self, kept: VitalsKept) -> None:
-        """Goes on counting from what a driver that has died had counted. To be called before all else.
+        """Continue from the counts of a driver that has died. Must be called first.
 
-        Steps that members of its round have done since then count for nothing: nobody knows what they had begun it at.
+        Steps of its round's members since then do not count: their counts at the beginning of the round are unknown.
         """
         self.steps, self._round_id, self._taken_over = kept.steps, kept.round_id, kept.round_steps
         self._steps_before = kept.steps - kept.round_steps
@@ -106,16 +106,16 @@ class VitalsTable:
         self._past_waited_s = kept.waited_s
 
     def take(self, worker: WorkerId, vitals: Vitals, now: float, *, lost_s: float = 0.0) -> bool:
-        """An agent has looked at a worker.
+        """Record an observation of a worker.
 
         Args:
-            worker: which.
-            vitals: what it has seen.
+            worker: the worker.
+            vitals: what its agent has observed.
             now: when it came.
             lost_s: for how long the job's clock has stood still so far.
 
         Returns:
-            Whether that is later than the last look at the worker. One that is not is dropped.
+            Whether it is later than the last observation of the worker. Otherwise it is dropped.
         """
         if lost_s - self.known_lost_s >= _STANDSTILL_S:
             self._before = dict(self)
@@ -126,7 +126,7 @@ class VitalsTable:
         elif vitals.at_s <= entry.vitals.at_s:
             return False
         elif vitals.pid != entry.vitals.pid or vitals.submitted < entry.vitals.submitted:
-            # Another process speaks for it, or another program in it, whose counts begin anew.
+            # Another process, or another program in it, reports for the worker, with new counts.
             self._keep(entry.vitals)
             entry.past.clear()
         self._count_steps(worker, vitals, entry.past[-1] if entry.past else None)
@@ -149,7 +149,7 @@ class VitalsTable:
             self.steps = max(self.steps, self._steps_before + vitals.steps - begun_at)
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker has ended."""
+        """Forget a worker that has ended."""
         entry = self._entries.pop(worker, None)
         if entry is not None:
             self._keep(entry.vitals)
@@ -161,16 +161,16 @@ class VitalsTable:
             self._past_bytes[each.kind] += each.payload_bytes
 
     def of(self, worker: WorkerId) -> Vitals | None:
-        """The last look at a worker; None before the first."""
+        """Return the last observation of a worker; None before the first."""
         entry = self._entries.get(worker)
         return None if entry is None else entry.vitals
 
     def age_s(self, worker: WorkerId, now: float) -> float:
-        """How long ago the last look at a worker came, seconds."""
+        """Return the age of the last observation of a worker, seconds."""
         return now - self._entries[worker].taken_at
 
     def went_on(self, round_id: int, *, lost_s: float) -> bool | None:
-        """Whether the workers went on in a round while the driver last stood still; None where nobody knows."""
+        """Return whether the workers trained on in a round while the driver last stood still; None if unknown."""
         if lost_s - self.known_lost_s >= _STANDSTILL_S:
             return None  # nothing has come since
         heard = [(old, new) for worker, old in self._before.items() if (new := self.of(worker)) is not old]
@@ -185,7 +185,7 @@ class VitalsTable:
         )
 
     def rates(self, worker: WorkerId, now: float) -> Rates:
-        """What it did in the last seconds."""
+        """Return a worker's rates over the last seconds."""
         entry = self._entries.get(worker)
         if entry is None or len(entry.past) < 2 or self.age_s(worker, now) > _WINDOW_S:
             return Rates()
@@ -196,12 +196,12 @@ class VitalsTable:
     # --- for the status --------------------------------------------------------------------------------------------
 
     def commits(self, worker: WorkerId) -> int:
-        """The newest commit that it has told of, by its number; 0 before the first look."""
+        """Return the number of the latest commit that a worker has reported; 0 before the first observation."""
         vitals = self.of(worker)
         return 0 if vitals is None else vitals.commits
 
     def entry(self, worker: WorkerId, now: float) -> dict[str, object] | None:
-        """What the status says of a worker's vitals; None before the first look."""
+        """Return a worker's vitals for the status; None before the first observation."""
         vitals = self.of(worker)
         if vitals is None:
             return None
@@ -222,10 +222,10 @@ class VitalsTable:
         }
 
     def summary(self, members: Collection[WorkerId], now: float) -> dict[str, object]:
-        """What the status says of all of them together.
+        """Return the totals of all workers for the status.
 
         Args:
-            members: of the present round.
+            members: the members of the current round.
             now: the job's time, seconds.
         """
         operations, payload = Counter(self._past_operations), Counter(self._past_bytes)
@@ -245,7 +245,7 @@ class VitalsTable:
         }
 
     def waiting(self, now: float) -> list[dict[str, object]]:
-        """The collectives that lack ranks, the oldest first."""
+        """Return the collectives that lack ranks, the oldest first."""
         found = [
             (each.since_s + self.age_s(worker, now), each)
             for worker, vitals in self
@@ -258,7 +258,7 @@ class VitalsTable:
         ]
 
     def steps_per_s(self, now: float, workers: Iterable[WorkerId] | None = None) -> float | None:
-        """The median of what these workers do, or all, as far as they tell of steps; None where none does."""
+        """Return the median step rate of these workers, or of all, as far as they report steps; None if none does."""
         known = [
             rate
             for worker in (self._entries if workers is None else workers)

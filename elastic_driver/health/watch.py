@@ -1,6 +1,6 @@
-"""HealthWatch: the one step of health. Its head is the folder's.
+"""HealthWatch: the single step of the health core. The head of the package explains it.
 
-Owns what the watches have in common: the job as it is, when they look, and who of its workers is asked about.
+Owns what the watches share: the current job, the schedule of their checks, and the choice of workers to check.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.words import HangAction, StragglerAction
 
 LOOK_S = 0.5
-"""Agents look twice a second at those that stand still."""
-# Some beats of a worker's pulse: who was alive so lately is.
+"""Agents observe workers at a standstill twice a second."""
+# Some beats of a worker's pulse: a worker that had one this recently is alive.
 _ALIVE_S = 2.0
 
 Finding = (
@@ -77,13 +77,13 @@ Finding = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the user has asked for.
+    """The user's settings.
 
     Attributes:
         heartbeat_timeout_s: how long a worker may be silent; 0 for ever.
         hang_timeout_s: how long a worker may neither finish operations nor wait in one; 0 for ever.
-        hang_action: what comes of a worker that is proven to hang.
-        straggler_action: what comes of one that is slow.
+        hang_action: what is done with a worker that is proven to hang.
+        straggler_action: what is done with one that is slow.
     """
 
     heartbeat_timeout_s: float = 0.0
@@ -96,12 +96,12 @@ class HealthWatch:
     """The workers of one job.
 
     Args:
-        rules: what the user has asked for.
-        state: of the job.
+        rules: the user's settings.
+        state: the job.
         now: the job's time, seconds.
 
     Attributes:
-        drains: of those that are slow; None where none is drained for that.
+        drains: the drains of slow workers; None if none is drained for being slow.
     """
 
     def __init__(self, rules: Rules, state: State, now: float) -> None:
@@ -122,7 +122,7 @@ class HealthWatch:
         self._begin_round(now)
 
     def step(self, event: Event, now: float) -> list[Finding]:
-        """Takes an event in; what is new with it, in the order in which it is to be told.
+        """Apply an event; return the new findings, in the order of their reports.
 
         Args:
             event: what has happened.
@@ -151,46 +151,46 @@ class HealthWatch:
                 return self._pass_time(event, now)
         return []
 
-    # --- what is asked ---------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     @property
     def next_deadline(self) -> float:
-        """When TimePassed is due, the job's time."""
+        """When TimePassed is due, in the job's time."""
         return min(self._look_at, self._silence_at)
 
     def overdue_hosts(self, now: float) -> list[str]:
-        """The hosts of workers that have been silent, or without progress, for too long: see TimePassed."""
+        """Return the hosts of workers that were silent, or without progress, for too long, for the next TimePassed."""
         return [] if now < self._silence_at else self._heartbeats.overdue_hosts(now)
 
     def suspects(self, now: float) -> list[tuple[WorkerId, int | None, str, float, float]]:
-        """Who is suspected now: worker, rank, why, for how long it stands still, and the limit."""
+        """Return the current suspects: worker, rank, why, how long the standstill has lasted, and the limit."""
         return [*self._hangs.suspects(), *self._standstills.suspects(now)]
 
     @property
     def limit(self) -> Limit:
-        """After how long a standstill is suspicious now."""
+        """The time after which a standstill is suspicious now."""
         return self._hangs.limit
 
     @property
     def proof(self) -> Limit:
-        """After how long it would be proof."""
+        """The time after which it would be proof."""
         return self._hangs.proof
 
     @property
     def stall(self) -> Stall | None:
-        """The stall that was told; None while the round goes on."""
+        """The reported stall; None while the round makes progress."""
         return self._stalls.stall
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
 
     def _change(self, state: State, now: float) -> list[Finding]:
         if state is self._state:
-            return []  # each of a thousand agents that are back is no news, and a look at all workers
+            return []  # each of a thousand returning agents is no news, but would cost a check of all workers
         is_replaced = state.round_id != self._state.round_id
         found: list[Finding] = [*self._stalls.change(state, now, is_replaced=is_replaced)]
         self._state = state
         if is_replaced:
-            # Who stands by goes on to be heard; so do the members, when they have been told of the round.
+            # Standbys are still watched; so are the members, once they have been notified of the round.
             self._heartbeats.keep([record.worker for record in in_phase(state, WorkerPhase.READY)])
             self._begin_round(now)
         for record in state.workers:
@@ -217,7 +217,7 @@ class HealthWatch:
     def _pass_time(self, event: TimePassed, now: float) -> list[Finding]:
         found: list[Finding] = []
         if now >= self._look_at:
-            # Not the later for each that came a little late.
+            # A timer that fires slightly late does not shift all later checks.
             self._look_at = self._look_at + LOOK_S if now < self._look_at + LOOK_S else now + LOOK_S
             found += self._look(event, now)
         if now >= self._silence_at:
@@ -273,19 +273,19 @@ class HealthWatch:
         return why_spared(self._state, worker, ended, is_on_disc=self._is_on_disc)
 
     def _may_be_silent(self, worker: WorkerId) -> bool:
-        """Whether it is in a debugger, or stopped by a signal and may not be ended: it alone has the state."""
+        """Return whether it is in a debugger, or stopped by a signal and spared, as it alone has the state."""
         is_stopped = self._hangs.is_stopped(worker)
         return self._hangs.is_debugged(worker) or (is_stopped and bool(self._why_spared(worker, ())))
 
 
 def _trains(state: State, worker: WorkerId) -> bool:
-    """Whether it is a member that has said that it trains, and is not about to leave."""
+    """Return whether it is a member that has reported that it trains, and is not about to leave."""
     record = record_of(state, worker)
     return record is not None and record.running and _is_to_stay(record)
 
 
 def _stays(state: State, worker: WorkerId) -> bool:
-    """Whether it is a member that is not about to leave, whether it has said that it trains or cannot say so."""
+    """Return whether it is a member that is not about to leave, whether or not it reports that it trains."""
     record = record_of(state, worker)
     return record is not None and record.killed is None and _is_to_stay(record)
 
@@ -295,7 +295,7 @@ def _is_to_stay(record: WorkerRecord) -> bool:
 
 
 def _step_of(state: State, worker: WorkerId) -> int | None:
-    """How far a worker has said that it has come, in its present process; None where it has not."""
+    """Return the last step that a worker has reported in its current process; None if it has not."""
     record = record_of(state, worker)
     return record.commits if record is not None and record.running else None
 
