@@ -1,4 +1,4 @@
-"""The driver: the loop that turns the world into events and commands into I/O."""
+"""The driver: the loop that turns what happens outside into events, and commands into I/O."""
 
 from elastic_driver.driver.loop import ElasticDriver
 

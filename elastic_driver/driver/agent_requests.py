@@ -1,7 +1,7 @@
-"""What workers ask through their agents, and what they are answered.
+"""Requests of workers, which their agents pass on, and the answers.
 
-Owns the keys of all hosts. What is said goes to the rounds and to the routes that workers have at the driver; knows
-nothing of processes and connections. An agent speaks for the workers of its own host only.
+Owns the keys of all hosts. Passes requests on to the rounds and to the driver's routes for workers; knows nothing of
+processes and connections. An agent speaks only for the workers of its own host.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from elastic_driver.system.tasks import Tasks
 
 
 class AgentRequests:
-    """See above. Used on the event loop only.
+    """Answers the workers' requests that arrive through agents. Used on the event loop only.
 
     Args:
-        rounds: of the job.
-        routes: of the driver; those that workers may ask are answered here.
-        figures: take what trainings tell of themselves.
-        tasks: run what takes a while.
-        links: all agents that there are.
-        host_of: the agent of a host; None when there is none.
+        rounds: the rounds of the job.
+        routes: the routes of the driver; those that workers may use are answered here.
+        figures: takes the figures that trainings report.
+        tasks: runs slow answers.
+        links: returns all connected agents.
+        host_of: returns the agent of a host; None if there is none.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AgentRequests:
         self._figures = figures
         self._keys: Keys[_AgentWaiter] = Keys()
         theirs = [route for route in routes if Role.WORKER in route.roles]
-        # An agent does not say with which method it was asked.
+        # An agent does not report the method of a request.
         assert len({route.path for route in theirs}) == len(theirs)
         self._table = RouteTable(theirs)
         self._tasks = tasks
@@ -88,10 +88,10 @@ class AgentRequests:
         self._host_of = host_of
         self._notice: Notice | None = None
 
-    # --- what there is to be told to all ---------------------------------------------------------------------------
+    # --- messages to all -------------------------------------------------------------------------------------------
 
     def begin_round(self, round_id: int) -> None:
-        """Fences the past: keys of the round before are gone, and nobody waits for one.
+        """Fence off the past: drop the keys of the round before, and all waits for them.
 
         Raises:
             ValueError: the round is not above the current one.
@@ -101,16 +101,16 @@ class AgentRequests:
             link.send(Round(round_id))
 
     def notify(self, notice: Notice) -> None:
-        """The present notice, for all who watch."""
+        """Send the current notice to all agents."""
         self._notice = notice
         message = NoticeSet(notice)
         for link in self._links():
             link.send(message)
 
-    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+    # --- calls by the fleet (Part) ---------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """An agent is there, or is back: it is told what all others know, if it does not know it."""
+        """Bring an agent that has connected, or is back, up to date with all others."""
         known_round, known_notice = (link.levels.round_id, link.levels.notice_version) if link.levels else (0, 0)
         if self._keys.store.round_id > known_round:
             link.send(Round(self._keys.store.round_id))
@@ -118,17 +118,17 @@ class AgentRequests:
             link.send(NoticeSet(self._notice))
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """It waits for nothing any more, and looks at nothing."""
+        """Forget the agent's waits and its GPUs."""
         self._figures.lost(link.facts.host)
         for waiter in self._keys.waiting:
             if waiter.link is link:
                 self._keys.remove(waiter)
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says for its workers. Returns whether it was that.
+        """Handle a message that an agent sends for its workers. Return whether it was one.
 
         Raises:
-            RendezvousProtocolError: it cannot say that.
+            RendezvousProtocolError: the agent may not send it.
         """
         match message:
             case Ready(request):
@@ -199,7 +199,7 @@ class AgentRequests:
             answer.add_done_callback(reply)
 
     def _ask(self, link: AgentLink, number: int, worker: WorkerId, what: str, path: Sequence[str], body: bytes) -> None:
-        """Answers as a server would. An error that nobody expects ends the job, as it does there."""
+        """Answer as a server would. An unexpected error ends the job, as it does there."""
         try:
             answer = self._answer(worker, what, path, body)
         except RendezvousError as error:
@@ -241,7 +241,7 @@ class AgentRequests:
 
 @dataclass(frozen=True, slots=True)
 class _AgentWaiter:
-    """An agent that waits for a key, or for so many: once for all of its workers (a KeyWaiter)."""
+    """An agent that waits for a key, or for this many: once for all of its workers (a KeyWaiter)."""
 
     link: AgentLink
     round_id: int
@@ -251,7 +251,7 @@ class _AgentWaiter:
 
     def answer(self, status: int, body: bytes) -> None:
         if status != 200:
-            return  # the round is over: agents are told so
+            return  # the round is over: agents are notified of that
         if self.key is None:
             self.link.send(Values(self.round_id, self.scope, body))
         else:

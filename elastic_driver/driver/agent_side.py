@@ -1,7 +1,7 @@
-"""What a job's agents are made of, from its settings: how they are started, how they come in, what they are told.
+"""Construction of a job's agent side from its settings: how agents are started and admitted, and what they are sent.
 
-Owns no agent. What runs there is :mod:`elastic_driver.launch.fleet`'s and :mod:`elastic_driver.launch.dial`'s. Knows
-nothing of workers but which of their variables go to other machines.
+Owns no agent. :mod:`elastic_driver.launch.fleet` and :mod:`elastic_driver.launch.dial` run them. Knows nothing of
+workers but which of their variables are sent to other machines.
 """
 
 from __future__ import annotations
@@ -53,20 +53,21 @@ from elastic_driver.words import OnChange
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What a driver knows of a job of nodes beside its settings.
+    """What a driver knows of a job of nodes in addition to its settings.
 
     Attributes:
-        token: with which they authenticate; "" where all are on this machine, whose kernel names their user.
+        token: the secret with which they authenticate; "" if all are on this machine, whose kernel identifies their
+            user.
         only_here: whether all of them are on this machine.
-        alike: what they have to be started with alike.
-        invitation: how they are started, in words.
-        torchrun: what workers are told of the job.
+        alike: the options that must be the same on all nodes.
+        invitation: how to start them, in words.
+        torchrun: the job as its workers see it.
         listener: a socket that listens on loopback, on the port where the nodes meet.
-        host: the name of this node, which has an agent of its own like any other; "" for a driver that is no node.
-        node_rank: its place among them; -1 where that is found by itself.
-        address: under which the others reach it; "" to find it.
-        leash: held by the node beside which this driver runs: that one shows what its workers write, and signals are
-            for it; None for a driver that has none.
+        host: the name of this node, which has an agent of its own like any other; "" for a driver that is not a node.
+        node_rank: its rank among the nodes; -1 to choose one.
+        address: the address at which the others reach it; "" to find it.
+        leash: held by the node beside which this driver runs, which shows the workers' output and gets the signals;
+            None for a driver without one.
     """
 
     token: str = field(repr=False)
@@ -82,14 +83,14 @@ class Gathering:
 
     @property
     def port_here(self) -> int:
-        """Where nodes meet that are all on this machine; 0 where they need not be."""
+        """The port where nodes meet that are all on this machine; 0 if they may be elsewhere."""
         return self.listener.getsockname()[1] if self.only_here and self.listener is not None else 0
 
 
 def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
-    """Which of a worker's variables go to other machines."""
+    """Return the variables of a worker that are sent to other machines."""
     kept = {VISIBLE_DEVICES: env[VISIBLE_DEVICES]} if settings.virtual_local_rank else {}
-    # What -x gives is among a worker's variables already, below what flags and the driver set.
+    # The values of -x are among a worker's variables already, with lower precedence than those of flags and the driver.
     return {**settings.passed_env, **remote_environment(env), **kept}
 
 
@@ -105,12 +106,12 @@ def agents_of(
     stdin: StandardInput,
     bars: str,
 ) -> AgentSide:
-    """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
+    """Create the parts that start agents and serve them. To be called on the event loop's thread, before it runs."""
     job, settings, journal = recorded.job, recorded.job.settings, recorded.journal
     facts = Facts() if recorded.before is None else recorded.before.facts
     keeper: Keeper[Any] = journal or NOTHING
     token = job.join_token if gathering is None else gathering.token
-    # Where there is no token, nobody knows the key: nodes of this machine come to the socket, which asks for none.
+    # Without a token, nobody knows the key: nodes of this machine use the socket, which needs none.
     key = join_key(token) if token else secrets.token_bytes(KEY_BYTES)
     tickets = Tickets(clock, join_key=key if settings.accept_agents else None, keeper=keeper)
     tickets.take_over(facts.agents.values(), facts.tickets.values())
@@ -120,14 +121,14 @@ def agents_of(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
         certificate=certificate,
-        # Agents of a driver that is lost find the next one by what etcd says.
+        # Agents of a lost driver find the next one through etcd.
         ports=settings.driver_ports if gathering is None or gathering.leash is None else (*settings.driver_ports, 0),
         listener=None if gathering is None else gathering.listener,
         opens=gathering is not None or settings.opens_port,
-        # All agents come over TCP whose driver may come to be on another machine.
+        # If the driver may move to another machine, all its agents connect over TCP.
         is_wide=recorded.lock is not None
         or (settings.accept_agents and (gathering is None or not gathering.only_here)),
-        # Where agents ask who drives it need not be where it was: whoever was there may only be stopped.
+        # If etcd names the driver, the next one need not be at the same address: the last one may just be stopped.
         before=None if recorded.lock is not None else facts.ways,
         limit_s=settings.driver_timeout_s,
         folder=settings.journal_folder,
@@ -180,9 +181,9 @@ def agents_of(
         poll_s=heard_s,
         cwd=job.directory,
         umask=job.umask,
-        # TensorFlow has threads once it is imported: what is forked of it would hang.
+        # TensorFlow has threads once it is imported: processes forked from it would hang.
         warm=settings.warm_starts and not settings.num_parameter_servers,
-        # They will be started again and again, and mostly several on a host.
+        # They will be restarted again and again, and mostly several on a host.
         warm_first=starts_again(settings) and on_change.restarts,
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
@@ -214,7 +215,7 @@ def agents_of(
 
 
 def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[AgentFacts, str], str]:
-    """Where a host's workers listen when the job has several: of its agent, and its address by route."""
+    """Return a function from a host's agent, and its address by route, to its workers' listening address."""
 
     def address(facts: AgentFacts, route: str) -> str:
         if gathering is not None and gathering.only_here:
@@ -227,17 +228,17 @@ def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[
 
 
 def _never(name: str) -> bool:
-    """Whether a name means this machine, where none is to be told from others."""
+    """Return False: with a driver that may move, no name means this machine."""
     return False
 
 
 def _is_this_pod(name: str) -> bool:
-    """Whether a pod's name is that of the pod that the driver runs in. No name server knows it."""
+    """Return whether a pod's name is that of the driver's own pod. Name servers do not know it."""
     return name.lower() == socket.gethostname().lower()
 
 
 def _remote_dialler(settings: Settings) -> Dialler | None:
-    """What starts agents on other machines; None where they come by themselves."""
+    """Return what starts agents on other machines; None if they connect by themselves."""
     if settings.launcher == NO_LAUNCHER:
         return None
     python = settings.remote_python or ""
@@ -256,13 +257,13 @@ def _remote_dialler(settings: Settings) -> Dialler | None:
 
 
 def _name_of_job(recorded: Recording) -> str:
-    """What this job has in common with the one that it follows, on each host, when its driver is started anew.
+    """Return the name that identifies this job and its predecessor on each host, if its driver is restarted.
 
-    A journal is of one job: the agents of another one, which wait for a driver, are none that it has left.
+    A journal belongs to one job: waiting agents of another job were not left by its driver.
     """
     settings = recorded.job.settings
     durable = str(settings.durable_dir or "")
-    # Its servers may be named otherwise the next time.
+    # etcd's servers may have other names the next time.
     journal = [] if recorded.lock is None else ["", recorded.lock.place.prefix]
     if settings.journal_folder is not None:
         journal = ["", os.path.abspath(settings.journal_folder)]
@@ -270,11 +271,11 @@ def _name_of_job(recorded: Recording) -> str:
 
 
 def pod_names(settings: Settings) -> str:
-    """Which of a pod's names is its host's; "" where hosts are no pods."""
+    """Return which of a pod's names is its host's; "" if hosts are not pods."""
     if settings.discovery != KUBERNETES:
         return ""
     if settings.pod_names != AUTO_NAMES:
         return settings.pod_names
     if settings.launcher == NO_LAUNCHER:
-        return HOSTNAME  # under which elasticrun join has its host join
+        return HOSTNAME  # the name under which elasticrun join has its host join
     return DNS if settings.rsh_agent is None and settings.launcher_command is None else POD

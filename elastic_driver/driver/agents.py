@@ -1,7 +1,7 @@
-"""What a driver with agents is made of, and on which ways they come to it.
+"""The agents' side of a driver, and the addresses at which they reach it.
 
-Owns where the driver listens: at a socket of this machine from its start; on TCP from the first on who needs that, on
-loopback for readers and pages, on the machine's other addresses for other hosts. Decides nothing about hosts.
+Owns where the driver listens: at a socket of this machine from its start; on TCP only once needed, on loopback for
+readers and pages, on the machine's other addresses for other hosts. Decides nothing about hosts.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from elastic_driver.system import local_socket
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import in_seconds
 
-# Between two tries of a port that another program has, and what a driver waits for one at first.
+# Seconds between two tries of a port that another program has, and how long a driver waits for one at first.
 _AGAIN_S = 0.5
 _FIRST_S = 2.0
 
 
 class Server(Protocol):
-    """What is needed of the driver's server."""
+    """The interface of the driver's server that is used here."""
 
     async def open(self, host: str, ports: int | Sequence[int]) -> int:
-        """Listens on an address, on the first of these ports that is free. Returns the port. Raises SettingsError."""
+        """Listen on an address, on the first free port of these. Return the port. Raises SettingsError."""
 
     async def adopt(self, listener: socket.socket) -> int:
-        """Takes a socket that listens already. Returns its port."""
+        """Take over a listening socket. Return its port."""
 
 
 def url_of(address: str, port: int, *, scheme: str = "http") -> str:
-    """The URL of a server at an address."""
+    """Return the URL of a server at an address."""
     return f"{scheme}://{with_number(address, port)}"
 
 
 class Ways:
-    """The addresses by which the driver is reached.
+    """The addresses at which the driver is reached.
 
-    All TCP addresses have the same port, where that is free.
+    All TCP addresses have the same port, if it is free.
 
     Args:
         loopback: the address for readers and pages on this machine.
-        addresses: gives this machine's addresses that others may reach, best first. Raises SettingsError for none.
-        certificate: of the driver's server. Whoever is told an address can know it by its fingerprint.
-        ports: of which it takes the first that is free; 0 for any.
+        addresses: returns this machine's addresses that others may reach, best first. Raises SettingsError for none.
+        certificate: the certificate of the driver's server; its fingerprint identifies the server.
+        ports: the ports to try; 0 for any.
         listener: a socket that listens on loopback already; None to make one.
-        opens: whether it listens on loopback from the start.
-        is_wide: whether it listens for other machines from the start.
-        before: where the driver before was reached: agents look for this one there.
-        limit_s: how long a port of its is tried for when another program has it.
-        folder: for the socket; None for one of its own.
-        keeper: of where it is reached.
-        say: told what keeps it from that.
+        opens: whether to listen on loopback from the start.
+        is_wide: whether to listen for other machines from the start.
+        before: the previous driver's addresses: agents look for this one there.
+        limit_s: how long to retry one of its ports that another program has.
+        folder: the folder for the socket; None for one of its own.
+        keeper: stores the addresses.
+        say: reports what prevents listening.
     """
 
     def __init__(
@@ -102,30 +102,30 @@ class Ways:
         self._is_wide = is_wide or bool(before.ports)
         self._server: Server | None = None
         self._socket: Path | None = None
-        self._port = 0  # the first that it had
+        self._port = 0  # the first one in use
         self._loopback_port = 0  # 0 until it listens there
         self._ports: dict[str, int] = {}
         self._loopback_opening, self._opening = _Opening(self._open_loopback), _Opening(self._open)
-        self._turn = asyncio.Lock()  # of who looks for a port: the next has the same
+        self._turn = asyncio.Lock()  # one search for a port at a time: the next reuses the result
 
     async def begin(self, server: Server, socket: Path) -> None:
-        """The server listens at its socket.
+        """Register the server, which listens at its socket, and listen elsewhere if due.
 
         Raises:
-            SettingsError: it is to listen on TCP, and cannot.
+            SettingsError: it should listen on TCP, and cannot.
         """
         self._server, self._socket = server, socket
         self._keep()
         openings = ((self._opens, self._loopback_opening), (self._is_wide, self._opening))
         for opening in (opening for is_due, opening in openings if is_due):
-            # A port that another program has is tried for as long as agents look for this driver. Who is on this
-            # machine does not wait for that.
+            # A port that another program has is retried for as long as agents look for this driver. Processes of this
+            # machine do not wait for that.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_S if self._before.socket else None):
                     await opening.wait()
 
     def moved(self, socket: Path) -> None:
-        """The server listens at another socket from now on."""
+        """Record that the server listens at another socket from now on."""
         if socket != self._socket:
             self._socket = socket
             self._keep()
@@ -143,13 +143,13 @@ class Ways:
 
     @property
     def here(self) -> str:
-        """The URL for processes of this machine: of a socket."""
+        """The URL for processes of this machine: that of a socket."""
         assert self._socket is not None, "begin() was called"
         return local_socket.url_of(self._socket)
 
     @property
     def url(self) -> str:
-        """The URL for whoever follows the job: on loopback, where it listens there by now; else :attr:`here`."""
+        """The URL for tools that follow the job: on loopback, if the driver listens there by now; else :attr:`here`."""
         if not self._loopback_port:
             return self.here
         # --rendezvous-address may be any; browsers and readers of this machine need no TLS.
@@ -158,11 +158,11 @@ class Ways:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All addresses for agents of other machines, as URLs; none before it listens for them."""
+        """All addresses for agents of other machines, as URLs; empty until the driver listens for them."""
         return tuple(url_of(address, port, scheme="https") for address, port in self._ports.items())
 
     async def to(self, host: str) -> tuple[str, ...]:
-        """The URLs that an agent of this host tries, in order; of this machine for "".
+        """Return the URLs that an agent of this host tries, in order; of this machine for "".
 
         Raises:
             SettingsError: the driver cannot listen on any address that others reach.
@@ -176,19 +176,19 @@ class Ways:
         return tuple(url_of(address, self._ports[address], scheme="https") for address in ordered)
 
     async def open_loopback(self) -> str:
-        """Listens on loopback, if it does not do so yet. Returns the URL there.
+        """Listen on loopback, if not done yet. Return the URL there.
 
         Raises:
-            SettingsError: no port can be had.
+            SettingsError: no port is free.
         """
         await self._loopback_opening.wait()
         return self.url
 
     async def open(self) -> None:
-        """Listens for other machines, if it does not do so yet.
+        """Listen for other machines, if not done yet.
 
         Raises:
-            SettingsError: there is no address that others reach.
+            SettingsError: no address is reachable for others.
         """
         await self._opening.wait()
 
@@ -206,7 +206,7 @@ class Ways:
         for address in self._addresses():
             try:
                 self._ports[address] = await self._listen(address, self._before.ports.get(address, 0))
-            except SettingsError as error:  # it may have gone this moment
+            except SettingsError as error:  # it may have disappeared this moment
                 failed = error
         if not self._ports:
             raise failed or SettingsError("this machine has no address that other hosts could reach")
@@ -224,7 +224,7 @@ class Ways:
         return port
 
     async def _listen_again(self, server: Server, address: str, port: int) -> int:
-        """Listens where the driver before did, and nowhere else: agents know no other port."""
+        """Listen where the previous driver did, and nowhere else: agents know no other port."""
         loop = asyncio.get_running_loop()
         until, said = loop.time() + self._limit_s, False
         while True:
@@ -243,10 +243,10 @@ class Ways:
 
 
 class _Opening:
-    """Something that is opened once for all who need it, and tried again for the next after it has failed.
+    """Opens something once for all who need it; after a failure, the next caller retries.
 
     Args:
-        open_: opens it. Raises SettingsError where that cannot be.
+        open_: opens it. Raises SettingsError on failure.
     """
 
     def __init__(self, open_: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -254,7 +254,7 @@ class _Opening:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self) -> None:
-        """Blocks until it is open. Whoever stops waiting does not keep the others from it.
+        """Block until it is open. A caller that stops waiting does not affect the others.
 
         Raises:
             SettingsError: it cannot be opened now.
@@ -266,14 +266,14 @@ class _Opening:
 
 
 def _expect_failure(opening: asyncio.Task[None]) -> None:
-    """That nothing can be opened is told to those who wait. There may be none any more, and then to nobody."""
+    """Accept a failure to open, which is reported to those who wait, even if there are none any more."""
     error = None if opening.cancelled() else opening.exception()
     if error is not None and not isinstance(error, SettingsError):
         opening.get_loop().call_exception_handler({"message": "cannot open a port", "exception": error})
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the route to a host; "" when there is none. Sends nothing. May block."""
+    """Return this machine's address on the route to a host; "" if there is none. Sends nothing. May block."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -284,20 +284,20 @@ def _address_towards(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AgentSide:
-    """What a driver with agents has, beside the rest.
+    """The parts of a driver that serve agents.
 
     Attributes:
-        tickets: gives agents' keys to the server.
-        admission: takes their connections over.
-        fleet: of the hosts.
-        addresses: of them.
-        variables: what of a worker's variables it is sent.
+        tickets: provides the agents' keys to the server.
+        admission: takes over the agents' connections.
+        fleet: the agents of the hosts.
+        addresses: the addresses of the hosts.
+        variables: selects the variables of a worker that are sent to its agent.
         sink: takes the workers' output.
-        stdin: whose the driver's standard input is.
-        ways: on which they come.
-        tasks: of the fleet and the driver.
-        join_token: what hosts join with; "" when none may.
-        meets_at: the port on loopback where the nodes of a job on this machine alone meet; 0 where there are none.
+        stdin: the owner of the driver's standard input.
+        ways: the addresses at which agents reach the driver.
+        tasks: those of the fleet and the driver.
+        join_token: the secret with which hosts join; "" if none may.
+        meets_at: the port on loopback where the nodes of a job on this machine alone meet; 0 if there are none.
         invitation: how hosts join, in words; "" for the usual.
     """
 
@@ -316,5 +316,5 @@ class AgentSide:
 
     @property
     def urls(self) -> list[str]:
-        """Where other machines reach the driver, as people hand it on; empty as long as it does not listen for them."""
+        """The URLs at which other machines reach the driver, for people; empty while it does not listen for them."""
         return [str(DriverUrl(url, self.ways.certificate.fingerprint)) for url in self.ways.urls]

@@ -1,7 +1,7 @@
-"""The process that a node has beside it, which drives its job, or stands by to: this one's own command once more.
+"""The process beside a node that drives its job, or stands by to drive it: a second run of the node's own command.
 
-Owns that process: it is started again when it is lost while the job goes on, and let go of when the node's part in the
-job is over (:mod:`elastic_driver.system.leash`). What it does, and how a job has ended, is others' business.
+Owns that process: it is restarted when it is lost while the job continues, and released when the node's part in the
+job is over (:mod:`elastic_driver.system.leash`). Its work, and the outcome of the job, are not handled here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from elastic_driver.errors import in_words
 from elastic_driver.system.leash import ENV_HELD
 from elastic_driver.words import LONG_ROUND_S, PAUSE_RANGE_S, ExitCode, pause_s
 
-# How long a driver that is let go of may take to leave the job to another.
+# How long a released driver may take to hand the job over.
 _LETS_GO_S = 10.0
 
 
 class DriverBeside:
-    """See above. A context manager: afterwards that process is gone.
+    """Keeps that process running. A context manager: on exit the process has ended.
 
     Args:
-        command: its words.
-        environ: its environment, but for what says that it is held.
-        has_ended: whether the job has, as far as can be told, so that none is started again. Called by another thread.
+        command: its command line.
+        environ: its environment, without the variable that marks it as held.
+        has_ended: whether the job has ended, as far as known, so that no more are started. Called on another thread.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class DriverBeside:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it cannot drive the job, and has said why: then none is started again."""
+        """Whether it cannot drive the job, and has said why: then it is not restarted."""
         with self._changed:
             return self._is_refused
 
     def wait(self, limit_s: float) -> None:
-        """Blocks until it has ended by itself, or for so long. None is started any more."""
+        """Block until it has ended by itself, or for this long. It is not restarted any more."""
         self._begin_no_more()
         self._thread.join(limit_s)
 
@@ -71,7 +71,7 @@ class DriverBeside:
             self._changed.notify_all()
 
     def again(self) -> None:
-        """There is to be one again, where it has ended with its job."""
+        """Restart it, if it has ended with its job."""
         with self._changed:
             self._is_idle = False
             self._changed.notify_all()
@@ -97,12 +97,12 @@ class DriverBeside:
                     return
 
     def _run(self) -> int | None:
-        """Runs one. Returns its exit code, as Popen says it; None where there could be none."""
+        """Run one. Return its exit code, in Popen's form; None if it could not be started."""
         with self._changed:
             if self._is_over:
                 return None
             try:
-                # Of its own session: what a terminal sends to a command's processes is not for this one.
+                # In a session of its own: signals from the terminal to the command's processes do not reach it.
                 process = subprocess.Popen(
                     self._command, env=self._environ, stdin=subprocess.PIPE, start_new_session=True
                 )
@@ -119,11 +119,11 @@ class DriverBeside:
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Ends it: it leaves the job to another. Blocks until it is dead."""
+    """End the process, which hands the job over. Blocks until it is dead."""
     assert process.stdin is not None
     process.stdin.close()
     try:
         process.wait(_LETS_GO_S)
-    except subprocess.TimeoutExpired:  # stopped, say
+    except subprocess.TimeoutExpired:  # it is stopped, for example
         process.kill()
         process.wait()

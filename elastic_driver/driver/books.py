@@ -1,10 +1,10 @@
-"""What is counted and summed up of a job, kept for a later driver now and then.
+"""The job's counters and sums, stored from time to time for a later driver.
 
-Owns when. It is no news that anything would come of, so it costs few writes of its own: it goes with others, at most
-each BESIDE_S, and after ALONE_S by itself; but a drain of a slow worker, whose pause it has, is never written without
-it. Nor is anything written without it once the job stands elsewhere: of the steps that it lacks the journal tells,
-and each of its snapshots again. So a later driver's clock is at most that far behind, too, and drivers that die again
-and again do not begin a limit anew each time.
+Owns the schedule. Nothing depends on them, so they cost few writes of their own: they go along with other records, at
+most each BESIDE_S, and are written separately after ALONE_S; but a drain of a slow worker, whose pause they contain, is
+never written without them. Nor is anything written without them once the job's standing has changed. The steps that
+they lack are in the journal, and repeated in each of its snapshots. So a later driver's clock is at most that far
+behind too, and a series of dying drivers does not restart a limit each time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BESIDE_S, ALONE_S = 5.0, 30.0
 
 
 class Books:
-    """See above. Used on the event loop.
+    """Stores the counters of one job. Used on the event loop.
 
     Args:
-        journal: of the job.
+        journal: the journal of the job.
         clock: the job's time.
-        tally, chronicle, vitals: count.
-        drains: of slow workers; None where none is drained for that.
-        heard: the time of the last step that these know of; None before the first.
+        tally, chronicle, vitals: hold the counters.
+        drains: the drains of slow workers; None if none is drained for being slow.
+        heard: returns the time of the last step that the counters include; None before the first.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Books:
         self._heard = heard
         self._kept_at = clock()
         self._drained_at: float | None = None
-        self._turns = 0  # of the job, that were kept
+        self._turns = 0  # turns of the job that were stored
         journal.beside = self._beside
 
     async def keep(self) -> None:
-        """Has them kept by themselves where nothing else is written. Runs until it is cancelled."""
+        """Store them separately if nothing else is written. Runs until it is cancelled."""
         while True:
             left_s = self._kept_at + ALONE_S - self._clock()
             if left_s > 0:
@@ -67,7 +67,7 @@ class Books:
                 self._journal.keep(self._now())
 
     def _beside(self) -> BooksKept | None:
-        """What goes with the record that is written now; None for nothing."""
+        """Return what goes with the record that is written now; None for nothing."""
         is_new = self._drains is not None and self._drains.last_at != self._drained_at
         has_turned = self._chronicle.goodput.turns != self._turns
         return self._now() if is_new or has_turned or self._clock() - self._kept_at >= BESIDE_S else None
@@ -91,9 +91,9 @@ class Books:
 
 
 def go_on(before: Recorded, tally: Tally, chronicle: Chronicle, vitals: VitalsTable, drains: Drains | None) -> None:
-    """Goes on with the books of the driver before, as they were kept last. To be called before anything is counted."""
+    """Continue the counters of the previous driver, as last stored. To be called before anything is counted."""
     kept = before.facts.books
-    # Where no book of the job was kept yet, its first one begins when the job did.
+    # If no book of the job was stored yet, its first one begins with the job.
     goodput, clock = GoodputKept.of_new(), before.took.clock - before.took.at_s
     if kept is not None:
         tally.go_on(kept.tally)

@@ -1,8 +1,8 @@
-"""Makes the driver of a job: all of its parts, and who hears of whom.
+"""Construction of a job's driver: all of its parts, and their connections.
 
-Owns nothing. Two circles are closed here, and nowhere else: the steps of the core come back to what events come from,
-and workers that have ended are forgotten by those who answer them. Where the settings of a job come from, and what its
-hosts and workers are, is :mod:`elastic_driver.driver.job`'s.
+Owns nothing. Two circles are closed here, and nowhere else: steps of the core lead back to the sources of events, and
+workers that have ended are forgotten by the parts that answer them. :mod:`elastic_driver.driver.job` provides the
+settings of a job, and decides what its hosts and workers are.
 """
 
 from __future__ import annotations
@@ -87,24 +87,24 @@ def build(
     lock: Lock | None = None,
     code_in_vain: int = ExitCode.INTERNAL_ERROR,
 ) -> ElasticDriver:
-    """Makes the driver of one job. It does nothing before it is run.
+    """Create the driver of one job. It does nothing before it is run.
 
     Args:
-        settings: what the user asked for.
-        discovery: tells the hosts there are.
-        chronicle: tells the user, and the event log, what happens.
-        dialect: of the workers.
-        job: what does not change while it lasts.
-        agents: start workers, and speak for them.
-        tally: counts what scrapers are told.
+        settings: the user's settings.
+        discovery: finds the hosts.
+        chronicle: reports events to the user and the event log.
+        dialect: the dialect of the workers.
+        job: the constant facts of the job.
+        agents: the agents, which start workers and speak for them.
+        tally: holds the counters for scrapers.
         clock: the job's time.
-        chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
-        output: the last lines of a worker's output, by its key; None for one that is not known.
-        routes: what workers may ask beside what all workers may.
+        chief: the chief's start, if the script is the chief of servers; None if it is that of the workers.
+        output: returns the last lines of a worker's output, by its key; None for an unknown worker.
+        routes: routes for workers in addition to the standard ones.
         journal: where steps are written before they are made; None for nowhere.
-        before: the job as the driver before it has left it; None for a new one.
-        lock: which drivers of other machines wait for; None where none of those can have it.
-        code_in_vain: what it ends with where nothing is left of that one.
+        before: the job as its previous driver has left it; None for a new job.
+        lock: the lock for which drivers of other machines wait; None if none of them can take over.
+        code_in_vain: the exit code if nothing is left of the previous driver's job.
     """
     clock = clock or JobClock()
     fleet, tasks = agents.fleet, agents.tasks
@@ -130,7 +130,7 @@ def build(
         is_there = journal is not None and (before is not None or journal.is_on_disc)
         if journal is None or not is_there or not parent.leave_to_another():
             return False
-        journal.give_up()  # that this driver lets go of its agents is nothing that the next has to know
+        journal.give_up()  # the next driver need not know that this one lets go of its agents
         driver.let_go()
         return True
 
@@ -153,7 +153,7 @@ def build(
             clock.call_later,
             chronicle.warning,
             on_held=abandon,
-            # Where another driver may have the job by then, this one does not end it.
+            # If another driver may have the job by then, this one does not end it.
             on_too_late=None if lock is None else abandon_unsure,
         )
         fleet.keepings = (*fleet.keepings, ahead.keeping)
@@ -279,7 +279,7 @@ def build(
     if page is not None:
         table += page.routes
     server = RendezvousServer(
-        # Workers ask their agents.
+        # Workers send requests to their agents.
         [route for route in table if route.roles != WORKER],
         key_of=tokens.key_of,
         admits=tokens.admits,
@@ -322,7 +322,7 @@ def build(
             [kept for kept in before.facts.agents.values() if not kept.given_up],
             Limits(
                 settings.agent_timeout_s,
-                # Whoever is with a driver in doubt may have heard of that as late as of its end.
+                # Agents of a driver in doubt may have learned of the doubt as late as at its end.
                 settings.driver_timeout_s + (settings.agent_timeout_s if settings.has_etcd else 0.0),
             ),
             epoch=journal.epoch,
@@ -380,7 +380,7 @@ def _chief_of(
     chronicle: Chronicle,
     journal: Journal | None,
 ) -> tuple[ChiefKeeper, ServerList]:
-    """The chief's process, and what it is told of its servers."""
+    """Create the chief's keeper, and the list of servers that it follows."""
     kind = OwnChief if journal is None else AgentsChief
     keeper = kind(chief, command=settings.command, grace_s=settings.grace_s, stepper=stepper, chronicle=chronicle)
     servers = ServerList(
@@ -395,6 +395,6 @@ def _chief_of(
 
 
 def _store_route(clock: JobClock) -> Route:
-    """Torch Stores of workers: the keys of a whole job, which its rounds do not end."""
+    """Create the route to the workers' torch Stores: keys of the whole job, which outlive its rounds."""
     store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=clock.call_later)
     return Route("POST", "store", WORKER, store.answer)

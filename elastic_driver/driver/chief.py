@@ -1,7 +1,7 @@
 """The keeper of the chief: starts its process beside the driver, stops it, and reports how it ended.
 
-Owns the chief's process, and the port that its own server is to listen on. Decides nothing: when it is started, and
-what its end means, is the core's.
+Owns the chief's process, and the port for its own server. Decides nothing: the core decides when it is started, and
+what its end means.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from elastic_driver.report.chronicle import Chronicle
 
 
 class Environment(Protocol):
-    """Makes the environment of a chief."""
+    """Creates the environment of a chief."""
 
     def __call__(
         self, number: int, address: str, parameter_servers: Sequence[str], workers: Sequence[str], *, job: JobAddress
     ) -> dict[str, str]:
-        """See :class:`elastic_driver.dialects.servers.ServerDialect`."""
+        """Return the variables, as :class:`elastic_driver.dialects.servers.ServerDialect` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChiefSide:
-    """What a driver with a chief has, beside the rest.
+    """What a driver needs for its chief.
 
     Attributes:
-        processes: makes the keeper of its process, on this machine, which tells this listener.
-        environment: of its process.
-        server_command: what the servers run.
-        address_of: an address of a host, by name, that all other hosts of the job reach; of this machine for "".
-            Raises LaunchError.
+        processes: creates the keeper of its process, on this machine, which notifies this listener.
+        environment: creates the environment of its process.
+        server_command: the command of the servers.
+        address_of: returns an address of a host, by name, that all other hosts of the job reach; of this machine for
+            "". Raises LaunchError.
         ports: first and last port that it may listen on; None for any.
     """
 
@@ -59,21 +59,21 @@ class ChiefSide:
 
 
 class ListenerOfAll(WorkerListener, Protocol):
-    """Is told, too, who was started by another driver."""
+    """A WorkerListener that is also notified of workers that another driver started."""
 
     def back(self, worker: Worker) -> None:
-        """A process runs that another driver has had started."""
+        """A process runs that another driver had started."""
 
 
 class ChiefKeeper:
-    """The chief of a job. Used on the event loop only; whose child its process is, is its subclasses' business.
+    """The chief of a job. Used on the event loop only; subclasses choose the parent of its process.
 
     Args:
-        side: what it is started with.
+        side: what its start needs.
         command: the script.
-        grace_s: between SIGTERM and SIGKILL, where nothing else is said; seconds.
+        grace_s: the default time between SIGTERM and SIGKILL, seconds.
         stepper: takes its end, and has the state.
-        chronicle: is told of starts and ends.
+        chronicle: reports starts and ends.
     """
 
     def __init__(
@@ -86,26 +86,26 @@ class ChiefKeeper:
         self._chronicle = chronicle
         self._chief: WorkerId | None = None  # from its start until nothing is left of it
         self._gone = asyncio.Event()
-        self._held: socket.socket | None = None  # on the port that its server is to have
+        self._held: socket.socket | None = None  # on the port reserved for its server
         self._job_ends = False
 
     def start(self, order: StartChief, job: JobAddress) -> None:
-        """Starts it. The last one has ended."""
+        """Start the chief. The last one has ended."""
         if not self._job_ends:
             self._chief = WorkerId(CHIEF, 0, order.number - 1)
             self._gone.clear()
             self._start(self._chief, lambda: self._launch(order, job))
 
     def stop(self, order: StopChief) -> None:
-        """SIGTERM, grace, SIGKILL; for one that is being started, as soon as its process is there."""
+        """Send SIGTERM, and SIGKILL after the grace period; if it is being started, once its process exists."""
         self._stop_it(self._grace_s if order.grace_s is None else order.grace_s)
 
     def kill(self) -> None:
-        """SIGKILL now."""
+        """Send SIGKILL now."""
         self._stop_it(0.0)
 
     async def end(self, limit_s: float) -> None:
-        """Stops it. Blocks until nothing is left of it, or for ``limit_s`` seconds."""
+        """Stop it. Blocks until nothing is left of it, or for ``limit_s`` seconds."""
         self._job_ends = True
         if self._chief is not None:
             self._stop_it(self._grace_s)
@@ -113,7 +113,7 @@ class ChiefKeeper:
                 await asyncio.wait_for(self._gone.wait(), limit_s)
 
     async def close(self) -> None:
-        """Lets go of what it has. Of a child nothing is left then."""
+        """Release its resources. A child has ended completely after that."""
         self._let_go()
 
     def _stop_it(self, grace_s: float) -> None:
@@ -127,7 +127,7 @@ class ChiefKeeper:
         raise NotImplementedError
 
     def _launch(self, order: StartChief, job: JobAddress) -> Launch:
-        """What is run as the chief.
+        """Return the command and environment of the chief.
 
         Raises:
             LaunchError: it lacks an address or a port.
@@ -137,7 +137,7 @@ class ChiefKeeper:
         return Launch(self._command, env)
 
     def _hold_port(self) -> int:
-        """A port that nobody else is given until the chief has ended. It can listen there: see launch/agent/ports.py.
+        """Reserve a port until the chief has ended. The chief can listen there: see launch/agent/ports.py.
 
         Raises:
             LaunchError: none is free.
@@ -154,7 +154,7 @@ class ChiefKeeper:
         if held is not None:
             held.close()
 
-    # --- what becomes of its process -------------------------------------------------------------------------------
+    # --- the course of its process ---------------------------------------------------------------------------------
 
     def _runs(self, chief: WorkerId, pid: int) -> None:
         state = self._stepper.state
@@ -170,7 +170,7 @@ class ChiefKeeper:
 
     def _has_exited(self, chief: WorkerId, pid: int, status: ExitStatus, last_lines: Sequence[str]) -> None:
         self._let_go()
-        # TensorFlow writes to its end of servers that are gone.
+        # At its end TensorFlow writes about servers that are gone.
         error, where = last_words(last_lines, of_traceback=True) if status.returncode else ("", "")
         how, there = str(status), self._stepper.state.chief
         expected = self._stepper.is_over or (there is not None and there.phase is ChiefPhase.STOPPING)
@@ -179,7 +179,7 @@ class ChiefKeeper:
         self._stepper.post(ChiefExited(number, status.returncode, how, error, where, out_of_memory=starved))
 
     def _is_gone(self, chief: WorkerId) -> None:
-        """Nothing is left of it. The next may have been started when its predecessor was dead."""
+        """Record that nothing is left of it. Its successor may have been started when it was dead."""
         if chief == self._chief:
             self._chief = None
             self._gone.set()
@@ -195,7 +195,7 @@ class OwnChief(ChiefKeeper):
         self._processes = side.processes(self)
 
     async def close(self) -> None:
-        """Kills what is left of it. Blocks until nothing is."""
+        """Kill what is left of it. Blocks until nothing is."""
         await self._processes.close()
         await super().close()
 
@@ -211,31 +211,31 @@ class OwnChief(ChiefKeeper):
     # --- ProcessListener -------------------------------------------------------------------------------------------
 
     def started(self, worker: WorkerId, process: ProcessTree) -> None:
-        """See ProcessListener."""
+        """Record that its process runs."""
         self._runs(worker, process.pid)
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """See ProcessListener."""
+        """Report that it could not be started."""
         self._has_not_started(worker, error)
 
     def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
-        """See ProcessListener. It is replaced when it has ended."""
+        """Ignore that it is dying: it is replaced when it has ended."""
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
-        """See ProcessListener."""
+        """Report how it ended."""
         self._has_exited(worker, process.pid, status, process.last_lines)
 
     def finished(self, worker: WorkerId) -> None:
-        """See ProcessListener."""
+        """Record that nothing is left of it."""
         self._is_gone(worker)
 
 
 class AgentsChief(ChiefKeeper):
-    """A process of this machine's agent, which outlives this driver. A WorkerListener: others are another's.
+    """A process of this machine's agent, which outlives this driver. A WorkerListener that passes on all but the chief.
 
     Attributes:
-        workers: start it; to be set before anything else.
-        others: is told of all but the chief; likewise.
+        workers: starts and stops the chief; to be set before anything else.
+        others: the listener for all other workers; to be set before anything else.
     """
 
     workers: WorkersWithChief
@@ -250,14 +250,14 @@ class AgentsChief(ChiefKeeper):
     # --- WorkerListener --------------------------------------------------------------------------------------------
 
     def started(self, worker: Worker) -> None:
-        """See WorkerListener."""
+        """Record that the chief's process runs, or pass it on."""
         if worker.id.hostname == CHIEF:
             self._runs(worker.id, worker.pid)
         else:
             self.others.started(worker)
 
     def back(self, worker: Worker) -> None:
-        """A process runs that another driver has had started."""
+        """Record a chief that another driver had started, or pass it on."""
         if worker.id.hostname == CHIEF:
             self._chief = worker.id
             self._gone.clear()
@@ -265,19 +265,19 @@ class AgentsChief(ChiefKeeper):
             self.others.back(worker)
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """See WorkerListener."""
+        """Report that the chief could not be started, or pass it on."""
         if worker.hostname == CHIEF:
             self._has_not_started(worker, error)
         else:
             self.others.not_started(worker, error)
 
     def dying(self, worker: Worker, status: ExitStatus | str) -> None:
-        """See WorkerListener. A chief is replaced when it has ended."""
+        """Pass it on, except for the chief, which is replaced when it has ended."""
         if worker.id.hostname != CHIEF:
             self.others.dying(worker, status)
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
-        """See WorkerListener."""
+        """Report how the chief ended, or pass it on."""
         if worker.id.hostname == CHIEF:
             self._has_exited(worker.id, worker.pid, status, worker.last_lines)
             self._is_gone(worker.id)
@@ -285,7 +285,7 @@ class AgentsChief(ChiefKeeper):
             self.others.exited(worker, status)
 
     def lost(self, workers: Sequence[Worker], why: str) -> None:
-        """See WorkerListener."""
+        """Report the loss of the chief, and pass on the others."""
         for worker in workers:
             if worker.id.hostname == CHIEF:
                 self._has_not_started(worker.id, LaunchError(f"its machine's agent is lost: {why}"))
@@ -293,11 +293,11 @@ class AgentsChief(ChiefKeeper):
             self.others.lost(rest, why)
 
     def killed(self, order: KillWorker) -> None:
-        """See WorkerListener."""
+        """Pass on that a worker is being killed."""
         self.others.killed(order)
 
     def spared(self, order: KillWorker) -> None:
-        """See WorkerListener."""
+        """Pass on that a worker was spared."""
         self.others.spared(order)
 
 

@@ -1,7 +1,7 @@
-"""A driver's claim to its job, where drivers of other machines may have that after it: the lock of a journal in etcd.
+"""A driver's claim to a job that drivers of other machines may take over: the lock of a journal in etcd.
 
-Owns what agents find there, and what is said and done while etcd does not answer: then another driver may have the job
-as soon as the lock's lease is over. Steps wait by themselves, as they cannot be written.
+Owns the announcement that agents find there, and the reaction while etcd does not respond: then another driver may have
+the job as soon as the lock's lease is over. Steps wait by themselves, as they cannot be written.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from elastic_driver.words import in_seconds
 
 
 class Lock(Protocol):
-    """What is needed of it. Used on the event loop.
+    """The interface of the lock that is used here. Used on the event loop.
 
     Attributes:
-        on_doubt: called from any thread when it becomes doubtful whether it is still this driver's, and when it is
-            certain again.
+        on_doubt: called from any thread when it becomes doubtful whether this driver still has the lock, and when that
+            is certain again.
     """
 
     on_doubt: Callable[[], object]
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it is so now."""
+        """Whether it is in doubt now."""
 
     def announce(self, *, epoch: int, name: str, urls: tuple[str, ...], fingerprint: str) -> None:
-        """Has it say who this driver is and where it listens, as soon as etcd answers. Never blocks."""
+        """Publish who this driver is and where it listens, as soon as etcd responds. Never blocks."""
 
 
 class Claim:
-    """See above; a Part of those that speak with agents. Used on the event loop only.
+    """Watches the lock of one job; a Part that the fleet calls. Used on the event loop only.
 
     Args:
-        lock: of the journal.
-        epoch, name: of this driver.
-        limit_s: for how long agents keep their workers with a driver that is in doubt; then that ends.
+        lock: the lock of the journal.
+        epoch, name: those of this driver.
+        limit_s: how long agents keep their workers with a driver that is in doubt; after that the driver ends.
         fleet: has the agents.
-        chronicle: tells the user.
-        call_later: measures that, on the job's clock.
-        on_lost: called when it is over.
+        chronicle: reports to the user.
+        call_later: measures the limit, on the job's clock.
+        on_lost: called when the limit is over.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Claim:
         self._is_closed = False
 
     def begin(self, urls: Sequence[str], fingerprint: str) -> None:
-        """The driver listens.
+        """Announce the driver, which listens now.
 
         Args:
             urls: where agents of all machines find it.
-            fingerprint: of its certificate.
+            fingerprint: the fingerprint of its certificate.
         """
         loop = asyncio.get_running_loop()
         self._lock.on_doubt = lambda: loop.call_soon_threadsafe(self._look)
@@ -85,30 +85,30 @@ class Claim:
         self._look()
 
     def close(self) -> None:
-        """The driver ends."""
+        """Stop watching: the driver ends."""
         self._is_closed = True
         self._lock.on_doubt = lambda: None
         if self._limit is not None:
             self._limit.cancel()
 
-    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+    # --- calls by the fleet (Part) ---------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """An agent is there, or is back."""
+        """Notify an agent that has connected, or is back, of a doubt."""
         if self._limit is not None:
             link.send(InDoubt(is_so=True))
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """See Part."""
+        """Do nothing."""
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """See Part. No agent says anything of this."""
+        """Ignore the message: none from agents concerns the lock."""
         return False
 
-    # --- what the lock tells ---------------------------------------------------------------------------------------
+    # --- calls by the lock -----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        is_so = self._lock.is_in_doubt  # as it is now: it may have been told otherwise since
+        is_so = self._lock.is_in_doubt  # the present value: it may have changed since the call
         if self._is_closed or is_so == (self._limit is not None):
             return
         if is_so:
@@ -121,7 +121,7 @@ class Claim:
             self._limit.cancel()
             self._limit = None
             self._chronicle.warning("etcd answers again: this driver still has the job")
-        # Agents that do not hear this driver have been told meanwhile that nobody drives.
+        # Agents without a connection to this driver have learned meanwhile that none drives.
         self._fleet.counts_from = math.inf if is_so else asyncio.get_running_loop().time()
         for link in self._fleet.links():
             link.send(InDoubt(is_so))

@@ -1,6 +1,6 @@
-"""Asks discovery again and again, and has the core hear of what has changed.
+"""The loop that asks discovery repeatedly and reports changes to the core.
 
-Owns what the core was told last. Knows nothing of where hosts come from, and decides nothing about them.
+Owns what was last reported to the core. Does not know where hosts come from, and decides nothing about them.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from elastic_driver.report.chronicle import Chronicle
 
 
 class Preparer(Protocol):
-    """Has hosts import what workers import, before any runs there."""
+    """Lets hosts import the workers' modules before any worker runs there."""
 
     def prepare(self, hostname: str, sample: Callable[[], tuple[Sequence[str], Mapping[str, str]]]) -> bool:
-        """Has a host do so where nobody has run yet. Harmless when repeated.
+        """Let a host import them if no worker has run there yet. Idempotent.
 
         Args:
             hostname: the host.
-            sample: gives the command and the environment of a worker there.
+            sample: returns the command and the environment of a worker there.
 
         Returns:
-            Whether it still does so.
+            Whether it is still importing.
         """
 
 
 class DiscoveryLoop:
-    """See above. Used on the event loop only.
+    """Asks discovery and posts the changes. Used on the event loop only.
 
     Args:
-        discovery: tells the hosts there are.
+        discovery: finds the hosts.
         interval_s: how often it is asked, seconds.
         stepper: takes the events, and has the state.
-        chronicle: is told.
+        chronicle: reports the hosts.
         clock: the job's time, seconds.
-        workers: know what a worker is started with.
-        preparer: has hosts that come import what workers import; None where none do.
+        workers: know how a worker is started.
+        preparer: lets new hosts import the workers' modules; None if none do.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class DiscoveryLoop:
         self._preparer = preparer
 
     async def run(self, job: JobAddress) -> None:
-        """Asks, until it is cancelled.
+        """Ask until it is cancelled.
 
         Args:
-            job: where the driver is, for hosts that are prepared.
+            job: where the driver is, for hosts that prepare.
         """
         last: tuple[tuple[Host, ...], frozenset[str], frozenset[str]] | None = None
-        fails = False  # as the core has it
-        known: dict[str, float] = {}  # hosts that are about to go, and when, as the core has heard it
+        fails = False  # as the core knows it
+        known: dict[str, float] = {}  # hosts that are about to go away, and when, as the core knows it
         while True:
             try:
                 hosts = await self._discovery.find_hosts()
@@ -96,7 +96,7 @@ class DiscoveryLoop:
                 going = {
                     each.hostname: now + (math.inf if each.within_s is None else each.within_s) for each in departures
                 }
-                # As the core has it: a countdown that is told again is no news.
+                # Compared with what the core knows: a repeated countdown is no news.
                 sooner = any(by < known.get(name, math.inf) - LAST_MOMENT_S for name, by in going.items())
                 is_back = fails and answered
                 if last is None or hosts != last[0] or is_back:
@@ -109,7 +109,7 @@ class DiscoveryLoop:
             await self._discovery.wait_change(self._interval_s)
 
     def _preparing(self, hosts: Sequence[Host], job: JobAddress) -> frozenset[str]:
-        """Of these, those where nobody has run yet, and which import now what restarted workers import."""
+        """Return the hosts without any worker so far that are importing the modules of restarted workers."""
         preparer, state = self._preparer, self._stepper.state
         if preparer is None or not state.policy.on_change.restarts or not state.round_id:
             return frozenset()

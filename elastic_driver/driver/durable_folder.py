@@ -1,4 +1,4 @@
-"""The driver's side of durable commits: the folder belongs to one job, and its workers are told of it."""
+"""The driver's side of durable commits: the folder belongs to one job, and its workers get its path."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.commit_file import is_complete, is_whole
 from elastic_driver.system.safe_files import open_inside
 
-_LOCK_NAME = "job.lock"  # workers look into it before they write
-_COMMIT = re.compile(r"commit-(\d{12})(-\d+)?\.state")  # as they name them
+_LOCK_NAME = "job.lock"  # workers check it before they write
+_COMMIT = re.compile(r"commit-(\d{12})(-\d+)?\.state")  # names chosen by the workers
 _LOOK_S = 2.0
 _AGAIN_S = 1.0
 _MOST_ID = 256
 
 
 class FolderLock:
-    """Held for as long as the job runs; the kernel lets go of it when the driver dies, however it does.
+    """A lock held for as long as the job runs; the kernel releases it when the driver dies, however it does.
 
     Args:
-        descriptor: of the file; None without a folder.
-        job_id: stands there.
-        waits: whether another driver of this job holds it yet: then this one does as soon as that does not.
+        descriptor: the file's; None without a folder.
+        job_id: the content of the file.
+        waits: whether another driver of this job still holds it: then this one takes it as soon as it is released.
     """
 
     def __init__(self, descriptor: int | None, job_id: str = "", *, waits: bool = False) -> None:
         self._descriptor = descriptor
         self._is_released = threading.Event()
-        # Ended when it has the lock, or by the release. A daemon, with a descriptor of its own: a server that holds the
+        # Ends when it has the lock, or at the release. A daemon, with its own descriptor: a server that hosts the
         # folder may hang.
         self._thread: threading.Thread | None = None
         if waits and descriptor is not None:
@@ -44,13 +44,13 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path | None, job_id: str, *, shares: bool = False) -> FolderLock:
-        """Locks the folder, which preflight() has made; does nothing without one.
+        """Lock the folder, which preflight() has created; does nothing without one.
 
         Args:
-            folder: of the commits.
-            job_id: is written there.
-            shares: whether another driver of this job may hold it yet: one that has lost the job, and cannot write. It
-                is locked as soon as that one lets go of it.
+            folder: the folder of the commits.
+            job_id: written to the lock file.
+            shares: whether another driver of this job may still hold it: one that has lost the job, and cannot write.
+                Then the lock is taken as soon as that one releases it.
 
         Raises:
             SettingsError: it cannot be written to, or another job has it.
@@ -84,7 +84,7 @@ class FolderLock:
         self.release()
 
     def release(self) -> None:
-        """Lets other jobs have the folder."""
+        """Release the folder for other jobs."""
         self._is_released.set()
         if self._thread is not None:
             self._thread.join(_LOOK_S)
@@ -94,7 +94,7 @@ class FolderLock:
             self._descriptor = None
 
     def _wait(self, descriptor: int, job_id: str) -> None:
-        """Blocks until this process has the lock."""
+        """Block until this process has the lock."""
         try:
             while not self._is_released.wait(_AGAIN_S):
                 with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ class FolderLock:
                     _sign(descriptor, job_id)  # another job may have had it for a moment
                     break
         finally:
-            os.close(descriptor)  # the lock is the other one's, too, for as long as that is open
+            os.close(descriptor)  # while it is open, it shares the lock with the other one
 
 
 def _sign(descriptor: int, job_id: str) -> None:
@@ -113,11 +113,11 @@ def _sign(descriptor: int, job_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FoundCommits:
-    """What is in a folder.
+    """The contents of a folder.
 
     Attributes:
-        newest: the newest commit that can be gone on from; -1 for none.
-        damaged: newer ones that cannot.
+        newest: the newest commit from which a job can resume; -1 for none.
+        damaged: newer ones that are unusable.
     """
 
     newest: int
@@ -125,9 +125,9 @@ class FoundCommits:
 
 
 def newest_commit(folder: Path | None) -> FoundCommits | None:
-    """The newest commit in a folder; None when there is none, or no answer within seconds.
+    """Return the newest commit in a folder; None if there is none, or the disk does not respond within seconds.
 
-    A file of the wrong length counts as damaged, and so does one with another digest, if that can be read in the time.
+    A file of the wrong length counts as damaged, and so does one with a wrong digest, if it can be read in time.
     """
     torn: list[int] = []
     fitting: list[int] = []  # the newest of the right length, of those not known to be changed
@@ -148,9 +148,9 @@ def newest_commit(folder: Path | None) -> FoundCommits | None:
         done.set()
 
     if folder is not None:
-        # A daemon, left alone when the disc hangs: the job has ended.
+        # A daemon, abandoned if the disk hangs: the job has ended.
         thread = threading.Thread(target=look, name="elasticrun-commits", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread can be started: the end is told without it
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the end is reported without it
             thread.start()
             thread.join(_LOOK_S)
     newest, damaged = max(fitting, default=-1), tuple(torn)
@@ -160,13 +160,13 @@ def newest_commit(folder: Path | None) -> FoundCommits | None:
 
 
 def _order(name: str) -> tuple[int, int]:
-    """Its commits and its round, by which a file is newer than others."""
+    """Return the key by which a file is newer than others: its commits and its round."""
     match = _COMMIT.fullmatch(name)
     return (int(match[1]), int((match[2] or "-0")[1:])) if match is not None else (-1, 0)
 
 
 def durable_env(settings: Settings) -> dict[str, str]:
-    """The variables that tell workers where commits go, and how often."""
+    """Return the variables that tell workers where to write commits, and how often."""
     if settings.durable_dir is None:
         return {}
     env = {"ELASTIC_DRIVER_DURABLE_DIR": str(settings.durable_dir)}

@@ -1,10 +1,10 @@
-"""The end of the job: whether it is known, and what it is; and the net for errors that nobody expected.
+"""The end of the job: whether it is known, and what it is; and the handler of unexpected errors.
 
-Owns the first end that the core decides, or that an error of the driver's own makes. Knows nothing of how what runs is
-ended (:mod:`elastic_driver.driver.loop`).
+Owns the first end, which the core decides or an error of the driver causes. :mod:`elastic_driver.driver.loop` stops the
+running parts.
 
-An error that nobody expected ends the job, wherever on the loop it comes up: in a task, a timer, a callback. Then
-nothing is decided any more.
+An unexpected error ends the job, wherever on the loop it occurs: in a task, a timer, a callback. After it nothing is
+decided any more.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from elastic_driver.words import ExitCode
 
 
 class JobEnd:
-    """See above. Used on the event loop only.
+    """The end of one job. Used on the event loop only.
 
     Args:
         stepper: decides nothing any more after an error.
-        chronicle: is told of errors.
-        workers: start nobody any more once the end is known.
-        leave: called after an error of ours; returns whether another driver is started, and the job is left to it.
+        chronicle: reports errors.
+        workers: start no worker any more once the end is known.
+        leave: called after an internal error; returns whether another driver is started and takes over the job.
 
     Attributes:
-        is_abandoned: whether the job goes on without this driver, and what runs is to be left alone.
+        is_abandoned: whether the job continues without this driver, and its processes are to be left alone.
     """
 
     def __init__(
@@ -57,28 +57,28 @@ class JobEnd:
         return self._end is not None
 
     async def wait(self) -> EndJob:
-        """Blocks until the end is known."""
+        """Block until the end is known."""
         await self._known.wait()
         assert self._end is not None
         return self._end
 
     def decided(self, end: EndJob) -> None:
-        """The job ends like this. To be called once, and not after :meth:`crash`."""
+        """Record the end of the job. To be called once, and not after :meth:`crash`."""
         assert self._end is None
         self._stop()
         self._end = end
         self._known.set()
 
     def crash(self, error: BaseException) -> None:
-        """An error of ours: the events that led to it are the bug report, and the job ends or is left to another.
+        """Handle an internal error: report the events that led to it, and end the job or leave it to another driver.
 
-        For the core it is over at once: of what comes from now on nothing follows. One that comes up while the job ends
-        anyhow is told, and changes nothing.
+        For the core the job is over at once: no later event has any effect. An error during the end of the job is only
+        reported.
         """
         end = self._stepper.fail(error)
         is_first = not self.is_known
         if is_first:
-            # The core may have ended the job in the step that failed: that end is not the one.
+            # The core may have ended the job in the step that failed: that end does not count.
             self.decided(end or EndJob(ExitCode.INTERNAL_ERROR, DriverFailed(repr(error)).message))
         try:
             if is_first:
@@ -90,12 +90,12 @@ class JobEnd:
             traceback.print_exception(error, file=sys.stderr)
 
     def abandon(self, why: str, *, is_sure: bool = True) -> None:
-        """Another driver has the job, also if it ends already, or may have: this one decides nothing more."""
+        """Decide nothing more: another driver has the job, or may have it, even if it is ending already."""
         has = "has" if is_sure else "may have"
         self._leave_to_another(f"another driver {has} this job: {why}")
 
     def hand_over(self, why: str) -> None:
-        """Another driver is to take the job over: this one decides nothing more."""
+        """Decide nothing more: another driver is to take over the job."""
         self._leave_to_another(f"this driver ends, and leaves the job to another: {why}")
 
     def _leave_to_another(self, message: str) -> None:
@@ -108,7 +108,7 @@ class JobEnd:
         self._known.set()
 
     def failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The loop's exception handler: the last net, for what timers, callbacks and tasks have raised."""
+        """Handle errors of timers, callbacks and tasks that nothing else has caught: the loop's exception handler."""
         error = context.get("exception")
         if error is None or "transport" in context or "protocol" in context or "socket" in context:
             # Of one connection or pipe, which the loop closes: a peer must not be able to end the job.

@@ -1,7 +1,7 @@
-"""The endpoint: the one address that all nodes of a job are given, and which of them is the driver.
+"""The endpoint: the one address that all nodes of a job are given, and the choice of the driver's node.
 
-Owns whose address it is, and the port there: of several nodes on one machine the driver is the one that has it. Says
-nothing, and waits for nobody.
+Owns the test whose address it is, and the port there: of several nodes on one machine the one that gets the port is the
+driver. Reports nothing, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_driver.errors import SettingsError, in_words
 from elastic_driver.hosts import with_number
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 
-# Of torchrun's rendezvous (c10d), for an endpoint that names no port.
+# The default of torchrun's rendezvous (c10d), for an endpoint without a port.
 DEFAULT_PORT = 29400
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
@@ -24,11 +24,11 @@ _BACKLOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the nodes meet.
+    """The address where the nodes meet.
 
     Attributes:
         host: a name or an address, without brackets.
-        port: the driver's.
+        port: the driver's port.
     """
 
     host: str
@@ -36,7 +36,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``.
+        """Parse ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``.
 
         Raises:
             SettingsError: it is none of these.
@@ -65,23 +65,23 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Of the driver there."""
+        """The URL of the driver there."""
         return f"https://{self}"
 
     @property
     def only_here(self) -> bool:
-        """Whether no other machine can reach it: it is loopback, and not a name that may mean that here only."""
+        """Whether no other machine can reach it: it is loopback, and not just a name that may resolve to it here."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host.lower() == "localhost"
 
     def is_ours(self) -> bool | None:
-        """Whether it is an address of this machine, or resolves to nothing else; None while it does not resolve.
+        """Return whether it is an address of this machine, or resolves only to such; None while it does not resolve.
 
-        A name is never looked up backwards. One that does not resolve yet is this machine's where it begins with the
-        machine's own: a pod's name in its headless service may resolve only when the pod is ready. Blocks for up to
-        6 s.
+        There are no reverse lookups. A name that does not resolve yet is this machine's if it begins with the machine's
+        own
+        name: a pod's name in its headless service may resolve only when the pod is ready. Blocks for up to 6 s.
         """
         if is_local_host(self.host):
             return True
@@ -95,21 +95,21 @@ class Endpoint:
 
     @property
     def own_address(self) -> str:
-        """By which other machines reach it, where it is this machine's; "" for none. Blocks for up to 3 s."""
+        """The address at which other machines reach it, if it is this machine's; "" for none. Blocks for up to 3 s."""
         found = (address for address in addresses_of(self.host) if not ipaddress.ip_address(_bare(address)).is_loopback)
         return next((address for address in found if is_local_host(address)), "")
 
     def claim(self) -> socket.socket | None:
-        """Takes the port on this machine. Returns a socket that listens on loopback; None where somebody has it.
+        """Take the port on this machine. Return a socket that listens on loopback; None if the port is in use.
 
         Raises:
-            SettingsError: the system does not let this user have the port, or another program has it on the endpoint's
-                own address.
+            SettingsError: the system denies this user the port, or another program has it on the endpoint's own
+                address.
         """
         listener = self._listen(LOOPBACK)
         if listener is None:
             return None
-        # Whoever has loopback is the driver. It must be able to have the port where the others look for it, too.
+        # The process that has loopback is the driver. It must also get the port where the others look for it.
         for address in () if self.only_here else addresses_of(self.host):
             if is_local_host(address) and address != LOOPBACK:  # a machine's name may resolve to that
                 probe = self._listen(address)
@@ -122,7 +122,7 @@ class Endpoint:
     def _listen(self, address: str) -> socket.socket | None:
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # What an earlier job has left in TIME_WAIT is in nobody's way.
+            # Connections that an earlier job left in TIME_WAIT do not prevent this.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(socket.getaddrinfo(address, self.port, type=socket.SOCK_STREAM)[0][4])
             sock.listen(_BACKLOG)
@@ -138,7 +138,7 @@ class Endpoint:
 
 
 def _bare(address: str) -> str:
-    """Without its zone."""
+    """Return an address without its zone."""
     return address.partition("%")[0]
 
 

@@ -1,7 +1,7 @@
-"""How the workers are: feeds the watch over their health, and does what it finds.
+"""Monitoring of the workers: feeds the health core, and acts on its findings.
 
-Owns the questions for stacks, and the wording of the status. Decides nothing: who hangs, who is slow and who is drained
-is decided in :mod:`elastic_driver.health`; what comes of it, in the core.
+Owns the requests for stacks, and the wording of the status. Decides nothing: :mod:`elastic_driver.health` decides which
+workers hang, are slow or are drained; the core decides the consequences.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import Vitals
 
-# A link's answer may take a while; then a suspicion is told without.
+# An agent's answer may take a while; after this a suspicion is reported without it.
 _STACK_S = 6.0
-# A little later than due: clocks are not compared for equality.
+# Fire a little later than due: clocks are not compared for equality.
 _LATE_S = 0.005
 _NAMED = 2
 
@@ -41,7 +41,7 @@ Stacks = Callable[[WorkerId], Awaitable[str | None]]
 
 
 async def no_stacks(worker: WorkerId) -> str | None:
-    """Where stacks cannot be had."""
+    """Return no stack, for a driver that cannot take any."""
     return None
 
 
@@ -49,20 +49,20 @@ class Health:
     """Watches the workers of one job. Used on the event loop only.
 
     Args:
-        stepper: has the state, and takes who hangs and who is drained.
-        rules: what the user has asked for.
-        chronicle: is told.
+        stepper: has the state, and takes hung workers and drains.
+        rules: the user's settings.
+        chronicle: reports findings.
         clock: the job's time, seconds.
-        tasks: runs the questions for stacks.
-        stacks: takes a worker's Python stacks; None where they cannot be had.
+        tasks: runs the requests for stacks.
+        stacks: takes a worker's Python stacks; None if they cannot be taken.
         is_of_the_job: whether an address is one of the job's hosts.
-        unheard: for how long nothing was heard of hosts whose machines answer, by name, where that is at least so long.
-        works_for_s: for how long a host has been heard without a gap; for ever where nobody can tell.
+        unheard: returns, by name, how long hosts have been silent whose machines respond, if at least this long.
+        works_for_s: how long a host has been heard without a gap; infinite if unknown.
         lost_s: for how long the clock has stood still so far.
 
     Attributes:
-        table: the last looks at the workers.
-        watch: what is known of their health.
+        table: the last observations of the workers.
+        watch: the health core's state.
     """
 
     def __init__(
@@ -94,31 +94,31 @@ class Health:
     # --- events in -------------------------------------------------------------------------------------------------
 
     def note_step(self, now: float) -> None:
-        """The core has made a step, whose commands are not told of yet."""
+        """Feed a step of the core, before its commands are reported."""
         self._step(JobChanged(self._stepper.state), now)
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
-        """An agent has looked at a worker."""
+        """Feed an agent's observation of a worker."""
         now = self._clock()
         if self.table.take(worker, vitals, now, lost_s=self._lost_s()):
             peer_is_ours = bool(vitals.peer) and self._is_of_the_job(vitals.peer)
             self._step(VitalsSeen(worker, vitals, peer_is_ours), now)
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
-        """A worker lives; see WorkerHeard."""
+        """Feed a sign of life of a worker, a WorkerHeard."""
         self._step(WorkerHeard(worker, progress, waiting, leaving), self._clock())
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker's process has ended."""
+        """Feed the end of a worker's process."""
         self.table.forget(worker)
         self._step(WorkerGone(worker), self._clock())
 
     def commit_found(self) -> None:
-        """There is a commit on disc that the job can go on from."""
+        """Feed that there is a commit on disk from which the job can resume."""
         self._step(CommitFound(), self._clock())
 
     async def watch_over(self) -> None:
-        """Looks at the workers whenever that is due. Runs until the job is over, or it is cancelled."""
+        """Check the workers whenever that is due. Runs until the job is over, or it is cancelled."""
         while True:
             await asyncio.sleep(max(0.0, self.watch.next_deadline - self._clock()) + _LATE_S)
             if self._stepper.is_over:
@@ -126,7 +126,7 @@ class Health:
             self.look()
 
     def look(self) -> None:
-        """Looks at the workers now."""
+        """Check the workers now."""
         now = self._clock()
         audible_s = {hostname: self._works_for_s(hostname) for hostname in self.watch.overdue_hosts(now)}
         self._step(TimePassed(self._unheard(UNHEARD_S), audible_s), now)
@@ -167,10 +167,10 @@ class Health:
     def _take_stack(self, wanted: StackWanted, text: str | None) -> None:
         self._step(StackTaken(wanted.worker, wanted.number, text), self._clock())
 
-    # --- what is asked of it ---------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        """Of ``GET /v1/status``: who is suspected, the present limits, and whether the round goes on at all."""
+        """Return the part of ``GET /v1/status`` on suspects, current limits, and stalls of the round."""
         watch, now = self.watch, self._clock()
         limit, proof, stall = watch.limit, watch.proof, watch.stall
         return {
@@ -197,17 +197,17 @@ class Health:
 
     @property
     def stall(self) -> str:
-        """For how long no worker has stepped, and whom they wait for, in words; "" while they step."""
+        """How long no worker has made progress, and which workers the others wait for, in words; "" without a stall."""
         stall = self.watch.stall
         return "" if stall is None else wording.of_stall(self._clock() - stall.since, stall.waits_for)
 
     @property
     def suspected(self) -> int:
-        """How many workers are suspected."""
+        """The number of suspected workers."""
         return len(self.watch.suspects(self._clock()))
 
     def remark(self) -> str:
-        """Who may hang, in words; "" for nobody."""
+        """Describe which workers may hang; "" for none."""
         suspects = self.watch.suspects(self._clock())
         texts = [
             f"worker {worker}{'' if rank is None else f' (rank {rank})'} may hang: {why}"

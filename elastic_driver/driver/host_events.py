@@ -1,7 +1,7 @@
-"""What becomes of hosts and their agents, as events of the core, and as the user is told of it.
+"""Events of hosts and their agents, for the core and for the user.
 
-Owns nothing but whether the end of the driver's own machine was told. Which hosts have an agent is the fleet's
-(:mod:`elastic_driver.launch.fleet.fleet`); what a silent host means is the core's.
+Owns nothing but whether the end of the driver's own machine was reported. The fleet
+(:mod:`elastic_driver.launch.fleet.fleet`) decides which hosts have an agent; the core, what a silent host means.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from elastic_driver.words import in_seconds
 
 
 class HostEvents:
-    """Listens to the fleet; see FleetListener. Used on the event loop only.
+    """Receives the fleet's calls, as its FleetListener. Used on the event loop only.
 
     Args:
-        settings: what the user asked for.
+        settings: the user's settings.
         stepper: takes the events, and has the state.
-        chronicle: is told.
-        on_error: takes an error of our own, which ends the job.
+        chronicle: reports to the user.
+        on_error: takes an internal error, which ends the job.
         on_lost: called when another driver has the job, with what is known of that.
     """
 
@@ -47,7 +47,7 @@ class HostEvents:
         self._told_own_end = False
 
     def agent_came(self, facts: AgentFacts) -> None:
-        """A host has an agent."""
+        """Report that a host has an agent."""
         slots, nodes = facts.hello.slots, self._settings.nodes
         self._chronicle.host_ready(facts.host, facts.peer, slots if facts.joined else 0)
         if facts.joined and facts.hello.alike and nodes is not None and slots != nodes.nproc_per_node:
@@ -58,47 +58,47 @@ class HostEvents:
             )
 
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
-        """A host's agent is lost, and its workers with it."""
+        """Report that a host's agent is lost, and its workers with it."""
         if not self._stepper.is_over:
             self._chronicle.host_lost(facts.host, why)
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
-        """A host that is wanted has no agent yet."""
+        """Report that a wanted host has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
 
     def warn(self, text: str) -> None:
-        """Something that the user has to know of a host."""
+        """Warn the user of something about a host."""
         self._chronicle.warning(text)
 
     def node_refused(self, why: str) -> None:
-        """A node has come that cannot be one of the job's."""
+        """Report that a node was rejected, as it cannot be one of the job's."""
         self._chronicle.warning(f"a node is refused: {why}")
 
     def network_checked(self, report: Checked) -> None:
-        """The network between hosts was checked."""
+        """Report the result of a check of the network between hosts."""
         links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
         self._chronicle.network_checked(
             NetworkChecked(report.admitted, report.barred, report.unheard, links, report.slow, report.took_s)
         )
 
     def is_left_out(self, host: str) -> bool:
-        """Whether a host gets no workers for a while."""
+        """Return whether a host gets no workers for a while."""
         return host in self._stepper.state.cuts.out
 
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
-        """Nothing is heard of a host."""
+        """Post that nothing is heard of a host."""
         self._stepper.report_host(HostSilent(host, silent_s, sure))
 
     def host_heard(self, host: str) -> None:
-        """A host is heard again."""
+        """Post that a host is heard again."""
         self._stepper.report_host(HostHeard(host))
 
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
-        """A host is to be drained: its agent says so."""
+        """Drain a host, as its agent requests."""
         self._stepper.post(DrainRequested(host, None, why, within_s=within_s))
 
     def own_machine_leaves(self, why: str, within_s: float) -> None:
-        """The machine that this process runs on goes away."""
+        """Warn once that the machine of this process goes away."""
         if not self._told_own_end:
             self._told_own_end = True
             folder = self._settings.durable_dir
@@ -112,14 +112,14 @@ class HostEvents:
             self._chronicle.warning(f"{text}; {after}")
 
     def no_host_can_be_used(self, reasons: str) -> None:
-        """Nobody need wait for hosts that come up by themselves."""
+        """Post that no host can be used, unless hosts may join by themselves."""
         if not self._settings.accept_agents:
             self._stepper.post(HostsUnusable(reasons))
 
     def superseded(self, epoch: int) -> None:
-        """An agent obeys another driver."""
+        """Give up the job: an agent obeys another driver."""
         self._on_lost(f"an agent of it obeys a driver that came after this one (number {epoch})")
 
     def failed(self, error: BaseException) -> None:
-        """An error of our own, while an agent was listened to."""
+        """End the job after an internal error while handling an agent."""
         self._on_error(error)

@@ -1,6 +1,6 @@
-"""Who ends the job from outside: signals to the driver, and operators; and signals that are for the workers.
+"""Signals and operators that end the job from outside; and signals that are passed on to the workers.
 
-Owns the handlers of signals for as long as the job runs. Decides nothing: what a request to end means is the core's.
+Owns the signal handlers for as long as the job runs. Decides nothing: the core decides what a request to end means.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """See above. Used on the event loop only.
+    """Handles signals and requests to end for one job. Used on the event loop only.
 
     Args:
-        settings: what the user asked for.
+        settings: the user's settings.
         stepper: takes the events, and has the state.
-        chronicle: is told.
-        workers: those that are ended, or that signals are passed on to.
-        chief: ends with them; None where there is none.
+        chronicle: reports them.
+        workers: the workers to end, or to pass signals on to.
+        chief: ends with them; None if there is none.
         hand_over: leaves the job to another driver.
 
     Attributes:
-        preempted: whether it was SIGTERM that ended the job, and nobody's order.
+        preempted: whether SIGTERM ended the job, and not an operator.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Interrupts:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handles signals for as long as this context lasts.
+        """Handle signals for as long as this context lasts.
 
-        What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
+        Signals that were ignored at the start stay ignored, for the workers too: nohup, and a shell's background jobs.
         """
         loop = asyncio.get_running_loop()
         ending = dict.fromkeys((*_ENDING, *(signal.Signals[name] for name in self._settings.more_signals)))
@@ -83,15 +83,15 @@ class Interrupts:
             handlers[meant](meant)
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Workers are sent this signal."""
+        """Pass a signal on to the workers."""
         which = "" if number == signal.SIGQUIT else " that handle it"
         self._chronicle.remark(f"{number.name}: passed on to the workers{which}")
         self._workers.pass_on(number)
 
     def interrupt(self, number: signal.Signals) -> None:
-        """The job ends; the second time its workers are killed at once. Or this driver leaves it to another."""
+        """End the job; at the second signal kill its workers at once. Or leave it to another driver."""
         name = number.name
-        if self._settings.hands_over and number == signal.SIGTERM and not parent.is_last():  # that one is to end it
+        if self._settings.hands_over and number == signal.SIGTERM and not parent.is_last():  # the last one ends it
             if not self._stepper.is_over:
                 limit = in_seconds(self._settings.driver_timeout_s)
                 self._hand_over(
@@ -99,7 +99,7 @@ class Interrupts:
                 )
             return
         if self._stepper.is_over:
-            if self._workers.living or self._chief is not None:  # else the job's end is told already
+            if self._workers.living or self._chief is not None:  # otherwise the job's end is reported already
                 self._chronicle.warning(f"{name} again: killing all workers now")
             self._workers.kill_all()
             if self._chief is not None:
@@ -112,10 +112,10 @@ class Interrupts:
         self._stepper.post(StopRequested(number, name))
 
     def end(self) -> str:
-        """An operator ends the job. As SIGTERM does, but that a second one changes nothing.
+        """End the job for an operator, as SIGTERM does, except that a second request has no effect.
 
         Returns:
-            What is being done, in words.
+            The action taken, in words.
         """
         if self._stepper.is_over:
             return "it is ending already"

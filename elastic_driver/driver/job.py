@@ -1,4 +1,4 @@
-"""One job from its settings to its end: what a driver is made of, put together on this process's own event loop."""
+"""One job from its settings to its end: creates the driver's parts, and runs them on this process's own event loop."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.threads import started_pool
 from elastic_driver.words import NO_BARS, ExitCode, OnChange, may_be_shown
 
-# A file's name has 255 bytes in most file systems.
+# File names are limited to 255 bytes in most file systems.
 _MOST_NAME = 200
-# For what blocks: looking names up, which may hang for seconds.
+# Threads for blocking calls: name lookups, which may hang for seconds.
 _THREADS = 8
 
 
@@ -87,28 +87,28 @@ def run_job(
     gathering: Gathering | None = None,
     resumed: Resumed | None = None,
 ) -> int:
-    """Runs a job on this process's own event loop, talking to its terminal. Blocks until the job has ended.
+    """Run a job on this process's own event loop, using its terminal. Blocks until the job has ended.
 
     Args:
-        settings: what the user asked for.
-        routes: what workers may ask beside what all workers may.
-        early: a process that may become this machine's agent; it is ended where it is not needed.
-        gathering: of a job of nodes; None for all others.
-        resumed: the job that is gone on with; None where one may be begun as well.
+        settings: the user's settings.
+        routes: routes for workers in addition to the standard ones.
+        early: a process that may become this machine's agent; it is ended if it is not needed.
+        gathering: for a job of nodes; None for all others.
+        resumed: the job to resume; None if a new one may be begun as well.
 
     Returns:
         The exit code of ``elasticrun``.
 
     Raises:
-        SettingsError: a program or a folder that the settings name cannot be used, the port or the event log cannot be
-            had, a fixed host is not this machine, or the machine lacks what a driver needs.
-        TakeoverError: for whatever reason a job that is there cannot be taken over.
+        SettingsError: a program or a folder that the settings name cannot be used, the port or the event log is not
+            available, a fixed host is not this machine, or the machine lacks what a driver needs.
+        TakeoverError: an existing job cannot be taken over, for whatever reason.
     """
     try:
         local = LocalDialler(
             early=early,
             outlives=settings.has_journal,
-            # To such a job this machine is one like all others, and workers inherit what they would there.
+            # In such a job this machine is like all others, and workers inherit the same variables as there.
             environ=inheritable(os.environ) if settings.has_etcd else None,
         )
         done = _run_job(settings, routes, local, gathering, resumed)
@@ -135,10 +135,10 @@ def _run_job(
     resumed: Resumed | None,
     held: HeldJournal | None = None,
 ) -> int | HeldJournal:
-    """Runs it; its journal where nothing was left of a job that was taken over, and another is to be begun there."""
+    """Run the job. Return its journal if nothing was left of a job to take over, and another is to be begun there."""
     if given.num_parameter_servers and routes:
         raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
-    # What is asked for now does not count for a job that is taken over.
+    # The settings given now do not count for a job that is taken over.
     suspicions = None if has_journal(given) else _checked(given, routes)
     with (
         Console(
@@ -234,7 +234,7 @@ def _run_recorded(
             source,
             agents.fleet,
             on_settled=local.settled,
-            # Where nobody lists any, all are used that join.
+            # If no hosts are listed, all that join are used.
             only_listed=settings.launcher == NO_LAUNCHER and settings.hosts != (),
             keeper=journal or NOTHING,
             machines=() if before is None else before.facts.machines.values(),
@@ -292,7 +292,7 @@ def _run_recorded(
         if journal is not None and not driver.end.is_abandoned:
             is_closed = close(journal, code, console, is_in_vain=driver.is_in_vain)
         if begins and not is_closed:
-            # What is there would be taken over in vain again and again.
+            # The existing job would be taken over in vain again and again.
             console.error(f"nothing is left of job {job_id}, and no other is begun without a journal")
         elif begins:
             console.line(f"nothing is left of job {job_id}: this is a new job")
@@ -311,7 +311,7 @@ def _run_recorded(
 
 
 def _history_of(job: JobFacts, console: Console, instant: Instant) -> contextlib.AbstractContextManager[History | None]:
-    """What keeps the job for later."""
+    """Return the history that records the job, if it is wanted."""
     settings = job.settings
     if not settings.history:
         return contextlib.nullcontext()
@@ -326,7 +326,7 @@ def _history_of(job: JobFacts, console: Console, instant: Instant) -> contextlib
 
 
 def _keep(history: History, driver: ElasticDriver, chronicle: Chronicle) -> None:
-    """Has the job kept from now on. The history hears of everything last: the page has heard of it by then."""
+    """Record the job from now on. The history is the last listener, after the page."""
     if driver.page is not None:
         history.page = driver.page.recorded
         driver.page.is_kept = lambda: history.is_kept
@@ -334,11 +334,11 @@ def _keep(history: History, driver: ElasticDriver, chronicle: Chronicle) -> None
 
 
 async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None) -> int:
-    """Runs it to its end, and has Kubeflow Trainer told how far it is, where that wants to know."""
+    """Run the job to its end, and report its progress to Kubeflow Trainer, if that wants it."""
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
-        if not driver.stepper.is_over:  # else it ends the job, which is a matter of a moment
+        if not driver.stepper.is_over:  # otherwise it is ending the job, which takes a moment
             driver.hand_over("its node leaves")
 
     def let_go() -> None:
@@ -362,13 +362,13 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle, leash: Leash | None)
 
 
 def _check_is_no_nodes(job: JobFacts) -> None:
-    """Raises SettingsError where one of the nodes has to drive: they would take no other driver for theirs."""
+    """Raise SettingsError if the job has nodes, which would accept no driver but one of them."""
     if job.settings.nodes_at_endpoint is not None:
         raise SettingsError("it is one of nodes with one endpoint: start one of them, by its own command")
 
 
 def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) -> Sequence[str]:
-    """Looks whether there can be such a job on this machine. See preflight."""
+    """Check whether this machine can run such a job, as preflight does. Return warnings."""
     suspicions = preflight(settings, runs_already=runs_already)
     check_recorded(settings, routes)
     if runs_already or routes:
@@ -377,7 +377,7 @@ def _checked(settings: Settings, routes: Routes, *, runs_already: bool = False) 
 
 
 def _of_lonely_workers(settings: Settings) -> Sequence[str]:
-    """That several workers run a script that is for one, for whoever has forgotten what makes it one for several."""
+    """Warn if several workers run a script written for one, in case its distributed setup was forgotten."""
     number = settings.num_proc
     if number == 1 or settings.num_parameter_servers or settings.mpi is not None:
         return ()
@@ -392,7 +392,7 @@ def _of_lonely_workers(settings: Settings) -> Sequence[str]:
 
 
 def check_recorded(settings: Settings, routes: Routes) -> None:
-    """Raises SettingsError where a job cannot have a journal."""
+    """Raise SettingsError if the job cannot have a journal."""
     if not settings.has_journal:
         return
     if routes:
@@ -400,7 +400,7 @@ def check_recorded(settings: Settings, routes: Routes) -> None:
 
 
 def first_kind(settings: Settings) -> OnChange:
-    """What the job's workers are at first. Those that may be either are restarted until one of them says otherwise."""
+    """Return the first kind of the job's workers. If it is open they are restarted until one of them shows its kind."""
     if settings.num_parameter_servers:
         return OnChange.NO_ROUNDS
     if settings.on_change != AUTO_ON_CHANGE:
@@ -417,10 +417,10 @@ def _chief_of(
     chronicle: Chronicle,
     bars: str,
 ) -> ChiefSide:
-    """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them.
+    """Return what the chief's start needs. Its processes belong to no agent: the driver marks them itself.
 
     Raises:
-        SettingsError: its script is not there.
+        SettingsError: its script does not exist.
     """
     script = missing_script(settings.command, Path.cwd())
     if script:
@@ -438,27 +438,27 @@ def _chief_of(
         ),
         servers.environment_of_chief,
         server_command(settings.command),
-        # What a server is called once it is called for good: other hosts may come that have to reach it.
+        # A server's address is fixed once it is known: other hosts that have to reach it may come later.
         lambda name: LOOPBACK if fixed_here else addresses.for_all(name),
         settings.port_range,
     )
 
 
 def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
-    """What divides the workers' output as torchrun's options have it; None where they say nothing of that.
+    """Return what splits the workers' output by torchrun's options; None if they do not concern output.
 
     Raises:
-        SettingsError: there can be no folder for it.
+        SettingsError: its folder cannot be created.
     """
     if settings.logs == Logs():
         return None
     nodes = settings.nodes or Nodes()
-    # The name becomes a folder's, whatever is in it.
+    # The name becomes a folder's, whatever it contains.
     name = re.sub(r"[^A-Za-z0-9._=@+-]", "_", nodes.run_id).lstrip(".")[:_MOST_NAME] or job_id
     folder = settings.logs.folder
     if settings.logs.keeps_files:
         if folder is None and settings.journal_folder is not None:
-            folder = settings.journal_folder / "logs"  # where a later driver goes on with them
+            folder = settings.journal_folder / "logs"  # where a later driver continues them
         try:
             if folder is None:
                 folder = Path(tempfile.mkdtemp(prefix="elasticrun_"))
@@ -492,9 +492,9 @@ def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) 
 
 
 def _discovery_of(settings: Settings, job_id: str, clock: JobClock) -> HostDiscovery:
-    """What tells the hosts: the script, the caller's object, the pods, or the list."""
+    """Return the source of hosts: the script, the caller's object, the pods, or the list."""
     if settings.discovery == KUBERNETES:
-        # Late: the client's package takes a while to load, and need not be there for other jobs.
+        # Imported late: the client's package takes a while to load, and other jobs may lack it.
         from elastic_driver.discovery.kubernetes.pods import Reading
         from elastic_driver.discovery.kubernetes.source import KubernetesDiscovery
 

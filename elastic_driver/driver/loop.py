@@ -1,10 +1,10 @@
 """ElasticDriver: the loop of one job, from its start to its end.
 
-Owns the order in which a job starts and ends, and hands the core's commands to those who carry them out. What happens
-becomes events of the core (:mod:`elastic_driver.driver.stepper`) elsewhere: what hosts do in
-:mod:`~elastic_driver.driver.host_events`, what processes do in :mod:`~elastic_driver.driver.worker_events`, what people
-do in :mod:`~elastic_driver.driver.interrupts`. Everything runs on one asyncio loop; nobody else touches the state, so
-there are no locks. It decides nothing.
+Owns the order in which a job starts and ends, and passes the core's commands to the parts that carry them out. What
+happens becomes events of the core (:mod:`elastic_driver.driver.stepper`) elsewhere: of hosts in
+:mod:`~elastic_driver.driver.host_events`, of processes in :mod:`~elastic_driver.driver.worker_events`, of people in
+:mod:`~elastic_driver.driver.interrupts`. Everything runs on one asyncio loop; nothing else touches the state, so there
+are no locks. It decides nothing.
 """
 
 from __future__ import annotations
@@ -73,48 +73,49 @@ from elastic_driver.system import parent
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ExitCode
 
-# Of a worker, at the driver: it speaks through its agent, and may be its host's only one.
+# Connections of one worker to the driver: its agent's, and it may be the only worker of its host.
 _CONNECTIONS_EACH = 1
-# What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
-# kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
+# How long the end of the workers may take beyond their grace period, and how long for the rest after that: a few
+# seconds for processes that the kernel holds, and for output. If it takes longer something is wrong here, and the guard
+# ends them.
 _END_S = 30.0
 _SOCKET = "driver.sock"
 
 
 @dataclass(kw_only=True, eq=False)
 class ElasticDriver:
-    """Runs one job to its end. Made whole by :func:`elastic_driver.driver.build.build`.
+    """Runs one job to its end. Constructed by :func:`elastic_driver.driver.build.build`.
 
     Attributes:
-        settings: what the user asked for.
+        settings: the user's settings.
         job: where the driver is; without a URL until its server listens.
         clock: the job's time.
-        chronicle: tells the user, and the event log, what happens.
+        chronicle: reports events to the user and the event log.
         stepper: has the state.
-        books: keep what is counted; None for a job without a journal.
-        end: of the job.
+        books: stores the counters; None for a job without a journal.
+        end: the end of the job.
         interrupts: end the job from outside.
         agents: start workers, and speak for them.
-        discovery: tells the hosts there are.
-        discovery_loop: has the core hear of them.
-        workers: their processes.
-        warming: has their hosts import what they import.
-        worker_events: what becomes of them.
-        standings: keep accounts of who runs.
-        chief: the script, where it is the chief of servers; None where it is the workers'.
-        servers: that it follows; None where there is no chief.
-        server: of agents, operators and pages.
-        rounds: answer what workers, and those who drain them, ask.
-        status: of the job, for whoever asks.
-        requests: answer what workers ask through their agents.
-        page: for browsers; None for none.
-        health: finds who is silent, who hangs, and who is slow.
-        standstills: of this process.
-        status_line: says where the job stands.
-        samples: of how the job does.
-        takeover: of a job that another driver has had before; None for one that begins.
-        claim: of the job, for drivers of other machines; None where none of those can have it.
-        is_in_vain: whether nothing was left of that one.
+        discovery: finds the hosts.
+        discovery_loop: reports them to the core.
+        workers: the workers' processes.
+        warming: lets hosts import the workers' modules.
+        worker_events: reports what happens to the workers.
+        standings: account for the running workers.
+        chief: the script, if it is the chief of servers; None if it is the workers'.
+        servers: the list that the chief follows; None without a chief.
+        server: serves agents, operators and pages.
+        rounds: answers requests of workers, and of operators that drain them.
+        status: the status of the job.
+        requests: answers requests of workers that agents pass on.
+        page: serves browsers; None for none.
+        health: finds silent, hanging and slow workers.
+        standstills: those of this process.
+        status_line: describes the condition of the job.
+        samples: samples the condition of the job.
+        takeover: takes over a job from another driver; None for a new job.
+        claim: claims the job against drivers of other machines; None if none of them can take over.
+        is_in_vain: whether nothing was left of the job to take over.
     """
 
     settings: Settings
@@ -146,16 +147,16 @@ class ElasticDriver:
     takeover: Takeover | None
     claim: Claim | None
     is_in_vain: bool = field(default=False, init=False)
-    _told_of_flags: bool = field(default=False, init=False)  # those that do nothing for the workers that came
+    _told_of_flags: bool = field(default=False, init=False)  # of flags that have no effect on these workers
 
     async def run(self) -> int:
-        """Runs the job and ends everything it started. Blocks until then.
+        """Run the job and end everything that it started. Blocks until then.
 
         Returns:
             The exit code of ``elasticrun``.
 
         Raises:
-            SettingsError: the rendezvous port cannot be had, or too few files may be open.
+            SettingsError: the rendezvous port is not available, or too few files may be open.
         """
         asyncio.get_running_loop().set_exception_handler(self.end.failed_on_loop)
         try:
@@ -167,7 +168,7 @@ class ElasticDriver:
         return (await self.end.wait()).exit_code
 
     async def _run(self) -> None:
-        # One step of the way out that fails does not keep the others from being done.
+        # A failing step of the cleanup does not prevent the others.
         async with contextlib.AsyncExitStack() as way_out:
             try:
                 await self._run_until(way_out)
@@ -176,14 +177,14 @@ class ElasticDriver:
                     self.let_go()
                 raise
             except Exception as error:
-                # Before the way out, on which all is ended that is not left to another driver.
+                # Before the cleanup, which ends everything that is not left to another driver.
                 self.end.crash(error)
 
     async def _run_until(self, way_out: contextlib.AsyncExitStack) -> None:
-        """Until the end, but for what is done on the way out."""
+        """Run until the end, except for the cleanup."""
         tasks = self.agents.tasks
         way_out.enter_context(self.interrupts.handled())
-        # With a journal, it is there before anybody can come.
+        # With a journal, it exists before anything can connect.
         self.stepper.begin()
         await self.stepper.settled()
         if self.takeover is not None:
@@ -220,7 +221,7 @@ class ElasticDriver:
     # --- the start -------------------------------------------------------------------------------------------------
 
     async def _listen(self, socket: KeptSocket, way_out: contextlib.AsyncExitStack) -> None:
-        """Listens for processes of this machine, and for whoever else is known to come."""
+        """Listen for processes of this machine, and for all others that are expected."""
         settings, ways = self.settings, self.agents.ways
         files = (settings.output_filename is not None) + settings.logs.keeps_files
         self.server.guests.make_room(
@@ -240,7 +241,7 @@ class ElasticDriver:
             await self.page.listen(self.server.listeners, settings.page_address)
 
     async def _post(self, socket: Path, way_out: contextlib.AsyncExitStack) -> Posting | None:
-        """Says where the job is: to the user, and in the job's file."""
+        """Publish where the job is: to the user, and in the job's file."""
         job = self.job
         page = ""
         if self.page is not None and sys.stderr is not None and sys.stderr.isatty() and not self.settings.quiet:
@@ -255,10 +256,10 @@ class ElasticDriver:
         )
         if posting is not None:
             way_out.callback(self._take_down, posting)
-        # Whoever reads of it may ask for the job at once.
+        # A reader of this may connect to the job at once.
         self.chronicle.started(self.agents.ways.url, job.job_id, again=self.takeover is not None)
         if page:
-            # On a terminal only, and past the chronicle: no log is to have it.
+            # Only on a terminal, and bypassing the chronicle: it must not be logged.
             with contextlib.suppress(OSError):
                 os.write(sys.stderr.fileno(), f"elasticrun: page: {page}\n".encode())
         if self.settings.accept_agents:
@@ -266,12 +267,12 @@ class ElasticDriver:
         return posting
 
     def _take_down(self, posting: Posting) -> None:
-        """A job that goes on without this driver is still found, by its journal on this machine."""
+        """Remove the job's file, unless the job continues without this driver and is found there by its journal."""
         if not self.end.is_abandoned or self.settings.journal_folder is None:
             posting.remove()
 
     def _stay_found(self, socket: KeptSocket, posting: Posting | None) -> None:
-        """Somebody may have removed what this driver is found by."""
+        """Restore the socket and the job's file, which somebody may have removed."""
         self.agents.ways.moved(socket.path)
         self.job = replace(self.job, url=self.agents.ways.here)
         if posting is not None:
@@ -282,7 +283,7 @@ class ElasticDriver:
             self.chronicle.remark(self.agents.invitation)
             return
         file = self.settings.join_token_file
-        # Who has not been welcomed yet knows nothing of a journal, and would not wait for another driver.
+        # An agent that has not been welcomed yet does not know of a journal, and would not wait for another driver.
         patience = f" --agent-timeout {self.settings.driver_timeout_s:g}" if self.settings.has_journal else ""
         for url in self.agents.urls[:1]:
             command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}{patience}"
@@ -293,7 +294,7 @@ class ElasticDriver:
             self.chronicle.remark(f"hosts join with: {command}")
 
     def _go_on(self, takeover: Takeover) -> None:
-        """With a job that another driver has had before."""
+        """Continue a job that another driver had before."""
         self.standings.look(self.stepper.state)
         if self.stepper.state.round is not None and starts_again(self.settings):
             self.warming.warm_up()
@@ -302,24 +303,24 @@ class ElasticDriver:
             self._end_job(self.stepper.state.end)
 
     def end_in_vain(self, exit_code: int) -> None:
-        """Nothing is left of the job that there was: it is over, and whoever runs this driver may begin another."""
+        """End a job of which nothing is left; the caller of this driver may begin another."""
         self.is_in_vain = True
         end = EndJob(exit_code, "its driver had died, and none of its agents has come back")
         self.stepper.abandon(end)
         self._end_job(end)
 
     def abandon(self, why: str, *, is_sure: bool = True) -> None:
-        """Another driver has the job, or may have: this one ends at once, and leaves everything alone."""
+        """End at once, and leave everything alone: another driver has the job, or may have it."""
         self.end.abandon(why, is_sure=is_sure)
         self.let_go()
 
     def hand_over(self, why: str) -> None:
-        """Another driver is to take the job over: this one ends at once, and leaves everything alone."""
+        """End at once, and leave everything alone: another driver is to take over the job."""
         self.end.hand_over(why)
         self.let_go()
 
     def let_go(self) -> None:
-        """Of all agents and workers, which are for another driver: none of them is told anything."""
+        """Release all agents and workers for another driver, without notifying them."""
         self.agents.admission.abandon()
         self.agents.fleet.abandon()
         self.workers.abandon()
@@ -327,9 +328,9 @@ class ElasticDriver:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def carry_out(self, commands: Sequence[Command], now: float) -> None:
-        """Does what a step of the core says, and tells of what has become of the job."""
+        """Carry out the commands of a step, and report what has happened to the job."""
         self.health.note_step(now)
-        # What has happened is told before what comes of it.
+        # Report what has happened before its consequences.
         for command in commands:
             if isinstance(command, ReportDying | ReportExit):
                 self.worker_events.report(command)
@@ -373,7 +374,7 @@ class ElasticDriver:
             case ReportResumed():
                 self.chronicle.round_resumed(command)
             case ReportDying() | ReportExit():
-                pass  # see carry_out
+                pass  # reported in carry_out
             case Report():
                 self.chronicle.report(command)
             case EndJob():
@@ -389,9 +390,9 @@ class ElasticDriver:
             self.chronicle.first_failure(failure)
 
     def _publish(self, command: PublishRound) -> None:
-        """Fences the past, and has the members go on."""
+        """Fence off the past, and let the members continue."""
         self.worker_events.round_begins()
-        if command.backend is not None and not self._told_of_flags:  # None: nobody has called init() yet
+        if command.backend is not None and not self._told_of_flags:  # None: no worker has called init() yet
             self._told_of_flags = True
             self._warn_of_flags(command.backend)
         self.requests.begin_round(command.round_id)
@@ -407,7 +408,7 @@ class ElasticDriver:
             self.warming.warm_up()
 
     def _warn_of_flags(self, backend: Backend) -> None:
-        """Tells what was asked for that the workers know nothing of, as soon as it is known whose they are."""
+        """Warn of flags without effect on the workers, as soon as the workers' library is known."""
         if backend is not Backend.HOROVOD:
             if self.settings.of_horovod_alone:
                 flags = ", ".join(self.settings.of_horovod_alone)
@@ -420,7 +421,7 @@ class ElasticDriver:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     async def _finish(self, end: EndJob) -> None:
-        """Stops what is left, then closes the book. The workers' last words come before ours."""
+        """Stop what is left, then close the log. The workers' last output comes before the driver's."""
         limit_s = self.settings.grace_s + _END_S
         self.standstills.book(at_once=True)
         self.requests.notify(self.rounds.job_over(end.message))
@@ -451,7 +452,7 @@ class ElasticDriver:
         self.agents.admission.close()
 
     async def _close(self, closing: Awaitable[None], what: str) -> None:
-        """Waits for it, but not for ever."""
+        """Wait for a part to close, but not for ever."""
         try:
             async with asyncio.timeout(self.settings.grace_s + _END_S):
                 await closing

@@ -1,7 +1,7 @@
-"""A job that mpirun starts, ``elasticrun --mpi``: no driver. This process becomes mpirun.
+"""A job that mpirun starts, ``elasticrun --mpi``: without a driver. This process becomes mpirun.
 
-Owns what the ranks find in their environment. So output, exit code and signals are mpirun's own, and nobody stands
-between it and whoever has called.
+Owns the environment of the ranks. Since it becomes mpirun, output, exit code and signals are mpirun's own, with nothing
+between it and the caller.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from elastic_driver.settings.machines import remote_environment
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import Settings
 
-# Under a driver each worker is told its own.
+# With a driver each worker gets its own.
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
 def run_by_mpirun(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
-    """Becomes mpirun, which runs the job.
+    """Become mpirun, which runs the job.
 
     Raises:
-        SettingsError: there is no mpirun, it cannot do what is asked, or the command cannot be run.
+        SettingsError: there is no mpirun, it does not support a setting, or the command cannot be run.
     """
     for warning in (*preflight(settings), *check_python(settings), *settings.remarks):
         print(f"elasticrun: warning: {warning}", file=sys.stderr)
@@ -48,7 +48,7 @@ def run_by_mpirun(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
 
 
 def environment_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks find there."""
+    """Return the environment of the ranks."""
     env = {**inheritable(environ), **settings.worker_env, **settings.passed_env}
     python_path = with_shim(env.pop("PYTHONPATH", None), settings.horovod_shim)
     if python_path is not None:

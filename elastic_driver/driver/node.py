@@ -1,7 +1,7 @@
-"""One node of a job of nodes: what it is, and its part in the job as a host that joins.
+"""One node of a job of nodes: its identity, and its part in the job as a host that joins.
 
-Owns what follows from its command and its machine alone: its name and secret, what all nodes have to be told alike, the
-settings of a driver of such a job, and how the node's own end is told. Where the driver is, is its user's business.
+Owns what follows from its command and its machine alone: its name and secret, the options that must be the same on all
+nodes, the settings of a driver of such a job, and the report of the node's own end. Its users find the driver.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Bar
 
 LOOK_S = 0.2
-"""Between two looks for what no connection tells of: the port, a name, a token."""
+"""Seconds between two checks for what no connection reports: the port, a name, a token."""
 ENDING_S = 30.0
-"""How long the end of the job that was here before may take."""
+"""How long the end of the previous job here may take."""
 # How long a node looks for its driver, and how long the job may lack nodes; torchrun's default.
 _JOIN_TIMEOUT_S = 600.0
-# What is looked for again so soon is not worth a line before.
+# A reason to wait that passes this soon is not reported.
 _QUIET_S = 2.0
-# Of a command in words; behind that its digest tells the rest.
+# The part of a command that is shown; its digest stands for the rest.
 _SHOWN = 200
 
 
 @dataclass(slots=True)
 class Wait:
-    """Something that this node waits for, until some time; why is told once for each cause."""
+    """A wait of this node, with a time limit; each cause is reported once."""
 
     until: float
     quiet_until: float
@@ -72,22 +72,22 @@ class Wait:
 
 
 class Node:
-    """See above.
+    """One node of a job of nodes.
 
     Args:
-        settings: what the user asked for.
-        nodes: what this node was told of the others.
+        settings: the user's settings.
+        nodes: this node's options about the others.
         token: their common secret; "" for none.
-        source: where that was given, in words.
+        source: where the token was given, in words.
 
     Attributes:
         settings, nodes, token: as given.
         place: where the nodes meet.
-        name: this node's machine.
-        address: under which the others reach it; "" to find it.
+        name: the name of this node's machine.
+        address: the address at which the others reach it; "" to find it.
 
     Raises:
-        SettingsError: the endpoint cannot be read, a secret is missing, or --local-addr does not resolve.
+        SettingsError: the endpoint is invalid, a secret is missing, or --local-addr does not resolve.
     """
 
     def __init__(self, settings: Settings, nodes: Nodes, token: str, source: str) -> None:
@@ -115,14 +115,14 @@ class Node:
         }
 
     def new_wait(self) -> Wait:
-        """For the driver, from now on."""
+        """Begin to wait for the driver, from now on."""
         now = time.monotonic()
         return Wait(now + self._join_timeout_s, now + _QUIET_S)
 
     # --- as the driver ---------------------------------------------------------------------------------------------
 
     def driver_settings(self) -> Settings:
-        """Those of a driver of the job, which has no host yet."""
+        """Return the settings of a driver of the job, which has no host yet."""
         nodes, number = self.nodes, self.nodes.nproc_per_node
         return replace(
             self.settings,
@@ -139,7 +139,7 @@ class Node:
         )
 
     def gathering(self) -> Gathering:
-        """What a driver of the job knows beside its settings, as long as this node is no host of its own."""
+        """Return what a driver of the job knows in addition to its settings, while this node is not yet a host."""
         nodes = self.nodes
         others = "" if nodes.most == 1 else f"; the others join it with --rdzv-endpoint {self.place}"
         return Gathering(
@@ -162,15 +162,15 @@ class Node:
         address: str = "",
         tells_at_once: bool = True,
     ) -> End:
-        """Joins the job. Blocks until this node's part in it is over.
+        """Join the job. Blocks until this node's part in it is over.
 
         Args:
-            urls: of the driver.
-            wait: is told why it cannot be reached yet.
-            first_s: how long it may take to come.
-            fingerprint: of its certificate; "" where that is not known.
-            address: under which the others reach this node, where it was told none; "" to find it.
-            tells_at_once: whether that it cannot be reached is worth a line at the first moment.
+            urls: the URLs of the driver.
+            wait: reports why the driver cannot be reached yet.
+            first_s: how long the first connection may take.
+            fingerprint: the fingerprint of the driver's certificate; "" if unknown.
+            address: the address at which the others reach this node, if it was given none; "" to find it.
+            tells_at_once: whether to report immediately that the driver cannot be reached.
         """
         nodes, settings = self.nodes, self.settings
         self._warn_of_readers()
@@ -207,7 +207,7 @@ class Node:
 
     @property
     def rank(self) -> int:
-        """Its place among the nodes; -1 where that is found by itself."""
+        """Its rank among the nodes; -1 to choose one."""
         return -1 if self.nodes.node_rank is None else self.nodes.node_rank
 
     def _warn_of_readers(self) -> None:
@@ -217,7 +217,7 @@ class Node:
         self._has_warned = True
 
     def code_of(self, end: End) -> int | None:
-        """The node's exit code, and says why it ends; None where it goes on waiting."""
+        """Report why the node ends, and return its exit code; None if it continues to wait."""
         match end.how:
             case How.LOST | How.TOO_LATE | How.NOT_MET:
                 return None
@@ -231,7 +231,7 @@ class Node:
         return end.code
 
     def gives_up(self, why: str, driver: str) -> int:
-        """Says that it waits no longer. Returns the exit code."""
+        """Report that the node stops waiting. Return the exit code."""
         say(f"{why or 'no time was left'}; this node gives up to wait for the driver {driver}")
         return 1
 
@@ -241,7 +241,7 @@ def _nnodes(nodes: Nodes) -> str:
 
 
 class _NodeScreen:
-    """What this node's terminal shows of its own workers, as its flags have it. Files are the driver's."""
+    """Shows this node's own workers on its terminal, according to its flags. Files are the driver's."""
 
     def __init__(self, console: Console, logs: Logs, role: str) -> None:
         self.bars = console.bars_shown
@@ -250,20 +250,20 @@ class _NodeScreen:
         self._logs = RankLogs(shown, folder=Path(), name="", role=role, with_hosts=True)
 
     def show(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
-        """See NodeScreen."""
+        """Show output of a worker."""
         shown = self._logs.take(worker, stream, data)
         if shown:
             self._console.write(stream, shown)
 
     def bar(self, worker: WorkerId, bar: Bar | None) -> None:
-        """See NodeScreen."""
+        """Show or remove a progress bar of a worker."""
         if bar is not None and bar.data:
             bar = replace(bar, data=self._logs.on_terminal(worker, bar.stream, bar.data))
         self._console.bar(worker, bar)
 
 
 def _own_address(local_addr: str) -> str:
-    """The address that --local-addr names; "" where it is not given."""
+    """Return the address that --local-addr names; "" if it is not given."""
     if not local_addr:
         return ""
     addresses = addresses_of(local_addr)
@@ -273,7 +273,7 @@ def _own_address(local_addr: str) -> str:
 
 
 def _shown(command: tuple[str, ...]) -> str:
-    """A command as it is compared: its words, or their beginning and their digest."""
+    """Return a command in the form for comparison: its words, or their beginning and their digest."""
     text = shlex.join(command)
     if len(text) <= _SHOWN:
         return text
@@ -282,7 +282,7 @@ def _shown(command: tuple[str, ...]) -> str:
 
 
 def outlive_signals() -> None:
-    """What is passed on to workers is nothing to a node that has none. The loop of a life takes its handlers away."""
+    """Ignore signals that are passed on to workers, while the node has none. An agent's loop removes these handlers."""
     if threading.current_thread() is threading.main_thread():
         for number in PASSED_ON:
             if number != signal.SIGQUIT and signal.getsignal(number) is signal.SIG_DFL:
@@ -290,6 +290,6 @@ def outlive_signals() -> None:
 
 
 def say(text: str) -> None:
-    """One line on standard error, which may be closed."""
+    """Print one line on standard error, which may be closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"elasticrun: {one_line(text)}", file=sys.stderr, flush=True)

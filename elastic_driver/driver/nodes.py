@@ -1,8 +1,8 @@
 """A job of nodes: each runs the same command with the same endpoint, as under torchrun.
 
-Owns a node's life: it is the driver where the endpoint is its own (:mod:`elastic_driver.driver.endpoint`), else it
-joins the driver there, waits for it, and waits again when it is lost. What a host that joins means to the job is the
-fleet's; when the job starts, and with whom, is the core's.
+Owns a node's life: it is the driver if the endpoint is its own (:mod:`elastic_driver.driver.endpoint`); otherwise it
+joins the driver there, waits for it, and waits again if it is lost. The fleet defines what a joining host means to the
+job; the core decides when the job starts, and with which hosts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.settings.torchrun_options import TRUE
 from elastic_driver.system.leash import ENV_HELD
 
-# A try to reach a driver on this machine: when it has gone meanwhile, this node may be the next. Longer than it takes
-# to see that what answers is no driver.
+# How long to try a driver on this machine: if it has gone meanwhile, this node may be the next. Longer than it takes to
+# see that a port is not a driver's.
 _HERE_S = 3.0
 
 
@@ -44,20 +44,20 @@ def run_node(
     environ: MutableMapping[str, str] = os.environ,
     routes: Routes = (),
 ) -> int:
-    """Runs one node on this process's own event loop, talking to its terminal. Blocks until its part is over.
+    """Run one node on this process's own event loop, using its terminal. Blocks until its part is over.
 
     Args:
-        settings: what the user asked for. Of hosts, their number and how they come nothing counts but the file of the
-            join token: that follows from the nodes.
-        nodes: what this node was told of the others; there is an endpoint.
-        routes: what workers may ask beside what all workers may, if this node is the driver's.
-        environ: this process's environment. The token's variables are taken out of it: workers would inherit them.
+        settings: the user's settings. Of those on hosts, only the file of the join token counts: the rest follows from
+            the nodes.
+        nodes: this node's options about the others; they include an endpoint.
+        routes: routes for workers in addition to the standard ones, if this node is the driver's.
+        environ: this process's environment. The token's variables are removed from it: workers would inherit them.
 
     Returns:
-        On the driver's node the exit code of ``elasticrun``; on the others see :func:`attend`.
+        On the driver's node the exit code of ``elasticrun``; on the others that of :func:`attend`.
 
     Raises:
-        SettingsError: as run_job does; or the endpoint, the token, or what nodes were told cannot be used.
+        SettingsError: as run_job does; or the endpoint, the token, or an option about the nodes cannot be used.
     """
     given, is_beside = dict(environ), bool(environ.pop(ENV_HELD, ""))
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
@@ -78,7 +78,7 @@ def run_node(
     if settings.journal is None:
         return _AtEndpoint(node, routes).run()
     check_recorded(settings, routes)
-    from elastic_driver.driver.nodes_in_etcd import NodeInEtcd, drive  # late: what speaks HTTP takes a while to load
+    from elastic_driver.driver.nodes_in_etcd import NodeInEtcd, drive  # late: the HTTP client takes a while to load
 
     if is_beside:
         return drive(node)
@@ -86,14 +86,14 @@ def run_node(
 
 
 class _AtEndpoint:
-    """A node that is the driver where the endpoint is its own, and joins the driver there where it is not."""
+    """A node that is the driver if the endpoint is its own, and otherwise joins the driver there."""
 
     def __init__(self, node: Node, routes: Routes) -> None:
         self._node, self._routes = node, routes
         self._is_host = _is_host(node.nodes)
 
     def run(self) -> int:
-        """Runs it. Blocks until its part in the job is over. Returns its exit code."""
+        """Run the node. Blocks until its part in the job is over. Returns its exit code."""
         began = time.monotonic()
         wait = self._node.new_wait()
         why = ""
@@ -126,7 +126,7 @@ class _AtEndpoint:
                     elif end.how is How.TOO_LATE:
                         wait.until = min(wait.until, time.monotonic() + ENDING_S)
                     elif end.how is How.NOT_MET:
-                        continue  # it was told
+                        continue  # it was reported
                 else:
                     why = f"port {self._node.place.port} of this machine is not a driver's of this user yet"
             wait.tell(why)
@@ -141,17 +141,17 @@ class _AtEndpoint:
         return run_job(settings, routes=self._routes, early=EarlyAgent(), gathering=gathering)
 
     def _url(self, *, here: bool) -> str:
-        """Of the driver; "" where there is none yet. Without a token that is the socket of a job of this user's."""
+        """Return the driver's URL; "" if there is none yet. Without a token it is the socket of a job of this user."""
         if not self._node.token:
             return next((job.url for job in running_jobs() if job.meets_at == self._node.place.port), "")
-        # A name of this machine may mean an address of loopback where the driver does not listen.
+        # A name of this machine may resolve to a loopback address where the driver does not listen.
         return f"https://{LOOPBACK}:{self._node.place.port}" if here else self._node.place.url
 
     def _join(self, url: str, wait: Wait, *, here: bool) -> End:
         return self._node.join(
             (url,),
             wait,
-            # Who may be the driver itself looks soon whether there is one.
+            # A node that may be the driver itself soon checks whether there is one.
             first_s=min(_HERE_S, wait.left_s) if here and self._is_host is None else wait.left_s,
             address=self._node.place.own_address if here and not self._node.address else "",
             tells_at_once=not here,
@@ -159,7 +159,7 @@ class _AtEndpoint:
 
 
 def _is_host(nodes: Nodes) -> bool | None:
-    """Whether this node was told outright that it is the driver, or not; None to find out."""
+    """Return whether this node was told explicitly that it is the driver, or is not; None to find out."""
     text = nodes.conf.get("is_host", "").strip().lower()
     if text:
         return text in TRUE

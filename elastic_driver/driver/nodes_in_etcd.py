@@ -1,8 +1,8 @@
-"""A job of nodes whose journal is in etcd: any of its nodes may drive it, and it goes on when that one is lost.
+"""A job of nodes whose journal is in etcd: any of its nodes may drive it, and it continues if that one is lost.
 
-Owns such a node's life. Each node is a host that joins, and has a process beside it which drives the job or stands by
-to (:mod:`elastic_driver.driver.beside`). So the node that drives is lost like any other, and its own workers do not
-notice when only its driver is. Where the driver is says etcd; of the endpoint only the port counts.
+Owns such a node's life. Each node is a host that joins, and has a process beside it that drives the job or stands by
+(:mod:`elastic_driver.driver.beside`). So the loss of the driving node is like that of any other, and its own workers
+are unaffected if only its driver is lost. etcd has the driver's address; only the port of the endpoint counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from elastic_driver.system.leash import Leash, ignore_signals
 from elastic_driver.system.parent import this_command
 from elastic_driver.words import ExitCode
 
-# A driver that is named there and has died is named for the rest of its lease.
+# A driver that has died remains registered there for the rest of its lease.
 _FIRST_S = 10.0
 _LATER_S = 1.0
 _ASK_S = 5.0
@@ -38,14 +38,14 @@ _AGAIN_S = 1.0
 
 
 class _Look(NamedTuple):
-    """What etcd has of the job.
+    """The job's entries in etcd.
 
     Attributes:
         there: the driver to join; None for none.
-        has_nobody: whether nobody has the job.
-        ended: how the job of this node has ended; None for one that has not.
-        ended_last: the job that has ended last; "" where that is not known.
-        why: there is no driver to join, in words.
+        has_nobody: whether no driver has the job.
+        ended: how the job of this node has ended; None if it has not.
+        ended_last: the last job that has ended; "" if unknown.
+        why: why there is no driver to join, in words.
     """
 
     there: DriverThere | None = None
@@ -56,17 +56,17 @@ class _Look(NamedTuple):
 
 
 def drive(node: Node) -> int:
-    """Drives the job, or stands by to: the process beside a node. Blocks until that is over. Returns its exit code.
+    """Drive the job, or stand by, as the process beside a node. Blocks until that is over. Returns its exit code.
 
     Raises:
-        SettingsError: see run_job.
+        SettingsError: as run_job does.
     """
     nodes = node.nodes
     settings = replace(
         node.driver_settings(),
         launcher=NO_LAUNCHER,
         standby_driver=True,
-        # Each node has these of its own.
+        # Each node has its own.
         nodes=replace(nodes, node_rank=None, local_addr=""),
     )
     ignore_signals(settings.more_signals)
@@ -80,8 +80,8 @@ def drive(node: Node) -> int:
         try:
             return run_job(settings, gathering=gathering)
         except NothingLeftError as error:
-            # The one that this node has stood by for had died before it had begun. Had it ended the job, this node
-            # would have been told, and would have let go of this process.
+            # The driver for which this node has stood by had died before it had begun. If it had ended the job, this
+            # node would have been notified, and would have released this process.
             why = str(error)
         except JournalError as error:
             cause = error.__cause__
@@ -95,24 +95,24 @@ def drive(node: Node) -> int:
 
 
 class NodeInEtcd:
-    """See above.
+    """A node of a job whose journal is in etcd.
 
     Args:
-        node: which.
-        place: of the job in etcd.
+        node: the node.
+        place: the place of the job in etcd.
         environ: this process's environment as it was given.
     """
 
     def __init__(self, node: Node, place: EtcdPlace, environ: Mapping[str, str]) -> None:
         self._node, self._place = node, place
         self._beside = DriverBeside(this_command(), environ, has_ended=self._has_another_ended)
-        self._job = ""  # of which it was a node
-        # The job that had ended last when this node looked for one; None before it could be asked.
+        self._job = ""  # the job of which it was a node
+        # The job that had ended last when this node looked for one; None before the first answer.
         self._ended_before: str | None = None
         self._client = EtcdClient(place, timeout_s=_ASK_S)
 
     def run(self) -> int:
-        """Runs it. Blocks until its part in the job is over. Returns its exit code."""
+        """Run the node. Blocks until its part in the job is over. Returns its exit code."""
         with self._client, self._beside:
             return self._run()
 
@@ -139,7 +139,7 @@ class NodeInEtcd:
             end = self._join(look.there, wait)
             self._job = end.job or self._job
             if end.how is How.STRANGE:
-                # For the rest of a lease what answers there may be another program than the driver that has died.
+                # For the rest of a lease another program than the dead driver may answer there.
                 strange_until = min(strange_until, time.monotonic() + look.there.lease_s + _LATER_S)
                 if time.monotonic() < strange_until:
                     time.sleep(_AGAIN_S)
@@ -156,7 +156,7 @@ class NodeInEtcd:
             time.sleep(LOOK_S)
 
     def _look(self) -> _Look:
-        """At etcd, for the driver to join."""
+        """Look in etcd for the driver to join."""
         try:
             read = self._client.txn([], [Get(driver_key(self._place)), Get(ended_key(self._place))])
             there, ended = parse_driver(read.found[0]), parse_ended(read.found[1])
@@ -175,9 +175,9 @@ class NodeInEtcd:
         return _Look(there, ended_last=ended_last)
 
     def _has_another_ended(self) -> bool:
-        """Whether a job has ended since this node has looked for one: then the driver beside has ended with it."""
+        """Return whether a job has ended since this node looked for one: then the driver beside has ended with it."""
         try:
-            with EtcdClient(self._place, timeout_s=_ASK_S) as client:  # another thread has the other
+            with EtcdClient(self._place, timeout_s=_ASK_S) as client:  # another thread uses the other
                 ended = parse_ended(client.range(ended_key(self._place)).found)
         except EtcdError:
             return False
@@ -188,9 +188,9 @@ class NodeInEtcd:
         return self._node.join(there.urls, wait, first_s=first_s, fingerprint=there.fingerprint)
 
     def _code_at(self, end: End, code: int) -> int:
-        """The node's exit code where it ends so: a job's own, where that is known."""
+        """Return the node's exit code for such an end: the job's own, if known."""
         if end.how is not How.OVER or not code:
             return code
-        self._beside.wait(ENDING_S)  # where it drives the job, it says how that has ended
+        self._beside.wait(ENDING_S)  # if it drives the job, it reports the job's end
         ended = self._look().ended
         return code if ended is None else ended.exit_code

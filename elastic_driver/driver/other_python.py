@@ -1,7 +1,7 @@
-"""Whether a job's command runs another Python than this one, which has none of what is installed here.
+"""Check whether a job's command runs another Python than this one, which lacks the packages installed here.
 
-Owns the question to that Python. It is started only where its place says that it is another, and only for a script
-that can be seen to import this library, or Horovod: others run with any Python.
+Owns the question to that Python. It is started only if its path differs, and only for a script that visibly imports
+this library, or Horovod: other scripts run with any Python.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from elastic_driver.settings.preflight import lists_this_machine
 from elastic_driver.settings.settings import Settings
 from elastic_driver.version import __version__
 
-# A Python starts in a fraction of a second. One that does not is left to the job.
+# A Python starts in a fraction of a second. A slower one is not waited for.
 _PATIENCE_S = 5.0
 # Options that change where Python looks for packages.
 _OPTIONS = ("-I", "-E", "-P")
-# The version file is read, not imported: the package's folder may be another one, with other ideas of what to import.
-# What Python puts first on its path is this process's folder here ("") and the script's in the job.
+# The version file is read, not imported: the package's folder may be another one, with other imports. Python puts first
+# on its path this process's folder here (""), and the script's in the job.
 _ASK = """
 import importlib.util, pathlib, re, sys
 folder, *instead = sys.argv[1:]
@@ -42,17 +42,17 @@ print("%d.%d.%d" % sys.version_info[:3], *versions[:1])
 
 
 def check_python(settings: Settings) -> list[str]:
-    """What the user should know of the Python of workers on this machine, where the settings list it; often nothing.
+    """Return warnings on the Python of workers on this machine, if the settings list it; often none.
 
     Args:
-        settings: of the job, which workers have not been started for yet.
+        settings: those of the job, before its workers have been started.
     """
     said = other_python(settings.command, Path.cwd()) if lists_this_machine(settings) else ""
     return [said] if said else []
 
 
 def other_python(command: Sequence[str], cwd: Path) -> str:
-    """One sentence for the user where the command's Python lacks what its script imports of this package; else "".
+    """Return a warning if the command's Python lacks what its script imports of this package; otherwise "".
 
     Args:
         command: what each worker runs.
@@ -67,7 +67,7 @@ def other_python(command: Sequence[str], cwd: Path) -> str:
     needs_ours = script.imports("elastic_driver")
     if not needs_ours and not script.imports("horovod"):
         return ""
-    # With Horovod's own library, a script of Horovod's does without this one.
+    # With Horovod's own library, a script for Horovod does not need this one.
     answer = _ask([found, *options, "-c", _ASK, str(script.folder), *([] if needs_ours else ["horovod"])])
     where = f"{program!r} is {found}" if program != found else found
     if answer is None:
@@ -87,14 +87,14 @@ def other_python(command: Sequence[str], cwd: Path) -> str:
 
 
 def _place(interpreter: str) -> tuple[str, str]:
-    """What decides where an interpreter looks for packages: its folder, as in a virtual environment, and its file."""
+    """Return what determines an interpreter's packages: its folder, as in a virtual environment, and its file."""
     return os.path.realpath(Path(interpreter).parent), os.path.realpath(interpreter)
 
 
 def _ask(command: Sequence[str]) -> list[str] | None:
-    """The interpreter's version, and that of the package where it has one; nothing where it does not say.
+    """Return the interpreter's version, and that of the package if it has one; [] if it fails.
 
-    None where it says nothing in time. It may be a wrapper: what it has started ends with it.
+    None if it does not respond in time. It may be a wrapper: its child processes are killed with it.
     """
     try:
         process = subprocess.Popen(

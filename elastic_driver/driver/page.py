@@ -1,6 +1,6 @@
-"""The driver's side of the page: what it shows beside the job's status, what operators may have done there, its links.
+"""The driver's side of the page: what it shows beside the job's status, the actions of operators, its links.
 
-Owns where the page is to be found. How it is shown and who may see it is :mod:`elastic_driver.report.page`'s.
+Owns where the page is found. :mod:`elastic_driver.report.page` decides how it looks and who may see it.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from elastic_driver.report.page.feed import Feed
 from elastic_driver.report.page.sessions import Sessions
 from elastic_driver.report.page.site import Actions, Site, WebHandler
 
-# Of the output that is kept with a job: of so many workers while it runs (that costs the loop 10 ms each minute), and
-# when it ends; and so much in all.
+# Limits of the output that is stored with a job: workers while it runs (that costs the loop 10 ms each minute), workers
+# when it ends, and bytes in all.
 _RUNNING_TAILS, _MOST_TAILS, _MOST_TAIL_BYTES = 16, 128, 2 << 20
-# Of what browsers get of it when the driver ends.
+# The limit of the output that browsers get when the driver ends.
 _MOST_LAST_BYTES = 256 << 10
 
 
 class PageServer(Protocol):
-    """What is needed of the driver's server."""
+    """The interface of the driver's server that is used here."""
 
     async def listen_at(self, host: str, port: int) -> int:
-        """Listens on another address as well. Returns the port there."""
+        """Listen on another address as well. Return the port there."""
 
 
 class Page:
     """The page of one job. Used on the event loop only.
 
     Args:
-        job_id: of the job.
+        job_id: the id of the job.
         stepper: has the state.
-        rounds: answer what operators ask.
-        status: of the job.
-        chronicle: tells the story; the page listens from now on.
+        rounds: handles the requests of operators.
+        status: the status of the job.
+        chronicle: reports events; the page listens from now on.
         clock: the job's time, seconds.
-        curves: how the job did so far.
-        output: the last lines of a worker's output, by its key.
-        stacks: the workers' stacks as text.
-        more: other paths and who answers there; see Site.
-        open_loopback: has the driver's server listen on loopback, and gives the URL there. Raises SettingsError.
+        curves: the samples so far.
+        output: returns the last lines of a worker's output, by its key.
+        stacks: returns the workers' stacks as text.
+        more: other paths and their handlers, as in Site.
+        open_loopback: lets the driver's server listen on loopback, and returns the URL there. Raises SettingsError.
 
     Attributes:
-        is_kept: whether the job is kept when it has ended, so that there is a way back to it.
+        is_kept: whether the job is stored when it has ended, so that it can be opened again.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Page:
         self.is_kept: Callable[[], bool] = lambda: False
         self._sessions = Sessions(clock)
         self._has_failed = False
-        # Frames may be late, and the loop is there only once the job runs.
+        # Frames may be late, and the loop exists only once the job runs.
         self._feed = Feed(
             self.status,
             curves=curves,
@@ -114,23 +114,23 @@ class Page:
 
     @property
     def web(self) -> Web:
-        """Answers browsers."""
+        """The handler of browsers' requests."""
         return self.site
 
     @property
     def routes(self) -> Routes:
-        """How an operator gets a link."""
+        """The route by which an operator gets a link."""
         return (Route("POST", "page", OPERATOR, self._give_link),)
 
     async def listen(self, server: PageServer, address: str) -> None:
-        """The driver's server listens.
+        """Listen on the page's own address, now that the driver's server listens.
 
         Args:
-            server: it.
-            address: where else than on loopback the page is to be found, HOST or HOST:PORT; "" for nowhere.
+            server: the driver's server.
+            address: where to serve the page in addition to loopback, HOST or HOST:PORT; "" for nowhere.
 
         Raises:
-            SettingsError: that address cannot be had.
+            SettingsError: that address is not available.
         """
         if address:
             host, port = page_address(address)
@@ -139,7 +139,7 @@ class Page:
             self._address_url = url_of(host, actual, scheme="http" if is_loopback(host) else "https")
 
     async def link(self) -> str:
-        """A link for somebody who may look. It is a secret, good once.
+        """Create a link with read-only access. It is a secret, good once.
 
         Raises:
             SettingsError: there is no port for the page.
@@ -152,27 +152,27 @@ class Page:
         return [f"{url}/login?code={code}" for url in urls]
 
     def seen_last(self, worker: WorkerId, vitals: Mapping[str, object]) -> None:
-        """A worker's process has ended, with these vitals as the status has them."""
+        """Record the last vitals of a worker whose process has ended, in the status's form."""
         self._feed.seen_last(worker.key, vitals)
 
     def recorded(self, is_last: bool) -> bytes:  # noqa: FBT001 - a callable that is passed on
-        """The page as it is now, with the workers' last output, as JSON; b"" where it cannot be shown.
+        """Return the page as it is now, with the workers' last output, as JSON; b"" if it cannot be rendered.
 
-        What is told of the job in the history (:mod:`elastic_driver.report.history`).
+        It is stored in the history (:mod:`elastic_driver.report.history`).
 
         Args:
-            is_last: whether the job has ended; else there is the output of fewer workers.
+            is_last: whether the job has ended; otherwise it includes the output of fewer workers.
         """
         try:
             frame = self._feed.state()
             tails = self._tails(_MOST_TAILS if is_last else _RUNNING_TAILS, _MOST_TAIL_BYTES)
-        except Exception as error:  # a bug; the job goes on
+        except Exception as error:  # a bug; the job is unaffected
             self._fail(error)
             return b""
         return b'{"version":1,"frame":%b,"outputs":%b}' % (frame, json.dumps(tails).encode())
 
     def _tails(self, most: int, most_bytes: int) -> dict[str, list[str]]:
-        """The last output of workers, of those that ended last first."""
+        """Return the last output of workers, those that ended last first."""
         tails, size = dict[str, list[str]](), 0
         for name in self._feed.names:
             lines = self._output(name)
@@ -184,18 +184,18 @@ class Page:
         return tails
 
     def close(self) -> None:
-        """The driver ends: browsers are told so, and get what they can ask nobody for any more."""
+        """Notify browsers that the driver ends, and send what they cannot request afterwards."""
         self.site.close()
         tails: Mapping[str, Sequence[str]] = {}
         try:
             if self._feed.streams:
                 tails = self._tails(_MOST_TAILS, _MOST_LAST_BYTES)
-        except Exception as error:  # a bug; the job's end goes on
+        except Exception as error:  # a bug; the job's end is unaffected
             self._fail(error)
         self._feed.close(tails)
 
     def _fail(self, error: Exception) -> None:
-        """The page, or the metrics beside it, cannot show something: that is told once, and the job goes on."""
+        """Report once that the page, or the metrics beside it, cannot be rendered; the job is unaffected."""
         if not self._has_failed:
             self._has_failed = True
             at = "".join(
@@ -218,10 +218,10 @@ class Page:
     async def _end(self) -> str:
         return (await self._rounds.end()).text
 
-    # --- what is shown ---------------------------------------------------------------------------------------------
+    # --- contents --------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        """The job's status, and what else the page shows of it."""
+        """Return the job's status, and what else the page shows of it."""
         status = self._status.document()
         state, now = self._stepper.state, self._clock()
         marks: Mapping[str, set[str]] = {
@@ -243,7 +243,7 @@ class Page:
         status.pop("urls", None)
         status["history"] = self.is_kept()
         outage = state.discovery.outage
-        # When it began as a point in time that stays: the feed sends what has changed.
+        # Its beginning as a fixed point in time: the feed sends only changes.
         status["discovery_fails"] = None if outage is None else {"reason": outage.error, "age_s": now - outage.since}
         status["durable"] = [
             {"where": one.where, "written": one.written, "commits": one.commits, "trouble": one.trouble}
@@ -257,10 +257,10 @@ def _texts(value: object) -> list[str]:
 
 
 def page_address(text: str) -> tuple[str, int]:
-    """HOST or HOST:PORT, [ADDRESS]:PORT for IPv6; port 0 for any that is free.
+    """Parse HOST or HOST:PORT, [ADDRESS]:PORT for IPv6; port 0 for any free one.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is not an address.
     """
     host, port = text, "0"
     if text.startswith("["):

@@ -1,6 +1,6 @@
-"""What settings mean to the core, and to the start of workers.
+"""Translation of settings for the core, and for the start of workers.
 
-Owns no setting. Knows nothing of the job as it runs.
+Owns no setting. Knows nothing of the running job.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from elastic_driver.words import OnChange, Sizing
 
 
 def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Policy:
-    """The core's limits, from the settings.
+    """Return the core's limits, from the settings.
 
     Args:
-        settings: what the user asked for.
-        on_change: what the workers are at first.
+        settings: the user's settings.
+        on_change: the first kind of the workers.
     """
     is_open = settings.on_change == AUTO_ON_CHANGE
-    # Where hosts join by themselves, a job that has put one out would wait for another.
+    # If hosts join by themselves, a job that has blacklisted one would wait for another.
     retries = settings.reset_limit is not None or settings.accept_agents
-    # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that; or hosts
-    # would be waited for that cannot come.
+    # Otherwise a command that fails at once would be retried for minutes, though nobody has asked for that; or the job
+    # would wait for hosts that cannot come.
     is_fixed = settings.hosts is not None and not settings.accept_agents
     asks_for_tries = settings.reset_limit is not None or settings.cooldown_range_s is not None
     said = None if settings.nodes is None else settings.nodes.conf.get("last_call_timeout")
@@ -56,5 +56,5 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
 
 
 def starts_again(settings: Settings) -> bool:
-    """Whether workers may be started in the course of the job: hosts come, or failures are forgiven in their place."""
+    """Return whether workers may be started in the course of the job: hosts come, or failed workers are replaced."""
     return settings.elastic or bool(settings.reset_limit)

@@ -1,7 +1,7 @@
-"""How far a script says that it has come, how fast, and what that leaves.
+"""A script's progress: how far it has come, its speed, and the time left.
 
-Owns the arithmetic, and what counts as known. Pure: the time is told. Scripts say it by ``checkpoint_point(step=...,
-total=...)``; nothing here counts for a decision.
+Owns the arithmetic, and what counts as known. Pure: the time is an argument. Scripts report progress by
+``checkpoint_point(step=..., total=...)``; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-# A speed is that of so long, seconds: changes of the membership change it.
+# A speed is measured over this time, seconds: changes of the membership change it.
 _SPAN_S = 120.0
-# Of less than that nobody can tell a speed.
+# A shorter time does not give a speed.
 _LEAST_S = 5.0
-# What is kept of that: reports come once a second from each worker.
+# Samples within that time: each worker reports once a second.
 _MOST_SAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known.
+    """The known progress.
 
     Attributes:
-        step: how far it has come; None when nobody has said.
-        total: how far it goes; None when nobody has said.
-        per_s: steps a second in the present round; None when that cannot be told yet.
-        left_s: the seconds that are left; None when that cannot be told.
+        step: the last step; None if none was reported.
+        total: the number of steps; None if it was not reported.
+        per_s: steps a second in the current round; None while unknown.
+        left_s: the seconds that are left; None if unknown.
     """
 
     step: int | None = None
@@ -36,44 +36,45 @@ class Estimate:
 
     @property
     def percentage(self) -> int | None:
-        """From 0 to 99: that it has come to its end, the job's end says."""
+        """From 0 to 99: only the end of the job means 100."""
         if self.step is None or not self.total:
             return None
         return max(0, min(99, 100 * self.step // self.total))
 
 
 class Progress:
-    """Of the present round: what was lost with the one before is not progress.
+    """The progress of the current round: what was lost with the one before does not count.
 
     Attributes:
-        newest_commit: the furthest worker's, also when that has ended since.
+        newest_commit: that of the furthest worker, even if it has ended since.
     """
 
     def __init__(self) -> None:
         self.newest_commit = 0
         self._round_id = 0
         self._total = 0
-        # A script may train several times, from 0 on each time: which of them, and by worker, with its last step.
+        # A script may train several times, each time from 0: the current training; and by worker, its training and last
+        # step.
         self._training = 0
         self._of_workers: dict[Hashable, tuple[int, int]] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_MOST_SAMPLES)
 
     def begin_round(self, commits: int) -> None:
-        """A round goes on from so many commits."""
+        """Begin a round that resumes from this number of commits."""
         self.newest_commit = commits
 
     def reached(self, commits: int) -> None:
-        """A worker has made so many."""
+        """Record the number of commits of a worker."""
         self.newest_commit = max(self.newest_commit, commits)
 
     def told(self, worker: Hashable, round_id: int, step: int, total: int, now: float) -> None:
-        """A worker has said how far it has come. One that goes back within a round has begun another training.
+        """Record a worker's progress. A smaller step within a round belongs to another training.
 
         Args:
-            worker: which.
-            round_id: its round; of one that has passed nothing counts.
-            step: how far.
-            total: how far it goes; 0 when it does not say.
+            worker: the worker.
+            round_id: its round; reports of past ones do not count.
+            step: its last step.
+            total: the number of steps; 0 if it was not reported.
             now: the time, seconds.
         """
         if round_id < self._round_id:
@@ -96,14 +97,14 @@ class Progress:
             self._samples.append((now, step))
 
     def estimate(self, now: float) -> Estimate:
-        """What is known now."""
+        """Return the known progress at this time."""
         if not self._samples:
             return Estimate(total=self._total or None)
         last_at, step = self._samples[-1]
         while len(self._samples) > 1 and self._samples[0][0] < last_at - _SPAN_S:
             self._samples.popleft()
         first_at, first = self._samples[0]
-        # Until now: a job that stands still becomes slower.
+        # Measured until now: the speed of a job at a standstill decreases.
         took_s = now - first_at
         per_s = (step - first) / took_s if took_s >= _LEAST_S and step > first else None
         left_s = None

@@ -1,7 +1,7 @@
-"""The journal of a job, from its start to its end: whose job is in it, whether it goes on, and what stays.
+"""The journal of a job, from its start to its end: whose job is in it, whether it continues, and what is kept.
 
-Owns what a job is known by for as long as it lasts, whether a driver has died during it or not. What is written is the
-stepper's and the fleet's business, and how it gets on disc that of :mod:`elastic_driver.journal`.
+Owns a job's identity for as long as it lasts, even if a driver dies during it. The stepper and the fleet decide what is
+written; :mod:`elastic_driver.journal` writes it to disk.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from elastic_driver.journal.etcd_lock import EtcdLock
 
 ENDED = 128 + signal.SIGTERM
-"""What a job ends with that an operator ends."""
-# What is shown on this driver's terminal, and where the journal is, is as it was given now.
+"""The exit code of a job that an operator ends."""
+# Settings that count as given now: those of this driver's terminal, and the place of the journal.
 _OF_NOW = ("hands_over", "journal", "log_level", "progress_rank", "quiet", "standby_driver", "verbose")
-# What has no flag of its own, in words. The rest follows from others.
+# Descriptions of settings without a flag of their own. The rest follow from others.
 _IN_WORDS = {
     "command": "the command",
     "worker_env": "the tuning flags",
@@ -45,17 +45,17 @@ _IN_WORDS = {
 
 
 class NothingLeftError(JournalError):
-    """Nothing is there any more of a job that this driver has stood by for."""
+    """Nothing is left of the job for which this driver has stood by."""
 
 
 class Teller(Protocol):
-    """Shows lines to the user; the console is."""
+    """Prints lines for the user, as the console does."""
 
     def line(self, text: str) -> None:
-        """What there is to be known."""
+        """Print information."""
 
     def warning(self, text: str) -> None:
-        """What may need something to be done."""
+        """Print a warning, which may require an action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Recording:
     """A job as its driver begins with it.
 
     Attributes:
-        job: what does not change while it lasts.
-        journal: what happens to it is written there; None for nowhere.
-        before: what there is of it already, where its driver has died; None for a new job.
+        job: the constant facts of the job.
+        journal: where its events are written; None for nowhere.
+        before: its past, if its driver has died; None for a new job.
         over: the exit code of a job that had ended, of which nothing is left; None for others.
-        held: where the journal is, which this process has for itself; None for nowhere.
-        begins: whether another job begins where nothing is left of that one.
-        code_in_vain: the exit code where nothing is left of it, and none begins.
+        held: the place of the journal, which this process has locked; None for nowhere.
+        begins: whether another job begins if nothing is left of that one.
+        code_in_vain: the exit code if nothing is left of it, and none begins.
     """
 
     job: JobFacts
@@ -82,17 +82,17 @@ class Recording:
 
     @property
     def lock(self) -> EtcdLock | None:
-        """That of a journal in etcd: drivers of other machines may have the job; None where none of those can."""
+        """The lock of a journal in etcd: drivers of other machines may take over the job; None if none of them can."""
         return None if self.held is None else self.held.lock
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A job that is gone on with: it was seen to have no driver, and may have one by now, or have ended.
+    """A job to resume: it was seen to have no driver, and may have one by now, or have ended.
 
     Attributes:
-        job_id: which.
-        begins: whether its command begins another one where nobody is left of it.
+        job_id: its id.
+        begins: whether its command begins another one if no worker of it is left.
     """
 
     job_id: str
@@ -100,7 +100,7 @@ class Resumed:
 
 
 def has_journal(settings: Settings) -> bool:
-    """Whether a job may be taken over: nothing that was asked for now is certain to count."""
+    """Return whether a job may be taken over: then it is uncertain whether the settings given now count."""
     folder = settings.journal_folder
     return settings.has_etcd or (folder is not None and os.path.lexists(folder / JOURNAL))
 
@@ -114,18 +114,18 @@ def recording(
     resumed: Resumed | None = None,
     held: HeldJournal | None = None,
 ) -> Iterator[Recording]:
-    """Locks the journal for as long as this context lasts, where there is one, and reads what is in it.
+    """Lock the journal for as long as this context lasts, if there is one, and read it.
 
     Args:
-        settings: what the user asks for now.
-        job_id: of a new job.
-        tell: is told whose job it is.
-        resumed: the job that has to be there; None where a new one may be begun as well.
-        held: where a job of this process was, of which nothing is left; None where the journal is not locked yet.
+        settings: the settings given now.
+        job_id: the id of a new job.
+        tell: reports whose job it is.
+        resumed: the job that must be there; None if a new one may be begun as well.
+        held: the place of a job of this process of which nothing is left; None if the journal is not locked yet.
 
     Raises:
-        SettingsError: another driver has it, it cannot be used, or nobody can take over the job in it; or it is not
-            that which is gone on with, or was waited for.
+        SettingsError: another driver has the journal, it cannot be used, or nobody can take over the job in it; or it
+            is not the job to resume, or the one that was waited for.
     """
     if not settings.has_journal:
         yield Recording(job_of(settings, job_id))
@@ -166,7 +166,7 @@ def recording(
 
 
 def _taken(settings: Settings, job_id: str, tell: Teller) -> HeldJournal:
-    """The journal that is asked for, for this process alone. See :func:`recording`."""
+    """Lock the journal in the settings for this process, as :func:`recording` does."""
     place = settings.journal
     assert place is not None, "it is asked for"
     if place.folder is not None:
@@ -177,13 +177,13 @@ def _taken(settings: Settings, job_id: str, tell: Teller) -> HeldJournal:
             on_wait=tell.line,
             look=parent.interruption(),
         )
-    from elastic_driver.journal.etcd_journal import EtcdJournal, in_etcd  # late: what unseals it takes a while to load
+    from elastic_driver.journal.etcd_journal import EtcdJournal, in_etcd  # late: unsealing it takes a while to load
 
     return EtcdJournal.take(
         *in_etcd(place),
         job_id,
         stands_by=settings.standby_driver,
-        # Of one that was started again the agents wait as long.
+        # The agents of a restarted driver wait as long.
         patience_s=0.0 if parent.started() is None else settings.driver_timeout_s,
         on_wait=tell.line,
         look=parent.interruption(),
@@ -195,8 +195,8 @@ class _Over:
     """The driver ends at once, and writes nothing.
 
     Attributes:
-        job_id: which job it was for.
-        exit_code: its own.
+        job_id: the id of its job.
+        exit_code: the exit code of the driver.
     """
 
     job_id: str
@@ -205,10 +205,10 @@ class _Over:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """The driver writes from here on. Each is as in Recording.
+    """The driver writes from here on. Each attribute is as in Recording.
 
     Attributes:
-        job_id: of the job.
+        job_id: the id of the job.
     """
 
     job_id: str
@@ -221,11 +221,11 @@ class _Course:
 def _what_follows(
     found: Recorded | Closed | None, held: HeldJournal, job_id: str, resumed: Resumed | None, tell: Teller
 ) -> _Over | _Course:
-    """What a driver does that finds this in its journal. See :func:`recording`, for what it raises too."""
+    """Decide what a driver does with this content of its journal. Raises the errors of :func:`recording`."""
     there = _job_in(found)
     if held.only_goes_on:
         ended = None if held.waited_for in ("", there) else _of(held.waited_for, held.last)
-        if ended is not None:  # and what is there is another's
+        if ended is not None:  # and the present one is another's
             tell.line(f"job {held.waited_for} has ended with exit code {ended}")
             return _Over(held.waited_for, ended)
         try:
@@ -233,7 +233,7 @@ def _what_follows(
         except JournalError as error:
             if parent.started() is None:
                 raise
-            # Whoever was started next would find the same.
+            # A driver that was started next would find the same.
             tell.warning(str(error))
             return _Over(job_id, ExitCode.BAD_USAGE)
     elif held.waited_for and held.waited_for == there:
@@ -245,7 +245,7 @@ def _what_follows(
         if resumed is not None:
             tell.line(f"job {there} has ended with exit code {exit_code}")
         held.is_of(there)
-        held.has_ended(exit_code)  # whoever else stands by looks at that next
+        held.has_ended(exit_code)  # for other drivers that stand by
         return _Over(there, exit_code)
     begins = resumed is None or resumed.begins
     code_in_vain = ExitCode.INTERNAL_ERROR if begins else ENDED
@@ -266,14 +266,14 @@ def _what_follows(
 def _begun(
     settings: Settings, held: HeldJournal, last: int, course: _Course, tell: Teller
 ) -> tuple[Recording, Journal]:
-    """The job as it goes on, or begins, and its journal, which has nothing of this driver's yet.
+    """Create the recording of the job as it continues or begins, and its journal, without records of this driver.
 
     Args:
-        settings: what the user asks for now.
-        held: where it is.
+        settings: the settings given now.
+        held: the place of the journal.
         last: the epoch of the last driver that has written there; 0 for none.
-        course: what follows from what is there.
-        tell: is told of settings that are without effect.
+        course: the decision on what follows.
+        tell: warns of settings without effect.
     """
     held.is_of(course.job_id)
     before = course.before
@@ -287,23 +287,23 @@ def _begun(
         job = replace(job, settings=held.settings(replace(job.settings, **now)))
         journal = Journal(held.store(), job, epoch=last + 1, facts=before.facts.all())
     if held.lock is not None:
-        # Whether another driver has the job is then known at once, and not only with what is written next.
+        # So the loss of the job to another driver is known at once, and not only with the next write.
         held.lock.on_lost = journal.look_soon
     recorded = Recording(job, journal, before, course.over, held, course.begins, course.code_in_vain)
     return recorded, journal
 
 
 def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = False) -> bool:
-    """Of a job that has ended nothing is kept, but for what led to an error of the driver's own.
+    """Remove the records of a job that has ended, except those that led to an internal error of the driver.
 
     Args:
-        journal: of the job.
-        exit_code: of the driver.
-        tell: is told what stays, and why.
-        is_in_vain: whether nothing was left of a job that was taken over.
+        journal: the journal of the job.
+        exit_code: the exit code of the driver.
+        tell: reports what is kept, and why.
+        is_in_vain: whether nothing was left of a job to take over.
 
     Returns:
-        Whether the journal says that the job has ended.
+        Whether the journal records that the job has ended.
     """
     if exit_code == ExitCode.INTERNAL_ERROR and not is_in_vain:
         journal.close(exit_code, keeps=True)
@@ -316,7 +316,7 @@ def close(journal: Journal, exit_code: int, tell: Teller, *, is_in_vain: bool = 
 
 
 def job_of(settings: Settings, job_id: str) -> JobFacts:
-    """What a new job is known by.
+    """Return the constant facts of a new job.
 
     Raises:
         SettingsError: a file of a token cannot be read.
@@ -341,10 +341,10 @@ def job_of(settings: Settings, job_id: str) -> JobFacts:
 
 
 def enter(job: JobFacts) -> None:
-    """Has this process be where the job was started.
+    """Move this process to the folder and umask in which the job was started.
 
     Raises:
-        SettingsError: there is no such folder any more.
+        SettingsError: the folder no longer exists.
     """
     try:
         os.chdir(job.directory)
@@ -358,7 +358,7 @@ def _job_in(found: Recorded | Closed | None) -> str:
 
 
 def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, name: str) -> None:
-    """Raises SettingsError where that job is not there any more."""
+    """Raise SettingsError if that job is no longer there."""
     there = _job_in(found)
     if there != resumed.job_id:
         what = f"that of job {there}" if there else "gone"
@@ -366,7 +366,7 @@ def _check_is_there(resumed: Resumed, found: Recorded | Closed | None, name: str
 
 
 def _check_lease(lock: EtcdLock, settings: Settings) -> None:
-    """Raises SettingsError where agents would give up before another driver can be there."""
+    """Raise SettingsError if agents would give up before another driver can take over."""
     if settings.agent_timeout_s < 2 * lock.lease_s:
         raise SettingsError(
             f"--agent-timeout {settings.agent_timeout_s:g} is below {2 * lock.lease_s:g} s, twice the lease of "
@@ -376,7 +376,7 @@ def _check_lease(lock: EtcdLock, settings: Settings) -> None:
 
 
 def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
-    """The job that a driver has stood by for, and finds. Raises JournalError where that is not there any more."""
+    """Return the job for which a driver has stood by. Raises JournalError if it is no longer there."""
     there = _job_in(found)
     if there and there == (held.waited_for or there):
         return there
@@ -392,7 +392,7 @@ def _awaited(found: Recorded | Closed | None, held: HeldJournal) -> str:
 
 
 def _can_be_taken_over(found: Recorded, tell: Teller, *, follows: str) -> bool:
-    """Whether somebody is left who could come back. Else that job is over, and the user is told what follows."""
+    """Return whether any agent is left that could come back. Otherwise report that the job is over."""
     if any(map(may_come_back, found.facts.agents.values())):
         return True
     if found.state.end is None:
@@ -404,26 +404,26 @@ def _can_be_taken_over(found: Recorded, tell: Teller, *, follows: str) -> bool:
 
 
 def _has_ended(found: Recorded | Closed | None, last: Signature) -> int | None:
-    """The exit code of the job that is there; None for one that has not ended, as far as its driver could say so."""
+    """Return the exit code of the job there; None if it has not ended, as far as its driver could record that."""
     if isinstance(found, Closed):
         return found.exit_code
     return None if found is None else _of(found.job.job_id, last)
 
 
 def _of(job_id: str, last: Signature) -> int | None:
-    """The exit code of a job, as far as it was said apart from the records."""
+    """Return the exit code of a job, as far as it was recorded outside its records."""
     return last.exit_code if last.job == job_id else None
 
 
 def _was_ours(found: Recorded | Closed | None, held: HeldJournal) -> bool:
-    """Whether a job that has ended was that of this command, whose last driver was killed on its way out."""
+    """Return whether a job that has ended was that of this command, whose last driver was killed while ending."""
     if isinstance(found, Closed) and found.exit_code == ExitCode.INTERNAL_ERROR:
         return False  # nothing was left to take over, see close(): another job begins
     return held.is_of_this_command
 
 
 def _warn_of_differences(given: Settings, kept: Settings, tell: Teller) -> None:
-    """Tells which flags were given otherwise than to the job that is taken over. Without their values: see -x."""
+    """Warn of flags that differ from those of the job that is taken over. Omits their values, e.g. of -x."""
     names = (each.name for each in fields(Settings) if each.name not in _OF_NOW)
     differ = (name for name in names if getattr(given, name) != getattr(kept, name))
     said = dict.fromkeys(filter(None, (FLAGS.get(name) or _IN_WORDS.get(name) for name in differ)))

@@ -1,7 +1,7 @@
-"""The rounds of a job: what workers and operators ask the driver, and what they are answered.
+"""The rounds of a job: the requests of workers and operators to the driver, and the answers.
 
-Owns who waits for a round, and what each was answered last. Knows nothing of HTTP and of processes; decides nothing:
-what workers say becomes events of the core, and its commands become their answers.
+Owns the workers that wait for a round, and the last answer to each. Knows nothing of HTTP and of processes; decides
+nothing: reports of workers become events of the core, and its commands become their answers.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from elastic_driver.words import NoticeKind
 
 
 class Heartbeats(Protocol):
-    """Is told who has spoken."""
+    """Is notified of signs of life."""
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True, leaving: bool = False) -> None:
-        """A worker lives, has finished so many operations, waits for others or not, and says nothing more or does."""
+        """Record that a worker lives, its finished operations, and whether it waits or sends nothing more."""
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
-        """A worker's agent has looked at it."""
+        """Record an agent's observation of a worker."""
 
 
 class Rounds:
-    """Answers the workers of one job, and who looks after it. Used on the event loop only.
+    """Answers the workers and the operators of one job. Used on the event loop only.
 
     Args:
         stepper: takes the events, and has the state.
-        heartbeats: are told who was heard.
-        progress: is told how far workers have come.
+        heartbeats: are notified of signs of life.
+        progress: records the workers' progress.
         clock: the job's time, seconds.
-        on_disc: takes what a worker says of its commits on disc.
-        end: ends the job for an operator, and says what is being done.
+        on_disc: takes a worker's report on its commits on disk.
+        end: ends the job for an operator, and returns the action taken.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Rounds:
 
     @property
     def routes(self) -> Routes:
-        """What is asked of the driver itself. Agents report their workers' rounds (:mod:`.agent_requests`)."""
+        """The routes of the driver itself. Agents report their workers' rounds (:mod:`.agent_requests`)."""
         return (
             Route("POST", "leave", WORKER, read_own(LeaveRequest.from_json, self.leave)),
             Route("POST", "publish", WORKER, self._may_publish),
@@ -93,13 +93,13 @@ class Rounds:
             Route("POST", "end", OPERATOR, lambda _: self.end()),
         )
 
-    # --- what workers ask ------------------------------------------------------------------------------------------
+    # --- requests of workers ---------------------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY: parks it until its round is formed, or answers at once what is known.
+        """Handle a READY worker: park its request until its round is formed, or answer at once with what is known.
 
         Raises:
-            RendezvousProtocolError: it speaks of a round that it cannot know, or is restarted at each change.
+            RendezvousProtocolError: it refers to a round that it cannot know, or is restarted at each change.
         """
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         worker = request.worker
@@ -115,7 +115,7 @@ class Rounds:
             raise RendezvousProtocolError(refusal)
         assignment = self._placed.get(worker)
         if record.phase is WorkerPhase.MEMBER and assignment is not None and request.after_round < record.round_id:
-            # Its answer was lost on the way: the same again.
+            # Its answer was lost on the way: send the same again.
             future.set_result(assignment)
             return future
         event = WorkerReady(
@@ -136,17 +136,17 @@ class Rounds:
         if older is not None and not older.done():
             older.cancel()
         self._parked[worker] = future
-        # It asks again as often as a member watches.
+        # It repeats this request as often as a member watches.
         self._heartbeats.heard(worker)
         self._stepper.report(event)
         return future
 
     def heard(self, worker: WorkerId, progress: int, *, waiting: bool, leaving: bool, exiting: bool) -> None:
-        """A member lives.
+        """Record that a member lives.
 
         Args:
-            worker: which; one that is none of this job's is not heard.
-            progress, waiting: see WatchRequest.
+            worker: the worker; an unknown one is ignored.
+            progress, waiting: as in WatchRequest.
             leaving: whether its silence is no news from here on.
             exiting: whether it is about to end.
         """
@@ -157,36 +157,37 @@ class Rounds:
             self._stepper.report(WorkerExiting(worker))
 
     def seen(self, worker: WorkerId, vitals: Vitals) -> None:
-        """Its agent has looked at a worker; at one that is none of this job's for nothing."""
+        """Record an agent's observation of a worker; an unknown one is ignored."""
         if record_of(self._stepper.state, worker) is None:
             return
         self._heartbeats.seen(worker, vitals)
         self._progress.reached(vitals.commits)
 
     def running(self, report: RunningReport) -> None:
-        """A member trains.
+        """Report that a member trains.
 
         Raises:
-            RendezvousProtocolError: nobody started it, or it speaks of a round that it cannot know.
+            RendezvousProtocolError: it was never started, or refers to a round that it cannot know.
         """
         event = WorkerRunning(report.worker, report.round_id, report.commits, report.another, report.synced)
         self._check(event)
         self._progress.told(report.worker, report.round_id, report.commits, max(0, report.total), self._clock())
-        # To a driver that has taken the job over all members say so again. What is visible already stays so.
+        # All members repeat this to a driver that has taken over the job. A repeated report of visible facts is
+        # dropped.
         if not is_known(self._stepper.state, event):
             self._stepper.report(event)
 
     def _check(self, event: WorkerReady | WorkerRunning) -> None:
-        """Refuses what the core would not take: a peer must not be able to end the job."""
+        """Reject what the core would not accept: a peer must not be able to end the job."""
         why = "" if self._stepper.is_over else why_impossible(self._stepper.state, event)
         if why:
             raise RendezvousProtocolError(f"cannot take this report: {why}")
 
     async def leave(self, request: LeaveRequest) -> None:
-        """A worker was told by a signal to leave: its place is drained when this returns.
+        """Drain the place of a worker that got a signal to leave; done when this returns.
 
         Raises:
-            RendezvousClosedError: it is being stopped, or there was no round yet: it is to end at once.
+            RendezvousClosedError: it is being stopped, or there was no round yet: it must end at once.
         """
         await self._stepper.settled()
         worker = request.worker
@@ -203,7 +204,7 @@ class Rounds:
         return PublishReply(granted=not why, reason=why)
 
     async def drain(self, request: DrainHostRequest) -> DrainReply:
-        """A host's workers are to leave at their next commit, or the host may be used again, when this returns."""
+        """Drain a host, whose workers leave at their next commit, or undo that; done when this returns."""
         await self._stepper.settled()
         name, undo = request.hostname, request.undo
         before = self._stepper.coming
@@ -217,34 +218,34 @@ class Rounds:
         return DrainReply(done=True, text=done)
 
     async def end(self) -> EndReply:
-        """The job is about to end when this returns, whoever drives it then."""
-        self._stepper.catch_up()  # not settled(): an end does not wait for a disc that hangs
+        """End the job. When this returns the end is certain, whichever driver has the job then."""
+        self._stepper.catch_up()  # not settled(): an end does not wait for a disk that hangs
         text = self._end()
         await self._stepper.settled()
         return EndReply(text)
 
-    # --- what they are answered ------------------------------------------------------------------------------------
+    # --- answers ---------------------------------------------------------------------------------------------------
 
     def publish(self, formed: Round, placed: Sequence[Placed], addresses: Mapping[str, str]) -> None:
-        """Answers the members of a new round, if they ask for it.
+        """Answer the members of a new round that have asked for it.
 
         Args:
             formed: the round.
-            placed: the places of its members, as :func:`~elastic_driver.core.assignment.places_of` has them.
-            addresses: where its members listen, by host.
+            placed: the places of its members, as :func:`~elastic_driver.core.assignment.places_of` returns them.
+            addresses: the listening addresses of its members, by host.
         """
         self.resume(formed, placed, addresses)
         for worker, assignment in self._placed.items():
-            # From now on: who is frozen since it was READY never watches its round.
+            # From now on: a worker that has frozen since it was READY never watches its round.
             self._heartbeats.heard(worker)
             self._reply(worker, assignment)
 
     def resume(self, formed: Round, placed: Sequence[Placed], addresses: Mapping[str, str]) -> None:
-        """This is the present round, whoever has formed it: members that ask for it are answered so. See publish."""
+        """Set the current round, whichever driver has formed it, for answers to its members, as publish does."""
         self._progress.begin_round(formed.commits)
         backend = formed.backend
         if backend is None:
-            return  # they know their places, and are watched by nothing but their ends
+            return  # they know their places, and are watched only for their ends
         self._placed = {
             one.worker: RoundAssignment(
                 round_id=formed.round_id,
@@ -258,15 +259,15 @@ class Rounds:
         }
 
     def dismiss(self, worker: WorkerId, reason: str) -> None:
-        """Answers a worker that it has no place any more."""
+        """Answer a worker that it no longer has a place."""
         self._reply(worker, Removed(reason))
 
     def notify(self, notice: Notice) -> None:
-        """Sets the notice that members of the round have from now on."""
+        """Set the notice for members of the round from now on."""
         self._notice = notice
 
     def job_over(self, message: str) -> Notice:
-        """Answers all who wait that the job has ended. Returns the notice, for those who watch elsewhere."""
+        """Answer all waiting workers that the job has ended. Return the notice, for those that watch elsewhere."""
         notice = Notice(self._notice.version + 1, self._stepper.state.round_id, NoticeKind.JOB_OVER, message)
         self.notify(notice)
         for future in self._parked.values():
@@ -275,7 +276,7 @@ class Rounds:
         return notice
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker has ended: it waits for nothing any more."""
+        """Drop the waits of a worker that has ended."""
         for kept in (self._parked, self._placed):
             kept.pop(worker, None)
 

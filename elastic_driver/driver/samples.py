@@ -1,6 +1,6 @@
-"""When the job is sampled: now and then for the event log, and each few seconds for the curves of the page.
+"""The schedule of samples: at intervals for the event log, and every few seconds for the curves of the page.
 
-Owns these times. What a sample is made of is :mod:`elastic_driver.health.sampler`'s.
+Owns these times. :mod:`elastic_driver.health.sampler` takes the samples.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.page.curves import Curves
 
 LOGGED_S = 10.0
-"""How often in a job's first minutes the event log has a sample."""
+"""Seconds between samples in the event log in a job's first minutes."""
 LOGGED_LATER_S = 60.0
-"""How often after these."""
+"""Seconds between them later."""
 _FIRST_S = 600.0
-# Of the curves. Each costs some microseconds a worker: with thousands there are fewer.
+# Seconds between samples for the curves. Each costs some microseconds a worker: with thousands there are fewer.
 _DRAWN_S = 2.0
 _WORKERS_EACH_S = 400.0
 
 
 class Samples:
-    """See above. Used on the event loop only.
+    """Takes the samples of one job. Used on the event loop only.
 
     Args:
         stepper: has the state.
-        health: has the last looks at the workers.
-        figures: that the training has reported.
-        chronicle: is told.
+        health: has the last observations of the workers.
+        figures: the training's reported figures.
+        chronicle: logs the samples.
         clock: the job's time, seconds.
-        curves: of the page; None where there is none.
+        curves: the page's curves; None if there is no page.
         wall_clock: seconds since the epoch.
     """
 
@@ -62,7 +62,7 @@ class Samples:
         self._plan(clock())
 
     async def run(self) -> None:
-        """Takes samples until the job is over."""
+        """Take samples until the job is over."""
         while True:
             await asyncio.sleep(max(0.0, min(self._log_at, self._draw_at) - self._clock()))
             if self._stepper.is_over:
@@ -70,7 +70,7 @@ class Samples:
             self.look()
 
     def look(self) -> None:
-        """Takes those that are due."""
+        """Take the samples that are due."""
         now = self._clock()
         if self._curves is not None and now >= self._draw_at:
             self._draw(self._curves, now)
@@ -79,7 +79,7 @@ class Samples:
             self._plan(now)
 
     def last(self) -> None:
-        """The job ends: takes the last ones."""
+        """Take the last samples, as the job ends."""
         now = self._clock()
         if self._curves is not None:
             self._draw(self._curves, now)

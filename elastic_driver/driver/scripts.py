@@ -1,6 +1,6 @@
-"""Whether all workers run the same script: a copy on one host may be older than those on the others.
+"""Check that all workers run the same script: a copy on one host may be older than those on the others.
 
-Owns what each living worker's script was when it was started. Reads no file (agents do), and decides nothing.
+Owns the digest of each living worker's script at its start. Reads no file (agents do), and decides nothing.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections import Counter
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.fleet.worker import Worker
 
-# Where each host has a copy of its own, as from a template, more lines would say nothing more.
+# If each host has its own copy, as from a template, more warnings would not help.
 _MOST_TOLD = 3
 
 
 class Scripts:
-    """See above. Used on the event loop only."""
+    """Compares the scripts of one job's workers. Used on the event loop only."""
 
     def __init__(self) -> None:
         self._digests: dict[WorkerId, str] = {}
-        self._hosts: dict[str, Counter[str]] = {}  # by digest, how many workers of each host have it
+        self._hosts: dict[str, Counter[str]] = {}  # by digest, the number of workers with it on each host
         self._told: set[str] = set()
 
     def started(self, worker: Worker) -> str:
-        """A worker runs. Returns what the user is to be told of its script, once of each other one; mostly ""."""
+        """Record that a worker runs. Return a warning about its script, once for each different one; mostly ""."""
         if not worker.digest:
             return ""
         self.ended(worker.id)
@@ -43,7 +43,7 @@ class Scripts:
         )
 
     def ended(self, worker: WorkerId) -> None:
-        """It runs no more: one that is started in its place may have another script."""
+        """Forget a worker that has ended: its replacement may have another script."""
         digest = self._digests.pop(worker, None)
         if digest is None:
             return

@@ -1,7 +1,7 @@
-"""The servers of a job with a chief: what they say, and what the chief is told of them.
+"""The servers of a job with a chief: their reports, and the list for the chief.
 
-Owns the list that the chief follows, its version, and who waits for the next one. Decides nothing: who is listed, and
-who is to leave, is read from the state; what is said becomes events of the core.
+Owns the list that the chief follows, its version, and the request that waits for the next one. Decides nothing: the
+state says which servers are listed, and which are to leave; reports become events of the core.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, 
 from elastic_driver.rendezvous.routes import CHIEF, WORKER, Route, RouteRequest, Routes, read_own
 from elastic_driver.system.job_clock import CallLater
 
-# Below what middleboxes let a connection idle; the chief asks again.
+# Below the idle limit of middleboxes; the chief asks again.
 POLL_S = 30.0
-# More than a driver ever has.
+# More versions than a driver ever has.
 _VERSIONS = 1 << 32
 
 _Answer = tuple[int, bytes]
-# What a version stands for: addresses, and of each worker when it is stopped, if it is to leave.
+# The content of a version: addresses; and for each worker when it is stopped, if it is to leave.
 _Listed = tuple[tuple[str, ...], tuple[tuple[str, float | None], ...]]
 
 
 class ServerList:
-    """See above. Used on the event loop only.
+    """Maintains the list for the chief. Used on the event loop only.
 
     Args:
         stepper: takes the events, and has the state.
         clock: the job's time, seconds.
         call_later: measures how long requests wait.
-        address_of: an address of a host, by name, that all other hosts of the job reach. Raises LaunchError.
-        on_answer: told of each server that answers: which, its number as a parameter server, and its address.
-        epoch: of the driver: the lists of one driver have other versions than those of another.
+        address_of: returns an address of a host, by name, that all other hosts of the job reach. Raises LaunchError.
+        on_answer: called for each server that answers: the worker, its index as a parameter server, and its address.
+        epoch: that of the driver: the versions of two drivers' lists never overlap.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class ServerList:
         self._version = 1 + epoch * _VERSIONS
         self._listed: _Listed = ((), ())
         self._waiting: asyncio.Future[_Answer] | None = None
-        self._waits_since = 0  # the version that it knows
+        self._waits_since = 0  # the version that the chief knows
 
     @property
     def routes(self) -> Routes:
-        """What servers and the chief ask."""
+        """The routes for servers and the chief."""
         return (
             Route("POST", "serving", WORKER, read_own(ServingReport.from_json, self._serves)),
             Route("POST", "servers", CHIEF, self._servers),
         )
 
     def look(self) -> None:
-        """To be called after each step: tells the chief when it is another list."""
+        """Send the chief a new list, if there is one. To be called after each step."""
         listed = _listed(self._stepper.state)
         if listed != self._listed:
             self._listed = listed
@@ -84,12 +84,12 @@ class ServerList:
             waiting.set_result(self._reply())
 
     async def _serves(self, report: ServingReport) -> None:
-        """It has been heard when this returns, whoever drives the job then. See below."""
+        """Record a report before this returns, whichever driver has the job then. Raises as _serving does."""
         self._serving(report)
         await self._stepper.settled()
 
     def _serving(self, report: ServingReport) -> None:
-        """A server answers.
+        """Report that a server answers.
 
         Raises:
             RendezvousProtocolError: it was never started.
@@ -114,14 +114,14 @@ class ServerList:
         self._stepper.report(event)
 
     def _who_else_serves(self, event: WorkerServing) -> str:
-        """That another has this address; "" when nobody has. The chief would take the two for one."""
+        """Name another server with this address; "" if there is none. The chief would confuse the two."""
         for record in self._stepper.state.workers:
             if record.address == event.address and record.phase is not WorkerPhase.LEAVING:
                 return f"worker {record.worker} serves at {event.address}"
         return ""
 
     async def _servers(self, request: RouteRequest) -> _Answer:
-        """The chief asks, and says whom it has taken out.
+        """Answer a request of the chief, which also names the workers that it has taken out of use.
 
         Raises:
             RendezvousClosedError: another chief is started, or the job has ended.
@@ -142,7 +142,7 @@ class ServerList:
         wait_s = _seconds(request.query.get("wait_s", ""))
         if wait_s <= 0:
             return 204, b""
-        self._answer_who_waits()  # its connection was cut, and nobody has told this end
+        self._answer_who_waits()  # its connection was cut, unnoticed at this end
         waiting: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting = waiting
 
@@ -175,6 +175,6 @@ def _seconds(text: str) -> float:
         seconds = float(text or POLL_S)
     except ValueError:
         seconds = math.nan
-    if math.isnan(seconds):  # no timer can be set to that
+    if math.isnan(seconds):  # not valid for a timer
         raise RendezvousProtocolError(f"cannot read wait_s {text!r}: not a number")
     return seconds

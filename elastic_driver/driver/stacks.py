@@ -1,6 +1,6 @@
-"""The stacks of all workers at a moment, for people who look for what hangs.
+"""The stacks of all workers at one moment, for the search for hangs.
 
-Owns the asking: all agents at once, and who does not answer is named. Takes none itself: agents do
+Owns the requests: to all agents at once, and those that do not answer are named. The agents take the stacks
 (:mod:`elastic_driver.launch.agent.stacks`).
 """
 
@@ -21,21 +21,21 @@ from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, 
 from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
 from elastic_driver.report.stacks_text import stacks_text
 
-# A worker has two seconds; the rest is the network's.
+# A worker has two seconds; the rest is for the network.
 LIMIT_S = 5.0
 _MOST_TEXT = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class StackDump:
-    """Where a worker is.
+    """The position of a worker's threads.
 
     Attributes:
-        pid: of its process, as its host numbers it; None when that is not known.
-        state: the letter that the kernel has for it; "" when it is not known.
+        pid: its process id on its host; None if unknown.
+        state: the kernel's letter for its state; "" if unknown.
         text: the stacks of its threads, as Python's faulthandler writes them; "" for none.
-        reason: why there are none; "" where there are.
-        syscall: number of the system call that its main thread is in, or "running"; "" when it is not known.
+        reason: why there are none; "" if there are.
+        syscall: the number of its main thread's current system call, or "running"; "" if unknown.
         wchan: where in the kernel that thread sleeps; "" for nowhere, or unknown.
     """
 
@@ -60,11 +60,11 @@ class _Asked:
 
 
 class Stacks:
-    """See above. Used on the event loop only.
+    """Requests stacks from the agents of one job. Used on the event loop only.
 
     Args:
-        living: the workers whose processes run.
-        host_of: the agent of a host; None when there is none.
+        living: returns the workers whose processes run.
+        host_of: returns the agent of a host; None if there is none.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Stacks:
         self._asked: dict[int, _Asked] = {}
 
     async def take_all(self, workers: Collection[WorkerId] | None = None) -> dict[WorkerId, StackDump]:
-        """The stacks of these workers, or of all, or why there are none. Blocks for five seconds at most.
+        """Return the stacks of these workers, or of all, or why there are none. Blocks for five seconds at most.
 
         Args:
-            workers: which; those that do not run are not in the answer. None for all.
+            workers: the workers; those that do not run are omitted. None for all.
         """
         wanted = [worker for worker in self._living() if workers is None or worker in workers]
         keys: dict[AgentLink, list[str]] = {}
@@ -98,7 +98,7 @@ class Stacks:
         return {worker: asked.found[worker] for worker in wanted}
 
     async def take_one(self, worker: WorkerId) -> str | None:
-        """The stacks of one worker; None where there are none. Blocks likewise."""
+        """Return the stacks of one worker; None if there are none. Blocks for five seconds at most."""
         dump = (await self.take_all([worker])).get(worker)
         return dump.text or None if dump is not None else None
 
@@ -115,24 +115,24 @@ class Stacks:
             async with asyncio.timeout(LIMIT_S):
                 await asked.done
         except TimeoutError:
-            pass  # who is left is named
+            pass  # the missing ones are named
         finally:
             del self._asked[number]
         return asked
 
-    # --- what the fleet tells (Part) -------------------------------------------------------------------------------
+    # --- calls by the fleet (Part) ---------------------------------------------------------------------------------
 
     def came(self, link: AgentLink) -> None:
-        """Nobody has asked it yet."""
+        """Do nothing: it has no open request."""
 
     def lost(self, link: AgentLink, why: str) -> None:
-        """Nothing more comes of it."""
+        """Stop waiting for a lost agent."""
         for asked in self._asked.values():
             if link in asked.left:
                 asked.answered(link)
 
     def take(self, link: AgentLink, message: Said) -> bool:
-        """What an agent says of stacks. Returns whether it was that.
+        """Handle an agent's message about stacks. Return whether it was one.
 
         Raises:
             RendezvousProtocolError: it speaks for a worker of another host.
@@ -156,12 +156,12 @@ class Stacks:
 
 
 class StackReports:
-    """The same as people see it: with each worker's rank, and what its agent has seen of it.
+    """The stacks for people: with each worker's rank, and its agent's observations.
 
     Args:
-        stacks: takes them.
+        stacks: requests the stacks.
         stepper: has the state.
-        table: of the last looks at the workers.
+        table: the last observations of the workers.
         clock: the job's time, seconds.
     """
 
@@ -173,11 +173,11 @@ class StackReports:
 
     @property
     def routes(self) -> Routes:
-        """What operators ask."""
+        """The routes for operators."""
         return (Route("GET", "stacks", OPERATOR, self._answer),)
 
     async def text(self) -> str:
-        """All of them, as text. Blocks as :meth:`Stacks.take_all` does."""
+        """Return all stacks as text. Blocks as :meth:`Stacks.take_all` does."""
         return stacks_text(await self._take())
 
     async def _answer(self, request: RouteRequest) -> tuple[int, bytes]:

@@ -1,6 +1,6 @@
-"""Tells the chronicle where the job stands, and its workers, whenever that has changed: what accounts are kept from.
+"""Reports changes in the condition of the job, and of its workers, to the chronicle, for accounting.
 
-Owns what was told last. Decides nothing: it looks at the state after each step.
+Owns what was last reported. Decides nothing: it looks at the state after each step.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from elastic_driver.report.chronicle import Chronicle
 
 
 class Standings:
-    """See above. Used on the event loop only.
+    """Reports one job's changes. Used on the event loop only.
 
     Args:
-        chronicle: is told.
+        chronicle: takes the reports.
     """
 
     def __init__(self, chronicle: Chronicle) -> None:
@@ -28,17 +28,17 @@ class Standings:
         self._drained: dict[WorkerId, None] = {}
 
     def started(self, worker: WorkerId) -> None:
-        """A worker's process runs."""
+        """Record that a worker's process runs."""
         self._booting[worker] = None
 
     def exited(self, worker: WorkerId) -> None:
-        """It has ended."""
+        """Record that it has ended."""
         self._booting.pop(worker, None)
         self._drained.pop(worker, None)
 
     def look(self, state: State) -> None:
-        """To be called after each step, when its commands are carried out."""
-        # Most reports after a takeover are no news, and a look at the state is one at all workers.
+        """Report what has changed. To be called after each step, when its commands have been carried out."""
+        # Most reports after a takeover are no news, and this looks at all workers.
         if state is not self._seen:
             self._seen = state
             standing = standing_of(state)

@@ -1,7 +1,7 @@
-"""The job's status: what the core's state, health, discovery and the books say of it, for whoever asks.
+"""The job's status: the information of the core's state, health, discovery and the books, for all readers.
 
-Owns the form of ``GET /v1/status``, which the page, the metrics and ``elasticrun status`` are made of too, and the
-sentence that explains where the job stands. Decides nothing.
+Owns the format of ``GET /v1/status``, on which the page, the metrics and ``elasticrun status`` are based too, and the
+sentence that explains the condition of the job. Decides nothing.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from elastic_driver.words import Backend
 
 
 class Processes(Protocol):
-    """What is to be known of the workers' processes."""
+    """The interface to the workers' processes."""
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Of the worker's process; None when none runs."""
+        """Return the id of the worker's process; None if none runs."""
 
 
 class JobStatus:
-    """See above. Used on the event loop only.
+    """The status of one job. Used on the event loop only.
 
     Args:
-        command: of the job, as the user gave it.
-        job_id: of the job.
+        command: the command of the job, as the user gave it.
+        job_id: the id of the job.
         stepper: has the state.
         clock: the job's time, seconds.
-        processes: of the workers.
+        processes: the processes of the workers.
         agents: know where the driver is reached.
-        health: knows how the workers are, and who may hang.
-        figures: that the training has reported of itself.
-        progress: knows how far they have come.
-        goodput: what the time has gone into.
-        discovery: knows why hosts are not there.
+        health: has the workers' vitals, and the suspected hangs.
+        figures: the training's reported figures.
+        progress: the workers' progress.
+        goodput: what the time was spent on.
+        discovery: knows why hosts are missing.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class JobStatus:
 
     @property
     def routes(self) -> Routes:
-        """What anybody may ask."""
+        """The routes for everybody."""
         return (Route("GET", "status", ALL, lambda _: self.document()),)
 
     def explained(self) -> str:
-        """Why the job stands where it stands, who may hang, what discovery does, and which hosts are not ready."""
+        """Explain the job's condition, suspected hangs, problems of discovery, and which hosts are not ready."""
         state = self._stepper.state
         waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
         sentence = explain(state, self._clock(), stall=self._health.stall)
@@ -90,14 +90,14 @@ class JobStatus:
         return "; ".join(filter(None, (sentence, *remarks)))
 
     def newest_commit(self) -> int:
-        """The furthest worker's, by its number, also when that has ended since; those that a loss took back are not."""
+        """Return the furthest worker's last commit, even if it has ended since; without commits that a loss undid."""
         state = self._stepper.state
         told = (vitals.commits for _, vitals in self._table)
         self._progress.reached(max(state.commits, 0, *(record.commits for record in state.workers), *told))
         return self._progress.newest_commit
 
     def document(self) -> dict[str, object]:
-        """The job as JSON can hold it."""
+        """Return the status as a JSON document."""
         self._stepper.catch_up()
         state, now = self._stepper.state, self._clock()
         return {
@@ -120,7 +120,7 @@ class JobStatus:
         if booked is None:
             return {}
         return {
-            "age_s": round(booked.wall_s, 3),  # the time without a driver is the job's, too
+            "age_s": round(booked.wall_s, 3),  # the time without a driver is part of the job's
             "goodput": {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)},
         }
 
@@ -137,7 +137,7 @@ class JobStatus:
 
 
 def standing(state: State, now: float) -> dict[str, object]:
-    """What the core's state alone says of a job, as JSON can hold it."""
+    """Return the part of a job's status that follows from the core's state alone, as JSON."""
     return {
         "age_s": round(now - state.began, 3),
         "phase": state.phase,
@@ -157,7 +157,7 @@ def standing(state: State, now: float) -> dict[str, object]:
 
 
 def standing_of(record: WorkerRecord, now: float) -> dict[str, object]:
-    """Likewise of a worker."""
+    """Return the part of a worker's status that follows from the core's state alone, as JSON."""
     worker = record.worker
     return {
         "worker": worker.key,
@@ -175,7 +175,7 @@ def standing_of(record: WorkerRecord, now: float) -> dict[str, object]:
 
 
 def place_of(state: State, worker: WorkerId) -> tuple[int, int] | None:
-    """The round of a worker, and its rank there; None for one that is in none, or is no more."""
+    """Return the round of a worker, and its rank there; None if it is in none, or has ended."""
     record = record_of(state, worker)
     return (record.round_id, record.rank) if record is not None and record.round_id else None
 
@@ -185,7 +185,7 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _drained(state: State) -> dict[str, object]:
-    """Hosts that get no workers any more, and of others the slots that get none, by host."""
+    """Return the hosts that get no more workers, and for others the slots that get none, by host."""
     slots = {host.name: host.slots for host in state.hosts}
     whole = {name for name, slot in state.drained if slot is None}
     some: dict[str, list[int]] = {}
@@ -199,14 +199,14 @@ def _drained(state: State) -> dict[str, object]:
 
 
 def _server_of(record: WorkerRecord) -> dict[str, object]:
-    """What is told of a server beside what is told of all workers."""
+    """Return the fields that only a server has."""
     if record.parameter_server is None and not record.address:
         return {}
     return {"parameter_server": record.parameter_server, "address": record.address}
 
 
 def _chief_of(state: State, now: float) -> dict[str, object]:
-    """What is told of a job that has a chief."""
+    """Return the fields that only a job with a chief has."""
     chief = state.chief
     if not state.policy.has_chief:
         return {}

@@ -1,6 +1,6 @@
-"""The line that says where the job stands; and, for those who see none, what is told of waits that take long.
+"""The line that shows the job's condition; and, for users without one, reports of long waits.
 
-Owns when these are said. What they say is the core's (:mod:`elastic_driver.core.explain`) and the chronicle's.
+Owns the times of these. The core (:mod:`elastic_driver.core.explain`) and the chronicle word them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.status_line import figures
 from elastic_driver.words import NoticeKind
 
-# A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
+# A start imports PyTorch, and a step may be long: how many times longer it is usual to wait for these.
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
-# The status line counts seconds; twice as often, so that it skips none.
+# The status line counts seconds; updated twice as often, so that it skips none.
 _TICK_S = 0.5
 
 
 class StatusLine:
-    """See above. Used on the event loop only.
+    """Updates the status line of one job. Used on the event loop only.
 
     Args:
         stepper: has the state.
-        chronicle: is told.
+        chronicle: shows the line.
         clock: the job's time, seconds.
-        status: explains where the job stands.
-        health: knows who may hang, and how far the workers are.
-        standstills: of this process, booked while the line is kept.
+        status: explains the condition of the job.
+        health: has the suspected hangs, and the workers' progress.
+        standstills: those of this process, booked while the line is updated.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StatusLine:
         self._phase = stepper.state.phase  # as of the last step
 
     async def run(self) -> None:
-        """Keeps the clock and the countdowns of the line going; without one, tells of what takes long."""
+        """Update the clock and the countdowns of the line; without a line, report long waits."""
         while not self._stepper.is_over:
             now = self._clock()
             self._note_wait(now)
@@ -69,14 +69,14 @@ class StatusLine:
             await asyncio.sleep(_TICK_S)
 
     def after_step(self, now: float, *, has_commands: bool) -> None:
-        """To be called after each step, when its commands are carried out."""
+        """Update the line. To be called after each step, when its commands have been carried out."""
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or has_commands):
             self._chronicle.status(self._status.explained(), self._figures())
 
     def _note_wait(self, now: float) -> None:
-        """Whether there is something that a user who sees no status line wants to be told of again."""
+        """Note whether there is a wait that should be reported repeatedly to users without a status line."""
         state = self._stepper.state
         what, patience = "", 1.0
         match state.phase:
@@ -93,7 +93,7 @@ class StatusLine:
         self._chronicle.waits(now, what, patience=patience)
 
     def _figures(self) -> tuple[str, ...]:
-        """What the line has behind its sentence."""
+        """Return the figures after the line's sentence."""
         if self._stepper.state.phase is not JobPhase.RUNNING:
             return ()
         return figures(

@@ -1,16 +1,15 @@
 """The state of the job, and the one way to change it: events in, commands out.
 
 Owns the state, the queue of workers' reports, the timer of the next deadline, and the last events for the report of an
-internal error. What commands mean is its owner's.
+internal error. Its owner carries out commands.
 
-With a journal a step is on disc before it is visible, and before its commands are carried out:
+With a journal a step is on disk before it is visible, and before its commands are carried out:
 
-    event ─► step() ─► journal ──disc──► state, commands carried out ─► next event
+    event ─► step() ─► journal ──disk──► state, commands carried out ─► next event
 
-Reports and events that come while a write is under way (:mod:`elastic_driver.driver.write_ahead`) wait, and go into the
-next one together. Whoever has to know what has become of an event awaits :meth:`Stepper.settled`. An end needs no
-journal: where the disc does not answer the job can be ended all the same, and of a job that has ended nothing is
-written.
+Reports and events that arrive during a write (:mod:`elastic_driver.driver.write_ahead`) wait, and go into the next one
+together. A caller that needs the outcome of an event awaits :meth:`Stepper.settled`. An end needs no journal: if the
+disk does not respond the job can be ended all the same, and nothing is written for a job that has ended.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ class Stepper:
     Args:
         policy: the limits of the job.
         clock: the job's time, seconds.
-        carry_out: does what the commands of a step say, as of the time of the step.
-        on_error: told of what a step or its commands raise.
-        ahead: how steps get on disc; None for jobs without a journal.
-        state: what to begin with, policy and all; None for a new job.
+        carry_out: carries out the commands of a step, as of the time of the step.
+        on_error: called with an error that a step or its commands raise.
+        ahead: writes steps to disk; None for jobs without a journal.
+        state: the initial state, including the policy; None for a new job.
 
     Attributes:
-        state: the job as it is now.
-        history: the last events, and when they came.
-        made_at: the time of the last step that is visible; None before the first.
+        state: the current state of the job.
+        history: the last events, with their times.
+        made_at: the time of the last visible step; None before the first.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Stepper:
         self._clock = clock
         self._carry_out = carry_out
         self._on_error = on_error
-        self._ahead = ahead  # None as soon as the job has ended, too
+        self._ahead = ahead  # also None as soon as the job has ended
         self._journal = ahead
         if ahead is not None:
             ahead.serve(self)
@@ -88,7 +87,7 @@ class Stepper:
         self._busy_until = 0.0  # by the job's clock
         self._steps = False
         self._timer: asyncio.TimerHandle | None = None
-        # What waits for the next write.
+        # Events that wait for the next write.
         self._posted: list[Event] = []
         self._timer_expired = False
 
@@ -99,13 +98,13 @@ class Stepper:
 
     @property
     def coming(self) -> State:
-        """The job as it is when what is under way is on disc."""
+        """The state of the job once the current write is on disk."""
         steps = None if self._ahead is None else self._ahead.under_way
         return steps[-1].state if steps else self.state
 
     @property
     def trouble(self) -> str:
-        """What keeps the journal from being written, in words; "" for nothing."""
+        """What prevents the journal from being written, in words; "" for nothing."""
         return "" if self._ahead is None else self._ahead.trouble
 
     @property
@@ -113,16 +112,16 @@ class Stepper:
         return self._ahead is not None and self._ahead.under_way is not None
 
     def report(self, report: WorkerReport | HostLost) -> None:
-        """Feeds a worker's report, its end, or its host's loss to the core, with others that come at about that time.
+        """Feed a worker's report, its end, or its host's loss to the core, together with others at about that time.
 
-        A step costs about as much as the job has workers. When thousands report at once, a step for each would be what
-        they wait for; so after a step the loop has as much time for other things as the step took.
+        The cost of a step grows with the number of workers. If thousands report at once, a step for each would
+        dominate; so after a step the loop has as much time for other work as the step took.
         """
         self._reports.append(report)
         self._has_come()
 
     def report_host(self, report: HostReport) -> None:
-        """Likewise of a host: a network that is cut silences many."""
+        """Feed a host's report, together with others: a network cut silences many hosts."""
         self._host_reports.append(report)
         self._has_come()
 
@@ -139,16 +138,17 @@ class Stepper:
             self._reporting = loop.call_later(rest_s, take) if rest_s > 0 else loop.call_soon(take)
 
     def catch_up(self) -> None:
-        """Feeds the reports that have come so far, those of workers first."""
+        """Feed the reports that have arrived so far, those of workers first."""
         if self._writes:
-            self._cancel_reporting()  # they are looked for when it is written
+            self._cancel_reporting()  # they are fed when the write ends
         elif not self._steps:
             self._feed()
 
     def post(self, event: Event) -> None:
-        """Feeds one event to the core, after the reports before it. Never blocks.
+        """Feed one event to the core, after the reports before it. Never blocks.
 
-        What comes of a step's commands is fed after all of them: a host that is given up is lost at once.
+        Events that follow from a step's commands are fed after all of the commands: a host that is given up is lost at
+        once.
         """
         if self._steps:
             asyncio.get_running_loop().call_soon(self.post, event)
@@ -169,14 +169,14 @@ class Stepper:
             self.late()
 
     def begin(self) -> None:
-        """Has the journal begun, if there is one: nothing is carried out before that. To be called once."""
+        """Begin the journal, if there is one: nothing is carried out before that. To be called once."""
         if self._ahead is not None:
             self._write(self._ahead, self._gathered())
 
     async def settled(self) -> None:
-        """Blocks until all that has come is fed, and visible: whoever looks at the state then sees all that there is.
+        """Block until all arrived events are fed and visible: then the state includes everything known.
 
-        Without a journal that is so at once.
+        Without a journal that is immediate.
         """
         self.catch_up()
         while self._ahead is not None and self._writes:
@@ -184,16 +184,16 @@ class Stepper:
             self.catch_up()
 
     async def fenced(self) -> None:
-        """Likewise, and until it is sure that no other driver has had the job until then: it has ended where one has.
+        """Block as settled() does, until it is certain that no other driver has had the job; if one has, it has ended.
 
-        For what outlives the job's processes, and must not be done by two.
+        For actions that outlast the job's processes, and must not be done by two drivers.
         """
         await self.settled()
         if self._ahead is not None:
             await self._ahead.look()
 
     def set_timer(self) -> None:
-        """Has TimerExpired fed at the next deadline. To be called once at the start; each step does so itself."""
+        """Set the timer for TimerExpired at the next deadline. To be called at the start; each step does it itself."""
         self._cancel_timer()
         deadline = next_deadline(self.state)
         if deadline is not None:
@@ -201,16 +201,16 @@ class Stepper:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, TimerExpired())
 
     def fail(self, error: BaseException) -> EndJob | None:
-        """Feeds an error of the driver's own: of what comes from now on nothing follows.
+        """Feed an error of the driver's own: later events have no effect.
 
         Returns:
-            The end of the job, which is not carried out; None when the core had ended it before.
+            The end of the job, which is not carried out; None if the core had ended it before.
         """
         if self.is_over:
             return None
         failed = DriverFailed(repr(error))
         if self._ahead is not None:
-            # Whatever led to the error is to come again.
+            # Whatever led to the error is to be sent again.
             self._ahead.drop()
             self._ahead = None
         try:
@@ -220,16 +220,16 @@ class Stepper:
         return self.state.end
 
     def abandon(self, end: EndJob) -> None:
-        """Another driver has the job: of what comes from now on nothing follows, and nothing is written."""
+        """Stop, since another driver has the job: later events have no effect, and nothing is written."""
         if self._journal is not None:
-            # Also where the job ends already: what becomes of agents meanwhile is the next driver's to write.
+            # Even if the job is ending already: what happens to agents meanwhile is for the next driver to write.
             self._journal.abandon()
         self._ahead = None
         self.state = replace(self.state, end=end)
         self.close()
 
     def close(self) -> None:
-        """Feeds nothing more by itself, and makes nothing more visible."""
+        """Feed nothing more automatically, and make nothing more visible."""
         self._cancel_timer()
         if self._ahead is not None:
             self._ahead.drop()
@@ -253,7 +253,7 @@ class Stepper:
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def _feed(self) -> None:
-        """Feeds what has come."""
+        """Feed what has arrived."""
         self._cancel_reporting()
         events = self._gathered()
         if not events:
@@ -267,8 +267,9 @@ class Stepper:
         self._rest(began)
 
     def _gathered(self) -> list[Event]:
-        """What has come, in its order; of what has come together the reports of workers are first, and the timer is
-        last: who has reported in time is not late, however long the disc has kept that waiting.
+        """Return the arrived events, in order; of simultaneous ones the workers' reports first, and the timer last.
+
+        So a worker that has reported in time is not late, however long the disk has delayed its report.
         """
         self._gather()
         events, self._posted = self._posted, []
@@ -296,7 +297,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def _stepping(self) -> Iterator[None]:
-        """What is posted meanwhile waits; what is raised is told."""
+        """Defer events that are posted meanwhile; report errors."""
         self._steps = True
         try:
             yield
@@ -306,14 +307,14 @@ class Stepper:
             self._steps = False
 
     def _rest(self, began: float) -> None:
-        """What has taken some time gives as much to others."""
+        """Leave as much time to other work as this has taken."""
         now = self._clock()
         self._busy_until = max(self._busy_until, now + (now - began))
 
     # --- with a journal (Maker) ------------------------------------------------------------------------------------
 
     def _write(self, ahead: WriteAhead, events: Sequence[Event]) -> None:
-        """Makes a step of each, and has all of them written. One that raises is not in the journal."""
+        """Make a step of each event, and write all steps. A step that raises is not in the journal."""
         steps: list[Step] = []
         state, failed = self.state, None
         all_began = self._clock()
@@ -332,9 +333,9 @@ class Stepper:
             self._on_error(failed)
 
     def make(self, steps: Sequence[Step]) -> None:
-        """See Maker: makes steps visible, and carries their commands out. What these raise ends the job.
+        """Make steps visible, and carry out their commands; errors of these end the job. See Maker.
 
-        The time that the disc took was one for other things.
+        The time that the disk took was available for other work.
         """
         began = self._clock()
         with self._stepping():
@@ -350,14 +351,14 @@ class Stepper:
             self._ahead = None
 
     def go_on(self) -> None:
-        """See Maker."""
+        """Feed what has arrived during the write."""
         if self._posted or self._timer_expired:
             self._feed()
         elif self._reports or self._host_reports:
             self._catch_up_soon()
 
     def late(self) -> None:
-        """See Maker. What waits may be an end already, or ask for one; it may stand behind others that wait."""
+        """Carry out an end that waits for the disk, if there is one; it may be behind other events."""
         assert self._ahead is not None
         steps = self._ahead.under_way
         stop = next((event for event in self._posted if isinstance(event, StopRequested)), None)
@@ -373,18 +374,18 @@ class Stepper:
         self._feed()
 
     def lost(self, why: str) -> None:
-        """See Maker."""
+        """End the job, since the journal cannot be written."""
         self._end_without_journal()
         with self._stepping():
             self._carry_out((self._end(why),), self._clock())
         self._feed()
 
     def failed(self, error: Exception) -> None:
-        """See Maker."""
+        """Report an error of the journal."""
         self._on_error(error)
 
     def _end_without_journal(self) -> None:
-        """What is not on disc is not made."""
+        """Drop steps that are not on disk."""
         assert self._ahead is not None
         self._ahead.give_up()
         self._ahead = None

@@ -1,15 +1,15 @@
-"""A job that another driver has had before this one: from its journal, and from what its agents say when they are back.
+"""Takeover of a job from another driver: from its journal, and the reports of its agents when they are back.
 
-Owns which agents are waited for, and for how long. Whoever is back is from then on as any other agent, so all that is
-here comes before that: what it knows becomes what the driver knows, and it is told what it lacks
+Owns which agents are waited for, and for how long. An agent that is back is like any other from then on, so everything
+here comes before that: the driver learns what the agent knows, and sends it what it lacks
 (:mod:`elastic_driver.core.redo`). Decides nothing about workers. Used on the event loop only.
 
-An agent keeps its workers for as long as its driver's machine says that there is no driver, and no longer than
-``agent_timeout_s`` without that. So it has met this driver, or its lease is over, when that time and a margin have
-passed since this driver listens (docs/decisions/0044, "While there is no driver"). An agent that is stopped keeps no
-lease, and its workers may train on, among themselves. On this machine it is killed then. Otherwise, as long as no
-member of the present round is known to leave it, all of them are waited for, until no agent waits for a driver any
-more.
+An agent keeps its workers for as long as its driver's machine reports that there is no driver, and no longer than
+``agent_timeout_s`` without such a report. So it has met this driver, or its lease is over, when that time and a margin
+have passed since this driver began to listen (docs/decisions/0044, "While there is no driver"). An agent that is
+stopped does not observe its lease, and its workers may train on, among themselves. On this machine it is killed then.
+Otherwise, as long as no member of the current round is known to leave it, the driver waits for all of them, until no
+agent waits for a driver any more.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _UNKNOWN = "its agent knows nothing of it, after the driver was away"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """For how long agents are waited for.
+    """How long agents are waited for.
 
     Attributes:
-        agent_timeout_s: see Bootstrap.
-        driver_timeout_s: for how long agents wait for a driver.
+        agent_timeout_s: as in Bootstrap.
+        driver_timeout_s: how long agents wait for a driver.
     """
 
     agent_timeout_s: float
@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What becomes of what agents say."""
+    """The parts of the driver that take the reports of agents."""
 
     stepper: Stepper
     fleet: Fleet
@@ -78,7 +78,7 @@ class Parts:
 
 
 class _Known:
-    """The workers that a state knows: not a set of them, which each of a thousand agents would have made anew."""
+    """The workers of a state: not a set, which would be created anew for each of a thousand agents."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -89,15 +89,15 @@ class _Known:
 
 
 class Takeover:
-    """See above.
+    """Takes over one job.
 
     Args:
-        parts: of the driver.
-        agents: of the driver before this one; none that it has given up.
-        limits: of their return.
-        epoch: of this driver.
-        away_s: for how long there was no driver, at most.
-        carry_out: does what commands say, as of a time.
+        parts: those of the driver.
+        agents: those of the previous driver, except for those that it has given up.
+        limits: the limits of their return.
+        epoch: that of this driver.
+        away_s: how long there was no driver, at most.
+        carry_out: carries out commands, as of a time.
         clock: the job's time.
         on_nobody: called when no agent has come back, and none will.
     """
@@ -124,20 +124,20 @@ class Takeover:
         self._on_nobody = on_nobody
         self._is_done = False  # whether all agents are back or lost
         self._back = 0  # agents
-        self._went_on: dict[WorkerId, int] = {}  # their workers, and their processes
+        self._went_on: dict[WorkerId, int] = {}  # their workers, and the ids of their processes
         self._killed: set[str] = set()  # agents
-        self._late: list[AgentLink] = []  # whose leases are over, and that may stand still
-        self._trained: frozenset[WorkerId] = frozenset()  # the members of the round that there was
+        self._late: list[AgentLink] = []  # agents whose leases are over, and that may be stopped
+        self._trained: frozenset[WorkerId] = frozenset()  # the members of the last round
         self._trained_on: frozenset[str] = frozenset()  # their hosts
-        self._trains = False  # whether that trained
-        self._is_broken = False  # whether one of these is known to leave it
-        self._ranked: Sequence[WorkerId] = ()  # whose ranks these are
+        self._trains = False  # whether that round trained
+        self._is_broken = False  # whether one of its members is known to leave it
+        self._ranked: Sequence[WorkerId] = ()  # the members to whom these ranks belong
         self._ranks: Mapping[WorkerId, int] = {}
 
     # --- the start -------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Has all parts know what the journal says. To be called once, before anybody can come."""
+        """Initialize all parts from the journal. To be called once, before anything can connect."""
         parts, state = self._parts, self._parts.stepper.state
         self._trained = frozenset(state.members)
         self._trained_on = frozenset(worker.hostname for worker in state.members)
@@ -149,7 +149,7 @@ class Takeover:
         await parts.fleet.returning.expect(self, tuple(self._agents.values()), sorted(names))
         parts.fleet.resume(one.hostname for one in state.silent)
         parts.workers.expect([one for one in self._processes(state) if parts.fleet.link_of(one.hostname) is not None])
-        # One of restarted workers that is launched begins when all of them run.
+        # A launched round of restarted workers begins when all of them run.
         has_begun = state.round is not None and state.launch is None
         if state.round_id and has_begun:
             parts.requests.begin_round(state.round_id)
@@ -162,7 +162,7 @@ class Takeover:
                 parts.requests.notify(notice)
 
     def listens(self) -> None:
-        """Agents can come from now on. To be called once."""
+        """Begin to wait, since agents can connect from now on. To be called once."""
         parts, state = self._parts, self._parts.stepper.state
         for link in parts.fleet.returning.away():
             self._wait_for(link)
@@ -172,15 +172,15 @@ class Takeover:
 
     @staticmethod
     def _processes(state: State) -> list[WorkerId]:
-        """All workers, and the chief."""
+        """Return all workers, and the chief."""
         chief = chief_of(state)
         return [*(one.worker for one in state.workers), *(() if chief is None else (chief,))]
 
     def _wait_for(self, link: AgentLink, waited_s: float = 0.0) -> None:
-        """Until its lease is over, or longer: see :meth:`_may_train_on`. One of this machine is looked at meanwhile."""
+        """Wait until an agent's lease is over, or longer: see :meth:`_may_train_on`. Check one of this machine."""
         lease_s, last_s = self._limits.agent_timeout_s + MARGIN_S, self._limits.driver_timeout_s + MARGIN_S
         if not may_come_back(self._agents[link.agent]):
-            # What it has left is gone within that time, see docs/decisions/0009.
+            # Its remaining processes end within that time, see docs/decisions/0009.
             link.wait_for_return(AGAIN_S, lambda: self._has_died(link))
             return
         rest_s = lease_s - waited_s
@@ -198,9 +198,9 @@ class Takeover:
         link.lose("its agent has died while the driver was away")
 
     def _kill_stopped(self, link: AgentLink) -> bool:
-        """Kills an agent of this machine that is stopped. Returns whether it has been killed, now or before.
+        """Kill an agent of this machine that is stopped. Return whether it has been killed, now or before.
 
-        One that only runs slowly is not: its workers may have trained for long since their last commit.
+        A slow one is not killed: its workers may have trained for long since their last commit.
         """
         owner = link.facts.hello.owner
         pid = pid_in(owner)
@@ -215,10 +215,10 @@ class Takeover:
         )
         return True
 
-    # --- who comes back (Former) -----------------------------------------------------------------------------------
+    # --- returning agents (Former) ---------------------------------------------------------------------------------
 
     def back(self, link: AgentLink, levels: Levels) -> None:
-        """See Former."""
+        """Take back an agent and its workers. See Former."""
         parts, state = self._parts, self._parts.stepper.state
         by_host = self._by_host(link, levels, state)
         try:
@@ -237,10 +237,10 @@ class Takeover:
         parts.fleet.returned(link, levels)
         parts.meetings.back(link, levels.held)
         if parts.fleet.names_of(link, self._trained_on):
-            parts.warming.has_workers(link)  # it had, if they have ended by now
+            parts.warming.has_workers(link)  # its process had them, even if they have ended by now
         self._is_awaited_no_more(link)
         self._back += 1
-        # They have seen it go. The journal only says when it has written last.
+        # They have seen it go. The journal only tells when it last wrote.
         self._away_s = min(self._away_s, levels.alone_s)
         for one in running:
             if one.id in known:
@@ -256,7 +256,7 @@ class Takeover:
         self._look_who_is_away()
 
     def gone(self, link: AgentLink) -> None:
-        """See Former."""
+        """Stop waiting for an agent. See Former."""
         self._is_awaited_no_more(link)
         self._look_who_is_away()
 
@@ -265,10 +265,10 @@ class Takeover:
             self._late.remove(link)
 
     def _by_host(self, link: AgentLink, levels: Levels, state: State) -> list[HostLevels]:
-        """What an agent says, by the names of its host: this machine may have several.
+        """Group an agent's report by the names of its host: this machine may have several.
 
         Raises:
-            RendezvousProtocolError: it speaks for another's workers.
+            RendezvousProtocolError: it speaks for workers of another agent.
         """
         there: dict[str, list[WorkerId]] = {link.facts.host: []}
         ended: dict[str, list[WorkerId]] = {}
@@ -286,7 +286,7 @@ class Takeover:
         for level in levels.workers:
             worker = worker_named(level.worker)
             other = fleet.link_of(worker.hostname)
-            # A name of this machine that is not listed any more, and has no worker, was not looked up.
+            # A name of this machine that is no longer listed, and has no worker, was not looked up.
             if other is not link and (other is not None or not link.facts.local):
                 raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
             there.setdefault(worker.hostname, [])
@@ -300,13 +300,13 @@ class Takeover:
     def _goes_on(self, one: Worker, state: State) -> None:
         self._parts.worker_events.back(one)
         if one.id == chief_of(state):
-            return  # no worker
+            return  # not a worker
         self._went_on[one.id] = one.pid
         record = record_of(state, one.id)
-        # Those that are restarted never say anything: they are watched by nothing but their ends.
+        # Restarted workers never report anything: they are watched only for their ends.
         asks = state.policy.on_change.asks_for_rounds
         if asks and record is not None and record.phase in (WorkerPhase.MEMBER, WorkerPhase.READY):
-            # From now on: who is frozen does not say anything by itself.
+            # From now on: a frozen worker does not report anything by itself.
             self._parts.rounds.heard(one.id, 0, waiting=True, leaving=False, exiting=False)
 
     def _tell_labels(self, state: State, workers: Sequence[WorkerId]) -> None:
@@ -318,21 +318,21 @@ class Takeover:
                 self._parts.workers.label(worker, str(self._ranks[worker]))
 
     def _lose(self, workers: Sequence[WorkerId], why: str) -> None:
-        """The core hears of these that they are lost, as with a host."""
+        """Report these workers to the core as lost, as with a host."""
         if workers and not self._parts.stepper.is_over:
             self._parts.worker_events.lost([Worker(worker, -1, "") for worker in workers], why)
 
-    # --- who does not ----------------------------------------------------------------------------------------------
+    # --- agents that do not return ---------------------------------------------------------------------------------
 
     def _has_trained(self, link: AgentLink) -> bool:
         return any(self._parts.fleet.link_of(worker.hostname) is link for worker in self._trained)
 
     def _may_train_on(self, link: AgentLink, rest_s: float) -> bool:
-        """Whether its workers may: it has met this driver by now, or its lease is over; unless it stands still.
+        """Return whether its workers may train on: only if it is stopped; otherwise its lease is over.
 
         Args:
-            link: of an agent that is late.
-            rest_s: for how long an agent may wait for a driver yet.
+            link: an agent that is late.
+            rest_s: how much longer an agent may wait for a driver.
         """
         if self._is_broken or not self._has_trained(link):
             return False
@@ -345,7 +345,7 @@ class Takeover:
         return True
 
     def _note_leaving(self, link: AgentLink) -> None:
-        """Members that are back can be told to leave their round, or are dead: no collective of it completes elsewhere.
+        """Note that members are back or dead, so that they leave their round: its collectives never complete.
 
         To be called while the agent has their host.
         """
@@ -360,7 +360,7 @@ class Takeover:
         link.lose("its agent has not come back while the driver was away, or since")
 
     def _look_who_is_away(self) -> None:
-        """Says so when nobody is any more."""
+        """Report the takeover once no agent is away any more."""
         parts = self._parts
         if self._is_done or parts.fleet.returning.away():
             return

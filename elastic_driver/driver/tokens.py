@@ -1,7 +1,7 @@
-"""Who may speak to the driver, and with which token: operators, readers and hosts that join.
+"""Access to the driver, and the tokens for it: for operators, readers and hosts that join.
 
-Owns whom the driver's server admits, and the route by which an operator gets a token. What a token is good for is the
-business of :mod:`elastic_driver.rendezvous.credentials` and of :mod:`elastic_driver.launch.fleet.tickets`.
+Owns whom the driver's server admits, and the route by which an operator gets a token.
+:mod:`elastic_driver.rendezvous.credentials` and :mod:`elastic_driver.launch.fleet.tickets` define what a token permits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Rout
 
 
 class Tokens:
-    """See above.
+    """The tokens of one job.
 
     Args:
-        key: of the job.
-        agents: of the job, which have the join token, the tickets and the addresses.
+        key: the key of the job.
+        agents: have the join token, the tickets and the addresses.
         has_chief: whether the driver starts one.
     """
 
@@ -33,19 +33,19 @@ class Tokens:
         self._agents = agents
 
     def key_of(self, identity: Identity) -> bytes | None:
-        """With what operators and agents authenticate over TLS; None for all others.
+        """Return the key with which an operator or agent authenticates over TLS; None for all others.
 
-        Workers ask their agents. The chief is on this machine.
+        Workers connect to their agents. The chief is on this machine.
         """
         return self._key.of(identity) if identity.role is Role.OPERATOR else self._agents.tickets.key_of(identity)
 
     def admits(self, identity: Identity) -> bool:
-        """Whether a process of this user may speak at the driver's socket under this name."""
+        """Return whether a process of this user may use this identity at the driver's socket."""
         return (self._has_chief and identity.role is Role.CHIEF) or self.key_of(identity) is not None
 
     @property
     def routes(self) -> Routes:
-        """How an operator gets one."""
+        """The route by which an operator gets a token."""
         return (Route("POST", "token/*", OPERATOR, self._give),)
 
     async def _give(self, request: RouteRequest) -> TokenReply:
@@ -53,14 +53,14 @@ class Tokens:
         if token is None:
             raise RendezvousProtocolError(f"there are tokens for {', '.join(self._tokens)} only")
         if not token:
-            return TokenReply("", "", only_here=True)  # no hosts may join, so nothing has to listen for them
+            return TokenReply("", "", only_here=True)  # no hosts may join, so no listening is needed
         ways = self._agents.ways
         try:
             here = await ways.open_loopback()
             if elsewhere := self._agents.urls:
                 return TokenReply(token, elsewhere[0], only_here=False)
             if request.path[0] == Role.READER:
-                return TokenReply(token, here, only_here=True)  # a scraper of this machine needs no TLS
+                return TokenReply(token, here, only_here=True)  # a scraper on this machine needs no TLS
             url = DriverUrl(f"https://{here.partition('://')[2]}", await ways.certificate.make())
         except SettingsError as error:
             raise RendezvousProtocolError(str(error)) from error

@@ -1,7 +1,7 @@
-"""Tells Kubeflow Trainer how far its TrainJob is, where the job runs in one that wants to know (TrainJobStatus).
+"""Progress reports to Kubeflow Trainer, if the job runs in a TrainJob that wants them (TrainJobStatus).
 
-Owns the form of that (``pkg/statusserver`` of Trainer 2.2 and later), a thread that sends it, and how often. Never in
-the way: what cannot be sent is left, and told once. What there is to be told is the driver's.
+Owns their format (``pkg/statusserver`` of Trainer 2.2 and later), a thread that sends them, and the interval. They
+never affect the job: a report that cannot be sent is dropped, with one warning. The driver provides their content.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ENV_SWITCH = "ELASTIC_DRIVER_TRAINER_STATUS"
 
 # Trainer asks its clients for 5 or more.
 _INTERVAL_S = 10.0
-# After failures; twice as long from one to the next.
+# After failures; doubled from one to the next.
 _MOST_PAUSE_S = 120.0
 _CONNECT_S, _READ_S = 3.0, 5.0
-# How long the job's end waits for its last word.
+# How long the job's end waits for the last report.
 _LAST_S = 3.0
 _MOST_TOKEN_BYTES = 1 << 16
 _MOST_INT = (1 << 31) - 1
@@ -39,12 +39,12 @@ _MOST_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far the job is.
+    """The progress of the job.
 
     Attributes:
-        percentage: 0 to 100; None when nobody knows.
-        left_s: until its end; None when nobody knows.
-        metrics: by name.
+        percentage: 0 to 100; None if unknown.
+        left_s: seconds until its end; None if unknown.
+        metrics: other values, by name.
     """
 
     percentage: int | None
@@ -52,7 +52,7 @@ class Standing:
     metrics: Mapping[str, str]
 
     def to_json(self, now: datetime) -> dict[str, Any]:
-        """As UpdateTrainJobStatusRequest has it. What is not known is left out."""
+        """Return the report in the form of UpdateTrainJobStatusRequest. Unknown values are omitted."""
         status: dict[str, Any] = {
             "metrics": [{"name": name, "value": value} for name, value in self.metrics.items()],
             "lastUpdatedTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
@@ -65,9 +65,9 @@ class Standing:
 
 
 def standing_of(status: Mapping[str, Any]) -> Standing:
-    """From what ``GET /v1/status`` answers.
+    """Derive the progress from the answer of ``GET /v1/status``.
 
-    A percentage and a time there are only where the script has told its total: nothing else knows how much is left.
+    A percentage and a time are included only if the script has reported its total: nothing else knows how much is left.
     """
     estimate = Estimate(**status["progress"])
     metrics = {
@@ -85,7 +85,7 @@ def standing_of(status: Mapping[str, Any]) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where it is told: the address, and the files of the authority and of the token, which change meanwhile."""
+    """Where to send reports: the address, and the files of the authority and of the token, which change meanwhile."""
 
     url: str
     ca: Path
@@ -93,10 +93,10 @@ class Way:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Way | None:
-        """As Trainer has put it into the environment; None where it has not, or where it is not wanted.
+        """Read this from the environment that Trainer has set; None if it has not, or if reports are disabled.
 
         Raises:
-            SettingsError: it has not put all of it there, or the address is not one that a token may be sent to.
+            SettingsError: part of it is missing, or a token must not be sent to the address.
         """
         url = environ.get(ENV_URL, "")
         if not url or environ.get(ENV_SWITCH, "").lower() in ("0", "off", "false", "no"):
@@ -108,17 +108,17 @@ class Way:
         return cls(url, Path(environ[ENV_CA]), Path(environ[ENV_TOKEN]))
 
     def tell(self, standing: Standing) -> None:
-        """Blocks for some seconds at most. Raises OSError, with what is wrong in words."""
-        import requests  # late: most jobs have nobody to tell
+        """Send a report. Blocks for some seconds at most. Raises OSError, with a description of the problem."""
+        import requests  # late: most jobs do not report
 
         try:
             token = read_named(self.token, _MOST_TOKEN_BYTES).decode("ascii").strip()
         except ValueError:
             token = ""
-        # What cannot stand in a header would be quoted by the error that says so.
+        # A token that is invalid in a header would be quoted by the error message.
         if not re.fullmatch(r"[!-~]+", token):
             raise OSError(f"the file {self.token} holds no token")
-        # A session each time: the authority's file, as the token's, is replaced from time to time.
+        # A new session each time: the files of the authority and of the token are replaced from time to time.
         with requests.Session() as session:
             session.trust_env = False
             answer = session.post(
@@ -135,12 +135,12 @@ class Way:
 
 
 class TrainerStatus:
-    """Tells it all along. Used on the event loop only.
+    """Sends reports for as long as the job runs. Used on the event loop only.
 
     Args:
-        way: where.
-        look: how the job stands now; called on the loop.
-        warn: told once when it cannot be told, and again only after it could.
+        way: where to send them.
+        look: returns the current progress; called on the loop.
+        warn: called once when sending fails, and again only after it has succeeded.
     """
 
     def __init__(self, way: Way, look: Callable[[], Standing], warn: Callable[[str], None]) -> None:
@@ -148,21 +148,21 @@ class TrainerStatus:
         self._look = look
         self._warn = warn
         self._loop = asyncio.get_running_loop()
-        # One place: a thread that is slow tells the newest, and skips what was between.
+        # One place: a slow thread sends the latest report, and skips those between.
         self._next: queue.SimpleQueue[Standing | None] = queue.SimpleQueue()
         self._idle = asyncio.Event()
         self._idle.set()
         self._failures = 0
-        # A daemon: an answer that does not come must not hold up the end of the job.
+        # A daemon: a missing response must not delay the end of the job.
         self._thread = threading.Thread(target=self._run, name="elasticrun-trainer", daemon=True)
         self._thread.start()
         self._task = self._loop.create_task(self._keep())
 
     async def close(self, exit_code: int | None) -> None:
-        """Says the last word, and ends. Blocks for some seconds at most.
+        """Send the last report, and end. Blocks for some seconds at most.
 
         Args:
-            exit_code: of the job; None where it has none.
+            exit_code: the exit code of the job; None if it has none.
         """
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -189,7 +189,7 @@ class TrainerStatus:
         while (standing := self._next.get()) is not None:
             try:
                 self._way.tell(standing)
-            except Exception as error:  # whatever it is, the job goes on
+            except Exception as error:  # whatever it is, the job is unaffected
                 failure = in_words(error)[:300]
             else:
                 failure = ""

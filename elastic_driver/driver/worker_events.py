@@ -1,7 +1,8 @@
-"""What becomes of the workers' processes, as events of the core, and as the user is told of it.
+"""Events of the workers' processes, for the core and for the user.
 
-Owns what is kept of a worker that ends: its process and status until its end is reported, and its error file. Starts
-and ends nobody (:mod:`elastic_driver.launch.fleet.workers` does), and decides nothing: what an end means is the core's.
+Owns what is kept of an ending worker: its process and status until its end is reported, and its error file. Starts and
+ends no worker (:mod:`elastic_driver.launch.fleet.workers` does), and decides nothing: the core decides what an end
+means.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.words import ExitCode
 
 _MOST_ERROR_FILES = 100
-# Why is told once, of the host.
+# The reason is reported once, for the host.
 _LOST = ExitStatus(-signal.SIGKILL, "lost with its host")
 
 
 class WorkerEvents:
-    """Listens to the workers' processes; see WorkerListener. Used on the event loop only.
+    """Receives the calls about the workers' processes, as their WorkerListener. Used on the event loop only.
 
     Args:
         stepper: takes the events, and has the state.
-        chronicle: is told.
-        standings: keep accounts of who runs.
+        chronicle: reports to the user.
+        standings: account for the running workers.
         forget: called with each worker that has ended, or could not be started.
     """
 
@@ -61,7 +62,7 @@ class WorkerEvents:
         self._chronicle = chronicle
         self._standings = standings
         self._forget = forget
-        # Of those that are dying, or have ended, until the core has said whether that was expected.
+        # Workers that are dying, or have ended, until the core has said whether that was expected.
         self._scripts = Scripts()
         self._ends: dict[WorkerId, tuple[Worker, ExitStatus | None]] = {}
         self._has_told_of_input = False
@@ -70,33 +71,33 @@ class WorkerEvents:
     # --- WorkerListener --------------------------------------------------------------------------------------------
 
     def started(self, worker: Worker) -> None:
-        """A process runs."""
+        """Report that a process runs."""
         self._chronicle.worker_started(worker.id, worker.pid)
         if other := self._scripts.started(worker):
             self._chronicle.warning(other)
         self._standings.started(worker.id)
-        if not self._stepper.state.policy.on_change.asks_for_rounds:  # else a start alone is no news
+        if not self._stepper.state.policy.on_change.asks_for_rounds:  # otherwise a start alone is no news
             self._stepper.report(WorkerStarted(worker.id))
 
     def back(self, worker: Worker) -> None:
-        """A process runs that another driver has had started."""
+        """Record a running process that another driver had started."""
         self._chronicle.worker_started(worker.id, worker.pid, again=True)
         self._standings.started(worker.id)
         state = self._stepper.state
         record = record_of(state, worker.id)
         if record is not None and record.phase is WorkerPhase.BOOTING and not state.policy.on_change.asks_for_rounds:
-            self._stepper.report(WorkerStarted(worker.id))  # the last driver has died before that was written down
+            self._stepper.report(WorkerStarted(worker.id))  # the last driver has died before that was written
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """A process could not be started."""
+        """Report that a process could not be started."""
         bad_command = isinstance(error, CommandNotFoundError)
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
         self._standings.exited(worker)
         self._chronicle.worker_not_started(worker)
-        self._forget(worker)  # it may have been there for a moment, and have asked
+        self._forget(worker)  # it may have existed for a moment, and have sent a request
 
     def dying(self, worker: Worker, status: ExitStatus | str) -> None:
-        """The others need not wait until the system has freed all of a dead worker's memory."""
+        """Report a dying worker, so that the others need not wait until the system has freed all of its memory."""
         if not self._is_known(worker):
             return
         self._ends[worker.id] = worker, None
@@ -107,7 +108,7 @@ class WorkerEvents:
         self._stepper.report(WorkerDying(worker.id, returncode, how, draw, error, where, starved, age_s))
 
     def exited(self, worker: Worker, status: ExitStatus) -> None:
-        """A process has ended."""
+        """Report that a process has ended."""
         if not self._is_known(worker):
             return
         self._ends[worker.id] = worker, status
@@ -124,11 +125,11 @@ class WorkerEvents:
         self._stepper.report(WorkerExited(worker.id, status.returncode, how, draw, error, where, starved, age_s))
 
     def _is_known(self, worker: Worker) -> bool:
-        """Whether the job has it. Another driver may have started one that this job's journal says nothing of."""
+        """Return whether the job has it. Another driver may have started one that is not in this job's journal."""
         return record_of(self._stepper.state, worker.id) is not None
 
     def lost(self, workers: Sequence[Worker], why: str) -> None:
-        """A host is lost with these. It is once, however many they are."""
+        """Report the loss of a host with these workers: one event for each host."""
         hosts: dict[str, list[WorkerId]] = {}
         for worker in workers:
             self._ends[worker.id] = worker, _LOST
@@ -139,14 +140,14 @@ class WorkerEvents:
             self._stepper.report(HostLost(hostname, why, tuple(there), random.random()))
 
     def killed(self, order: KillWorker) -> None:
-        """A process is being ended."""
+        """Report that a process is being killed."""
         if order.hangs:
             self._chronicle.worker_hung(order.worker, order.reason)
         else:
             self._chronicle.worker_stopped(order.worker, f"it {order.reason}")
 
     def spared(self, order: KillWorker) -> None:
-        """A process is not ended: nothing is left of it but what has run it."""
+        """Report that a process is not killed: only what runs around it is left."""
         if order.exits:
             self._stepper.report(WorkerSpared(order.worker))
 
@@ -163,7 +164,7 @@ class WorkerEvents:
     # --- commands --------------------------------------------------------------------------------------------------
 
     def report(self, command: ReportDying | ReportExit) -> None:
-        """Reports an end, now that the core knows of it."""
+        """Report an end, now that the core has processed it."""
         worker, status = self._ends[command.worker]
         if isinstance(command, ReportDying):
             self._chronicle.worker_dying(command.worker, worker, command.how)
@@ -176,18 +177,18 @@ class WorkerEvents:
     # --- error files -----------------------------------------------------------------------------------------------
 
     def round_begins(self) -> None:
-        """The first failure is asked for, of those since the last round."""
+        """Forget the error files so far: the first failure since the last round counts."""
         self._error_files.clear()
 
     def pass_on_error(self, path: str) -> None:
-        """Writes the failure of the worker that failed first, if one did, into this process's own error file."""
+        """Write the failure of the worker that failed first, if one did, to this process's own error file."""
         failure = self._stepper.state.first_failure
         if failure is not None:
             text, returncode = self._error_files.get(failure.worker, ("", None))
             pass_on(path, text, str(failure), ExitCode.USER_CODE_FAILED if returncode is None else returncode)
 
     def _keep_error_file(self, worker: Worker, returncode: int | None) -> None:
-        # A joiner's failure ends no job. Hosts of always new names may fail as long as it waits for slots.
+        # A joiner's failure ends no job. Hosts with ever new names may fail while the job waits for slots.
         state = self._stepper.state
         if state.round_id and not state.is_member(worker.id):
             return
@@ -196,14 +197,15 @@ class WorkerEvents:
 
 
 def _last_words(worker: Worker, returncode: int | None) -> tuple[str, str]:
-    """What it said of its end, and where that was: its error file says it best.
+    """Return a worker's error, and where it was raised, preferably from its error file.
 
     Args:
-        worker: which has ended, or is about to.
-        returncode: its exit code, or minus a signal's number; None for one that nobody has seen end.
+        worker: a worker that has ended, or is about to.
+        returncode: its exit code, or minus a signal's number; None if its end was not seen.
     """
     raised = raised_in(worker.error_file)
     if raised is None:
-        # A process that exits by itself ends by its exception. A signal may come long after one that was caught.
+        # A process that exits by itself ends by its exception. A signal may come long after an exception that was
+        # caught.
         return last_words(worker.last_lines, of_traceback=returncode is not None and returncode > 0)
     return raised.error, last_words(raised.callstack)[1]

@@ -1,7 +1,8 @@
-"""What waits for the disc: steps that are made, and not visible before they are in the journal.
+"""Write-ahead of steps: those that are made, but not visible before they are in the journal.
 
-Owns the write that is under way, what is said of a disc that does not answer, and who waits for it. One write is under
-way. What comes of a step that is on disc, and of one that will never be, is :mod:`elastic_driver.driver.stepper`'s.
+Owns the current write, the reports on a disk that does not respond, and the callers that wait for it. There is one
+write at a time. :mod:`elastic_driver.driver.stepper` decides what follows from a step that is on disk, or never will
+be.
 """
 
 from __future__ import annotations
@@ -18,44 +19,44 @@ from elastic_driver.system.job_clock import CallLater, Timer
 from elastic_driver.system.keeping import Keeping
 from elastic_driver.words import in_seconds
 
-# A write that takes longer is told of, and an end waits for it no longer. A busy disc takes a hundredth of that.
+# A longer write is reported, and an end does not wait for it any longer. A busy disk takes a hundredth of that.
 _LATE_S = 2.0
 
 
 class Maker(Protocol):
-    """Makes steps that are on disc; the stepper does."""
+    """Makes steps that are on disk visible, as the stepper does."""
 
     def make(self, steps: Sequence[Step]) -> None:
-        """These are on disc."""
+        """Make these steps, which are on disk."""
 
     def go_on(self) -> None:
-        """Nothing is under way any more."""
+        """Continue: no write is in progress any more."""
 
     def late(self) -> None:
-        """The disc does not answer. An end is not to wait for it."""
+        """Let an end proceed, since the disk does not respond."""
 
     def lost(self, why: str) -> None:
-        """The journal cannot be written, and the job ends."""
+        """End the job, since the journal cannot be written."""
 
     def failed(self, error: Exception) -> None:
-        """The journal has an error of its own."""
+        """Handle an internal error of the journal."""
 
 
 class WriteAhead:
-    """See above. Used on the event loop only.
+    """Writes the steps of one job. Used on the event loop only.
 
     Args:
         journal: where steps are written.
-        limit_s: the job ends when something has waited for so long.
+        limit_s: the job ends when a write has taken this long.
         call_later: measures that, on the job's clock.
-        tell: is told when the disc does not answer, and when it does again.
+        tell: reports when the disk does not respond, and when it does again.
         on_held: called when another driver has the journal.
-        on_too_late: called when something has waited for too long, where the job does not end for that.
+        on_too_late: called when a write has taken too long, if the job does not end for that.
 
     Attributes:
         under_way: the steps that are being written; None for nothing.
-        keeping: what has come, and what of it is on disc, or need not be.
-        trouble: what keeps the journal from being written, in words; "" for nothing.
+        keeping: what has arrived, and what of it is on disk, or need not be.
+        trouble: what prevents the journal from being written, in words; "" for nothing.
     """
 
     def __init__(
@@ -82,17 +83,17 @@ class WriteAhead:
         self._waiting: list[asyncio.Future[None]] = []
 
     def serve(self, maker: Maker) -> None:
-        """Says who makes steps. To be called once, before anything else."""
+        """Set the maker of steps. To be called once, before anything else."""
         self._maker = maker
         self._journal.on_error = self._is_lost
 
     def write(self, clock: float, state: State, steps: Sequence[Step]) -> None:
-        """Has steps written. With them all that has come so far is on disc.
+        """Write steps. With them everything that has arrived so far is on disk.
 
         Args:
             clock: the job's time.
-            state: as of the last of them.
-            steps: in their order.
+            state: the state after the last of them.
+            steps: the steps, in order.
         """
         assert self.under_way is None
         self.under_way = steps
@@ -103,20 +104,20 @@ class WriteAhead:
         self._journal.write(clock, state, steps, partial(self._written, steps, self.keeping.came))
 
     async def wait(self) -> None:
-        """Blocks until what is under way is on disc and made, or never will be."""
+        """Block until the current write is on disk and its steps are made, or never will be."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
 
     async def look(self) -> None:
-        """Blocks until it is sure that no other driver has had the job until now, or this one has been told."""
+        """Block until it is certain that no other driver has had the job until now, or this one has been notified."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         self._journal.look(lambda: None if future.done() else future.set_result(None))
         await future
 
     def drop(self) -> None:
-        """What is under way is not made any more. What has come is not kept: whoever comes next has to know of it."""
+        """Drop the current steps. What has arrived is not acknowledged: the next driver has to get it."""
         self.under_way = None
         self._journal.on_error = lambda error: None
         for timer in self._limits:
@@ -125,17 +126,17 @@ class WriteAhead:
         self._release()
 
     def end(self) -> None:
-        """The job has ended. Nothing of it is written any more, and nothing that comes is waited for."""
+        """End, as the job has ended: nothing more is written, and nothing that arrives is waited for."""
         self.drop()
         self.keeping.keep(self.keeping.came)
 
     def give_up(self) -> None:
-        """Likewise, though the journal does not say so."""
+        """End as :meth:`end` does, though the journal does not record it."""
         self._journal.give_up()
         self.end()
 
     def abandon(self) -> None:
-        """Another driver has the job: nothing is written any more, and what has come is not kept."""
+        """Stop, as another driver has the job: nothing more is written, and what has arrived is not acknowledged."""
         self._journal.give_up()
         self.drop()
 
@@ -158,7 +159,7 @@ class WriteAhead:
         self._maker.go_on()
 
     def _is_lost(self, error: Exception) -> None:
-        """What waits, or what is kept beside the state, can never be on disc."""
+        """Handle a write that can never succeed, of steps or of what is stored beside the state."""
         if isinstance(error, JournalHeldError):
             self._on_held(str(error))
         else:
