@@ -1,1 +1,1 @@
-"""The journal of a job: what its driver has decided, on disc before it is done (docs/decisions/0044)."""
+"""The journal of a job: the decisions of its driver, on disk before they take effect (docs/decisions/0044)."""

@@ -1,12 +1,12 @@
-"""What a journal says: its entries, and their form in a record.
+"""The entries of a journal, and their format in a record.
 
-Owns the entries, and how a record's body holds them. Times are of the job's clock as it is. What becomes of a job by
-its entries is :mod:`elastic_driver.journal.past`'s. Keys are in hexadecimal digits, and in no ``repr``.
+Owns the entries, and the format of a record's body. Times are of the job's clock, unchanged.
+:mod:`elastic_driver.journal.past` derives the job from its entries. Keys are in hexadecimal digits, and in no ``repr``.
 
-A body is a byte that says whether the rest is compressed, and a JSON array of entries. Whoever changes a field here, of
-the settings, or of the core's state and events, changes the form: the number in the file's first line stands for that
-of the entries, the facts and the settings, ``Took.core`` for that of the core, and ``Took.protocol`` for that of what
-agents say. A test keeps all of these forms.
+A body is a byte that says whether the rest is compressed, and a JSON array of entries. A change to a field here, of
+the settings, or of the core's state and events, changes the format: the number in the file's first line is the version
+of the entries, the facts and the settings, ``Took.core`` that of the core, and ``Took.protocol`` that of the agents'
+messages. A test keeps all of these formats.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from elastic_driver.report.goodput import GoodputKept, Turned
 from elastic_driver.report.tally import TallyKept
 from elastic_driver.settings.settings import Settings
 
-# 1,024 workers' reports are 210 KB, and 4 KB when they are compressed, in 0.3 ms.
+# 1,024 workers' reports are 210 KB, and 4 KB if compressed, which takes 0.3 ms.
 _COMPRESSED_FROM = 4 << 10
 _LEVEL = 1
 _PLAIN, _ZLIB = b"\x00", b"\x01"
-# How a first record ends: the snapshot's facts are its last field.
+# The end of a first record: the snapshot's facts are its last field.
 _FACTS = b'"facts":[%b]}]'
 _NO_FACTS = _FACTS % b""
-# What a body may come to: many times the state of the largest job.
+# The most bytes of a decompressed body: many times the state of the largest job.
 _MOST_BYTES = 1 << 30
 
 
 class EntriesError(codec.CodecError):
-    """A record is none that this version writes."""
+    """A record is not one that this version writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class Took:
     """A driver has the job from here on. The first entry of a file.
 
     Attributes:
-        epoch: above that of all drivers before.
+        epoch: above that of all previous drivers.
         version, python: of elastic_driver, and of the interpreter.
         core: the version of the core's state and events.
-        protocol: the version of what agents say.
-        driver: tells this driver from all others; random hexadecimal digits.
+        protocol: the version of the agents' messages.
+        driver: the unique id of this driver; random hexadecimal digits.
         machine: its name.
         process: the driver's, on that machine (:mod:`elastic_driver.system.process_name`).
         clock: the job's time then.
-        boot_s: what CLOCK_BOOTTIME said then, seconds.
-        unix_s: what the system's clock said then, seconds.
-        at_s: for how long the job had been there, as its event log has it.
+        boot_s: CLOCK_BOOTTIME then, seconds.
+        unix_s: the system's clock then, seconds.
+        at_s: the age of the job, as in its event log.
     """
 
     epoch: Count
@@ -106,16 +106,16 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What does not change while the job lasts.
+    """The constant facts of a job.
 
     Attributes:
-        job_id: of the job.
-        key, operator_key: see JobKey.
-        join_token: what hosts join with; "" when none may.
-        settings: what the user asked for.
-        environment: of the driver, without what an outer job has said of itself: workers have it.
-        directory: where the driver was started, and its workers are.
-        umask: of both.
+        job_id: the id of the job.
+        key, operator_key: as in JobKey.
+        join_token: the secret with which hosts join; "" if none may.
+        settings: the user's settings.
+        environment: the driver's, without the variables of an outer job: workers get it.
+        directory: the working directory of the driver at its start, and of its workers.
+        umask: the umask of both.
     """
 
     job_id: str
@@ -129,7 +129,7 @@ class JobFacts:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """As the user gave it."""
+        """The command as the user gave it."""
         return self.settings.command
 
     @property
@@ -140,13 +140,13 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class WaysKept:
-    """Where the driver is reached.
+    """The addresses of the driver.
 
     Attributes:
         socket: its path; "" before it has one.
-        loopback_port: on loopback; 0 where it does not listen there.
-        ports: by address, for other machines.
-        fingerprint, pem: of its certificate; "" before one was needed.
+        loopback_port: the port on loopback; 0 if it does not listen there.
+        ports: the ports for other machines, by address.
+        fingerprint, pem: those of its certificate; "" before one was needed.
     """
 
     socket: OsText = ""
@@ -157,25 +157,25 @@ class WaysKept:
 
     @property
     def name(self) -> str:
-        """There is only one."""
+        """The name of the only fact of this kind."""
         return ""
 
     @property
     def certificate(self) -> Certificate | None:
-        """As it was; None where none was made."""
+        """The stored certificate; None if none was made."""
         return Certificate(self.fingerprint, self.pem.encode()) if self.pem else None
 
 
 @dataclass(frozen=True, slots=True)
 class BooksKept:
-    """What is counted and summed up.
+    """The counters and sums.
 
     Attributes:
         clock: the job's time then.
-        tally, goodput, chronicle, vitals: what each of them has; no goodput before the job has begun.
-        drains: the pauses between drains of slow workers; None where none is drained for that.
-        heard: the time of the last step that they have; None before the first. In the journal there may be later ones
-            before them: these were not visible yet.
+        tally, goodput, chronicle, vitals: the values of each; no goodput before the job has begun.
+        drains: the pauses between drains of slow workers; None if none is drained for being slow.
+        heard: the time of the last step that they include; None before the first. In the journal there may be later
+            ones before them: these were not visible yet.
     """
 
     clock: float
@@ -187,12 +187,12 @@ class BooksKept:
     heard: float | None = None
 
     def has(self, at: float) -> bool:
-        """Whether the step at that time is in the job's book."""
+        """Return whether the job's book includes the step at that time."""
         return self.goodput is not None and self.heard is not None and at <= self.heard
 
     @property
     def name(self) -> str:
-        """There is only one."""
+        """The name of the only fact of this kind."""
         return ""
 
 
@@ -201,7 +201,7 @@ Fact = FleetFact | WaysKept | BooksKept
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is kept beside the state, by name. Facts of which there can be one only are None where there is none."""
+    """The facts stored beside the state, by name. A fact of a kind with only one is None if there is none."""
 
     agents: dict[str, AgentKept] = field(default_factory=dict)
     tickets: dict[str, TicketKept] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class Facts:
     books: BooksKept | None = None
 
     def all(self) -> Iterator[Fact]:
-        """All of them."""
+        """Yield all facts."""
         for of_a_kind in (self.agents, self.tickets, self.revoked, self.leavers, self.admitted, self.machines):
             yield from of_a_kind.values()
         yield self.ways
@@ -222,7 +222,7 @@ class Facts:
 
 
 class FactTable:
-    """The facts that hold, in the order in which they came to be."""
+    """The valid facts, in the order of their creation."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._facts: dict[tuple[str, str], Fact] = {}
@@ -231,7 +231,7 @@ class FactTable:
             self.note(Kept(fact))
 
     def note(self, news: Kept | Dropped) -> None:
-        """Something has changed. Noting it twice is harmless."""
+        """Apply a change. Idempotent."""
         fact = None if isinstance(news, Dropped) else news.fact
         key = (news.kind, news.name) if isinstance(news, Dropped) else (type(news.fact).__name__, news.fact.name)
         self._texts.pop(key, None)
@@ -241,8 +241,9 @@ class FactTable:
             self._facts[key] = fact
 
     def texts(self) -> list[str]:
-        """All that hold, as they stand in a record. Each is written anew only when it has changed: of thousands of
-        hosts that would take a third of a second.
+        """Return all valid facts, as in a record.
+
+        Each is serialized again only after a change: for thousands of hosts that would take a third of a second.
         """
         for key, fact in self._facts.items():
             if key not in self._texts:
@@ -250,7 +251,7 @@ class FactTable:
         return [self._texts[key] for key in self._facts]
 
     def facts(self) -> Facts:
-        """The same, sorted by kind."""
+        """Return the valid facts by kind."""
         found = Facts()
         for fact in self._facts.values():
             match fact:
@@ -275,14 +276,14 @@ class FactTable:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that there is of the job. The second entry of a file.
+    """Everything about the job. The second entry of a file.
 
     Attributes:
         clock: the job's time.
-        job: what does not change.
-        state: as of the last step.
-        turns: the steps by which the job came to stand there, or to another round, and that the books do not have.
-        facts: what is known beside the state.
+        job: the constant facts.
+        state: the state after the last step.
+        turns: the steps that changed the job's standing, or its round, and that the books do not include.
+        facts: the facts beside the state.
     """
 
     clock: float
@@ -294,14 +295,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A fact has come to be, or changed."""
+    """A fact was created, or has changed."""
 
     fact: Fact
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A fact is no more. ``kind`` is the name of its class."""
+    """A fact was removed. ``kind`` is the name of its class."""
 
     kind: str
     name: str
@@ -314,7 +315,7 @@ class Stepped:
     Attributes:
         clock: the job's time.
         event: what happened.
-        told: see :func:`told`.
+        told: as :func:`told` returns it.
     """
 
     clock: float
@@ -335,16 +336,16 @@ Entry = Took | Snapshot | Stepped | Kept | Dropped | Closed
 
 
 def encode(entries: Sequence[Entry]) -> bytes:
-    """A record's body."""
+    """Encode a record's body."""
     return _body(codec.encode(tuple[Entry, ...], tuple(entries)))
 
 
 def encode_first(took: Took, snapshot: Snapshot, facts: FactTable) -> bytes:
-    """The body of a file's first record.
+    """Encode the body of a file's first record.
 
     Args:
         took, snapshot: its entries; the latter without facts.
-        facts: those that it is to have.
+        facts: the facts of the snapshot.
     """
     text = codec.encode(tuple[Entry, ...], (took, snapshot))
     assert text.endswith(_NO_FACTS)
@@ -356,17 +357,17 @@ def _body(text: bytes) -> bytes:
 
 
 def decode(body: bytes) -> tuple[Entry, ...]:
-    """The inverse of :func:`encode`.
+    """Decode the result of :func:`encode`.
 
     Raises:
-        EntriesError: it is none, or of another version of elastic_driver.
+        EntriesError: it is not a body, or of another version of elastic_driver.
     """
     data = codec.from_text(_text(body))
     if not isinstance(data, list):
         raise EntriesError("it is no list of entries")
     begun_by = ""
     for entry in data:
-        # Whose form may be another, so this comes before the rest is read.
+        # Its format may differ, so this comes before the rest is read.
         if not isinstance(entry, dict) or entry.get("is") != Took.__name__:
             continue
         begun_by = f"elastic_driver {entry.get('version')}"
@@ -390,17 +391,17 @@ def decode(body: bytes) -> tuple[Entry, ...]:
 
 
 def told(commands: Sequence[Command]) -> int:
-    """A CRC-32 of who is told what. Two versions of the core for which it is the same decide the same.
+    """Compute a CRC-32 of the receivers of the commands. Two versions of the core with the same value decide the same.
 
-    Its form is its own: a field that a later version adds to a command must not change it. What is only told to the
-    user is left out.
+    It has its own format: a field that a later version adds to a command must not change it. Commands that only inform
+    the user are left out.
     """
     lines = [line for command in commands if (line := _line(command))]
     return zlib.crc32("\n".join(lines).encode("utf-8", "surrogatepass"))
 
 
 def describe() -> str:
-    """The form of the entries, the facts and the settings, without the core's and that of what agents say."""
+    """Describe the format of the entries, the facts and the settings, without that of the core and the agents."""
     text = codec.describe(Took, JobFacts, Kept, Dropped, Closed)
     classes = [each for each in re.split(r"(?m)^(?=\S)", text) if not each.startswith(f"{Hello.__name__}:")]
     return "".join(classes) + "".join(

@@ -1,7 +1,7 @@
-"""A journal in etcd that this process has for itself. See HeldJournal.
+"""A journal in etcd that this process has locked: a HeldJournal.
 
-Owns what becomes of its lock and its secret together. Imported only where there is one: what unseals its records takes
-a tenth of a second to import.
+Owns its lock and its secret together. Imported only if needed: the code that unseals its records takes a tenth of a
+second to import.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from elastic_driver.system.parent import Interruption, had_stood_by, was_begun
 
 
 class EtcdJournal:
-    """See above.
+    """The held journal of a place in etcd.
 
     Attributes:
-        lock: which this process has; its driver says there where it is, and is told there of doubts.
+        lock: the lock of this process; its driver publishes its address there, and is notified there of doubts.
     """
 
     def __init__(self, lock: EtcdLock, secret: Secret) -> None:
         self.lock = lock
         self._secret = secret
         self._is_handed_on = False
-        self._client = EtcdClient(lock.place)  # the store's
+        self._client = EtcdClient(lock.place)  # for the store
         self.last = lock.last
         self.waited_for = lock.waited_for
 
@@ -56,18 +56,18 @@ class EtcdJournal:
         on_wait: Callable[[str], None] = lambda text: None,
         look: Interruption = lambda *, drives: None,
     ) -> Self:
-        """Takes its lock: see :meth:`EtcdLock.take`.
+        """Take its lock, as :meth:`EtcdLock.take` does.
 
         Args:
-            place: where.
-            secret: what its records are sealed with.
-            job_id, stands_by, patience_s, on_wait, look: see there.
+            place: the place in etcd.
+            secret: the secret with which its records are sealed.
+            job_id, stands_by, patience_s, on_wait, look: as there.
 
         Raises:
             JournalHeldError: a living process has it.
-            JournalError: etcd does not answer, or refuses, or what is there is none of a journal, or sealed with
-                another key, as one sees while standing by.
-            SettingsError: see EtcdClient.
+            JournalError: etcd does not respond, or rejects the request, or the content is not a journal's, or, detected
+                while standing by, is sealed with another key.
+            SettingsError: as EtcdClient raises it.
         """
         try:
             lock = EtcdLock.take(
@@ -93,63 +93,62 @@ class EtcdJournal:
 
     @property
     def name(self) -> str:
-        """See HeldJournal."""
+        """The place in etcd, for messages and commands."""
         return str(self.lock.place)
 
     @property
     def only_goes_on(self) -> bool:
-        """See HeldJournal."""
+        """Whether this driver may only resume a job, as it has stood by for one."""
         return self.lock.has_stood_by or had_stood_by()
 
     @property
     def is_of_this_command(self) -> bool:
-        """See HeldJournal."""
+        """Whether the content was written by a driver that the parent of this one had started before it."""
         return was_begun(None)
 
     def release(self) -> None:
-        """See HeldJournal. Nothing more is written: what waits for an answer gets none."""
+        """Release the lock. Nothing more is written: a pending write gets no answer."""
         self._client.close()
         if not self._is_handed_on:
             self._is_handed_on = True
             self.lock.release()
 
     def handed_on(self) -> Self:
-        """See HeldJournal."""
+        """Return the journal, still locked, for another driver of this process: this one never releases it."""
         self._is_handed_on = True
         other = type(self)(self.lock, self._secret)
         other.last, other.waited_for = Signature(), ""
         return other
 
     def is_of(self, job_id: str) -> None:
-        """See HeldJournal."""
+        """Record which job is in it, for messages."""
         self.lock.is_of(job_id)
 
     def has_ended(self, exit_code: int) -> None:
-        """See HeldJournal."""
+        """Record the job's exit code, for drivers that stand by."""
         self.lock.has_ended(exit_code)
 
     def settings(self, settings: Settings) -> Settings:
-        """See HeldJournal. They name the place as the user has: others read what proves who asks by themselves."""
+        """Return the settings unchanged: others read the credentials in the place by themselves."""
         return settings
 
     def read(self) -> Recorded | Closed | None:
-        """See HeldJournal."""
+        """Return its content; None for none."""
         return read_etcd(self.lock.place, self._secret, is_locked=True)
 
     def check(self, found: Recorded) -> None:
-        """See HeldJournal. Whoever has the lease drives, and agents find it by that."""
+        """Do nothing: the process with the lease drives, and agents find it by that."""
 
     def store(self) -> Store:
-        """See HeldJournal."""
+        """Return the store of its records."""
         return EtcdStore(self.lock, self._secret, self._client)
 
 
 def in_etcd(place: JournalPlace) -> tuple[EtcdPlace, Secret]:
-    """Where such a journal is, and what seals it. Blocks while a pipe with the key is written.
+    """Return where such a journal is, and its secret. Blocks while a pipe with the key is written.
 
     Raises:
-        SettingsError: the URL, a variable of etcd's client, or a file that one of them or the user names is not what
-            it has to be.
+        SettingsError: the URL, a variable of etcd's client, or a file that one of them or the user names is invalid.
     """
     assert place.key is not None, "it goes with the URL"
     there = EtcdPlace.parse(place.url, os.environ)
@@ -157,13 +156,14 @@ def in_etcd(place: JournalPlace) -> tuple[EtcdPlace, Secret]:
 
 
 def read_etcd(place: EtcdPlace, secret: Secret, *, is_locked: bool = False) -> Recorded | Closed | None:
-    """What there is of a job; None for nothing. Needs no lock.
+    """Read a job; None for nothing. Needs no lock.
 
     Args:
-        place, secret, is_locked: see :func:`~elastic_driver.journal.etcd_records.read_records`.
+        place, secret, is_locked: as for :func:`~elastic_driver.journal.etcd_records.read_records`.
 
     Raises:
-        JournalError: etcd does not answer, or refuses; or see :func:`~elastic_driver.journal.past.read_job`.
+        JournalError: etcd does not respond, or rejects the request; or as
+            :func:`~elastic_driver.journal.past.read_job`.
     """
     try:
         with EtcdClient(place) as client:

@@ -1,11 +1,12 @@
 """The lock of a journal in etcd: a key under a lease, which this process keeps alive.
 
-Owns the key, the lease, the threads that keep it alive and tell of doubts, and how long this process can be sure of it.
-What is written under the lock compares the key's create_revision: so whoever has lost it writes nothing, however late.
+Owns the key, the lease, the threads that keep it alive and report doubts, and how long this process can be sure of it.
+Each write under the lock compares the key's create_revision: so a process that has lost it writes nothing, however
+late.
 
-A lock is good for the lease's time from when the last keep-alive was asked for, by CLOCK_BOOTTIME, which goes on while
-a machine is suspended. From a second before that on it is in doubt. It may come out of that: the lease was kept alive
-after all, or it is gone, nobody else has had the key, and it is taken again.
+A lock is valid for the lease's time from the last request to keep it alive, by CLOCK_BOOTTIME, which also counts while
+a machine is suspended. From a second before that on it is in doubt. The doubt may end: the lease was kept alive after
+all, or it is gone, no other process has had the key, and it is taken again.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from elastic_driver.system.process_name import name_of_this_process
 
 _DOUBT_S = 1.0
 _NAME_BYTES = 8
-# The thread asks so often in a lease, and so soon again where it got no answer.
+# How many times per lease the thread renews it, and how soon it retries without an answer.
 _ASKS = 3
 _AGAIN_S = 0.2
-# What a request of the thread may take: two of them fit in a lease before it is in doubt.
+# The time limit of a request of the thread: two of them fit in a lease before it is in doubt.
 _ANSWER_S = 1.5
-# At least so often it is looked whether the lock is in doubt by now: what waits for a time does not count that in which
+# The longest interval between checks whether the lock is in doubt by now: a timed wait does not count the time in which
 # the machine sleeps.
 _WATCH_S = 0.5
-# What a thread is waited for that may be waiting for a name's address.
+# How long to wait for a thread that may be resolving a name.
 _JOIN_S = 1.0
 
 
 class LockLostError(OSError):
-    """The key is gone, or another's: what was to be written under it was not."""
+    """The key is gone, or another's: the write under it has failed."""
 
 
 class LockInDoubtError(OSError):
-    """It is not sure whether this process has the lock."""
+    """It is uncertain whether this process has the lock."""
 
 
 def now_s() -> float:
-    """What the lock goes by."""
+    """Return the time of the lock's clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -62,16 +63,16 @@ class EtcdLock:
     """A lock that this process has taken. May be used by several threads.
 
     Attributes:
-        place: where.
-        on_doubt: called when it comes to be in doubt, and when it is sure again, by a thread that does nothing else.
-            It may be otherwise by then: :attr:`is_in_doubt` says what is.
-        on_lost: called, likewise, when it is sure that this process does not have it; it may take it again.
-        head: which generation counted when it was taken.
-        last: what was said of the job's end then.
-        has_stood_by: whether the end of a driver that lives was waited for.
-        waited_for: its job; "" where nobody had it, or did not say which.
-        driver: tells this driver from all others.
-        cluster_id: tells the cluster that it is in from all others.
+        place: its place in etcd.
+        on_doubt: called when a doubt begins, and when it ends, by a thread for this purpose. The doubt may have changed
+            by then: :attr:`is_in_doubt` is current.
+        on_lost: called by that thread when it is certain that this process does not have it; it may take it again.
+        head: the valid generation when it was taken.
+        last: the record of the job's end at that time.
+        has_stood_by: whether it has waited for the end of a living driver.
+        waited_for: the job of that driver; "" if there was none, or it did not say which.
+        driver: the unique id of this driver.
+        cluster_id: the id of its etcd cluster.
     """
 
     def __init__(self, place: EtcdPlace, there: DriverThere) -> None:
@@ -84,21 +85,21 @@ class EtcdLock:
         self.waited_for = ""
         self.driver = secrets.token_hex(_NAME_BYTES)
         self.cluster_id = ""
-        self._mutex = threading.Lock()  # guards what follows
+        self._mutex = threading.Lock()  # guards the attributes below
         self._there = there
         self._is_published = True
         self._lease = self._created = 0
         self._lease_s = float(LEASE_S)
         self._good_until = 0.0
         self._is_lost = True
-        self._is_seen = False  # that it was in doubt, by somebody who is to be told that it is not any more
+        self._is_seen = False  # that it was in doubt, by a caller that must be notified of the end of the doubt
         self._why = ""
         self._is_released = False
-        # Set: there is something to publish, or the thread ends. Each thread that keeps a lease alive has its own.
+        # Set if there is something to publish, or the thread ends. Each thread that keeps a lease alive has its own.
         self._news = threading.Event()
-        # Set: whether the lock is in doubt or lost may be otherwise now, or the thread that tells of it ends.
+        # Set if the doubt or the loss of the lock may have changed, or the thread that reports it ends.
         self._changed = threading.Event()
-        self._threads: list[threading.Thread] = []  # not guarded: of whoever takes or releases
+        self._threads: list[threading.Thread] = []  # not guarded: used only by the caller of take or release
 
     @classmethod
     def take(
@@ -112,25 +113,26 @@ class EtcdLock:
         on_wait: Callable[[str], None] = lambda text: None,
         look: Interruption = lambda *, drives: None,
     ) -> Self:
-        """Takes it.
+        """Take the lock.
 
-        Blocks for as long as a lease where a process has it that may be dead. One of this machine is looked up.
+        Blocks for as long as a lease if a process has it that may be dead. A process of this machine is looked up.
+
 
         Args:
-            place: where.
-            job_id: whose driver this process is, as far as it knows: for messages.
-            key_name: of the secret that this driver has, for one that stands by; "" where that is not to be checked.
-            stands_by: whether the end of one that lives is waited for, too.
-            patience_s: for how long it is waited for an etcd that does not answer. Who stands by waits for ever, also
-                for one that refuses.
-            on_wait: told once, in words, when it has to wait.
-            look: called again and again while it waits; what it raises ends that.
+            place: the place in etcd.
+            job_id: the job of this process's driver, as far as known: for messages.
+            key_name: the name of this driver's secret, if it stands by; "" if it is not to be checked.
+            stands_by: whether to wait for the end of a living driver too.
+            patience_s: how long to wait for an etcd that does not respond. A driver that stands by waits for ever, even
+                for one that rejects requests.
+            on_wait: called once, with a description, when it has to wait.
+            look: called repeatedly while it waits; an error that it raises ends the wait.
 
         Raises:
             JournalHeldError: a living process has it.
-            JournalError: what is there is none of a journal, or is sealed with another key.
-            OSError: etcd does not answer, or refuses.
-            SettingsError: see EtcdClient.
+            JournalError: the content is not a journal's, or is sealed with another key.
+            OSError: etcd does not respond, or rejects the request.
+            SettingsError: as EtcdClient raises it.
         """
         lock = cls(place, DriverThere(job_id, platform.node(), name_of_this_process()))
         client = EtcdClient(place)
@@ -160,36 +162,36 @@ class EtcdLock:
 
     @property
     def created(self) -> int:
-        """The key's create_revision; what a write has to compare."""
+        """The key's create_revision, for comparison in writes."""
         with self._mutex:
             return self._created
 
     @property
     def lease_s(self) -> float:
-        """For how long its lease is good, as etcd has granted it; that is LEASE_S at least."""
+        """How long its lease is valid, as etcd has granted it; at least LEASE_S."""
         with self._mutex:
             return self._lease_s
 
     @property
     def there(self) -> DriverThere:
-        """What is said of this driver."""
+        """The published entry of this driver."""
         with self._mutex:
             return self._there
 
     @property
     def good_until(self) -> float:
-        """Until when nobody else has it, by :func:`now_s`; 0 for one that is lost."""
+        """Until when no other process has it, by :func:`now_s`; 0 if it is lost."""
         with self._mutex:
             return self._good_until
 
     @property
     def doubt_at(self) -> float:
-        """From when on it is in doubt, likewise, unless its lease is kept alive before."""
+        """From when on it is in doubt, by :func:`now_s`, unless its lease is kept alive before."""
         return self.good_until - _DOUBT_S
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it is not sure that this process has it, and for a second more."""
+        """Whether it is not certain that this process has it, for at least a second more."""
         with self._mutex:
             in_doubt = self._in_doubt()
             self._is_seen = self._is_seen or in_doubt
@@ -197,15 +199,15 @@ class EtcdLock:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is sure that this process does not have it."""
+        """Whether it is certain that this process does not have it."""
         with self._mutex:
             return self._is_lost
 
     def check(self) -> None:
-        """Makes sure that this process has it.
+        """Check that this process has it.
 
         Raises:
-            LockInDoubtError: that is not sure.
+            LockInDoubtError: that is uncertain.
         """
         with self._mutex:
             if not self._in_doubt():
@@ -214,44 +216,44 @@ class EtcdLock:
         raise LockInDoubtError(f"it is not sure that no other driver has the job by now{why}")
 
     def is_of(self, job_id: str) -> None:
-        """The job in the journal is this one, as it turns out: for messages. Never blocks."""
+        """Record which job is in the journal, for messages. Never blocks."""
         with self._mutex:
             self._say(replace(self._there, job=job_id))
 
     def announce(self, *, epoch: int, name: str, urls: tuple[str, ...], fingerprint: str) -> None:
-        """Says to agents where this driver is. Never blocks: a thread does it, as soon as it can."""
+        """Publish to agents where this driver is. Never blocks: a thread does it, as soon as it can."""
         with self._mutex:
             self._say(replace(self._there, epoch=epoch, name=name, urls=urls, fingerprint=fingerprint))
 
     def has_ended(self, exit_code: int) -> None:
-        """Notes the job's exit code, for drivers that stand by. Never raises."""
+        """Record the job's exit code, for drivers that stand by. Never raises."""
         value = codec.encode(Ended, Ended(self.there.job, exit_code))
         with contextlib.suppress(EtcdError), EtcdClient(self.place) as client:
             client.txn([self.compare()], [Put(ended_key(self.place), value)])
 
     def compare(self) -> Created:
-        """What a transaction has to compare that writes under this lock."""
-        # No key has this number that is not there any more.
+        """Return the comparison for transactions that write under this lock."""
+        # No existing key has this number.
         return Created(driver_key(self.place), self.created or -1)
 
     def lost(self, why: str) -> LockLostError:
-        """A transaction has found that the key is gone: nothing is written before :meth:`take_again`."""
+        """Record that a transaction has found the key gone: nothing is written before :meth:`take_again`."""
         with self._mutex:
             self._lose(why)
         return LockLostError(f"the lock of the job's driver is gone: {why}")
 
     def take_again(self, is_ours: Callable[[Found], bool]) -> None:
-        """Takes it once more, where it is lost and nobody else has had it.
+        """Take the lock again, if it is lost and no other process has had it.
 
         Args:
             is_ours: whether a head is as this driver has left it.
 
         Raises:
-            JournalHeldError: somebody else has it, or has had it.
-            OSError: etcd does not answer, or refuses; or it is released.
+            JournalHeldError: another process has it, or has had it.
+            OSError: etcd does not respond, or rejects the request; or it is released.
         """
         with self._mutex:
-            self._news.set()  # the thread that had kept the lease alive ends, if it has not yet; nobody waits for it
+            self._news.set()  # ends the thread that had kept the lease alive, if it has not ended; nothing waits for it
         client = EtcdClient(self.place)
         try:
             holder = client.get(driver_key(self.place))
@@ -268,13 +270,13 @@ class EtcdLock:
             raise
 
     def release(self) -> None:
-        """Lets others have it. Blocks for some seconds at most."""
+        """Release the lock for others. Blocks for some seconds at most."""
         with self._mutex:
             self._is_released = True
             self._news.set()
         self._changed.set()
         for thread in self._threads:
-            # It may be looking a name up, which takes as long as it takes; what it does then is of no effect.
+            # It may be resolving a name, without a time limit; its later actions have no effect.
             thread.join(_JOIN_S)
         with contextlib.suppress(EtcdError), EtcdClient(self.place) as client:
             with self._mutex:
@@ -285,16 +287,16 @@ class EtcdLock:
     # --- taking -----------------------------------------------------------------------------------------------------
 
     def _take(self, client: EtcdClient, head: Found | None = None, *, awaited: str = "") -> bool:
-        """Takes it, if nobody has it, and the head is this one. No thread keeps it alive yet.
+        """Take the lock, if no process has it, and the head is this one. No thread keeps it alive yet.
 
         Args:
-            client: to ask with.
+            client: the client for the requests.
             head: None for any.
-            awaited: the job that was waited for: it is that which goes on, or none.
+            awaited: the job that was waited for: it is the one to resume, or none.
         """
         key = driver_key(self.place)
         if head is None:
-            # Whose job it is, as far as one can see before it is read: others may wait for this driver, too.
+            # The job, as far as known before it is read: others may wait for this driver, too.
             found = parse_head(client.range(head_key(self.place)).found, self.place).head
             with self._mutex:
                 job = awaited or (self._there.job if found is None else found.job)
@@ -310,7 +312,7 @@ class EtcdLock:
             self._there = there = replace(self._there, lease_s=ttl_s)
         outcome = client.txn(compares, [Put(key, encode(there), lease), *reads], reads)
         mine, head_found, ended = outcome.found[-3:]
-        # Where it did not succeed, it may have done so when it was asked for first, without an answer.
+        # A failed transaction may have succeeded at its first attempt, which got no answer.
         if not mine or mine[0].lease != lease:
             client.revoke(lease)
             return False
@@ -329,7 +331,7 @@ class EtcdLock:
         return True
 
     def _has_left(self, client: EtcdClient, holder: KeyValue) -> bool:
-        """Whether this process has the key by a try of which it had no answer; then it has not any more."""
+        """Return whether an attempt of this process without an answer has taken the key; release it then."""
         if holder.lease == 0 or holder.lease != self._lease:
             return False
         client.revoke(self._lease)
@@ -338,10 +340,10 @@ class EtcdLock:
     # --- the thread that keeps the lease alive ----------------------------------------------------------------------
 
     def _begin(self, client: EtcdClient) -> None:
-        """Has the lease that was taken kept alive.
+        """Keep the lease alive that was taken.
 
         Args:
-            client: the thread's from now on.
+            client: a client for the thread alone from now on.
         """
         client.timeout_s = _ANSWER_S
         with self._mutex:
@@ -349,8 +351,8 @@ class EtcdLock:
             if not self._is_published:
                 news.set()
             args = (client, self._lease, Created(driver_key(self.place), self._created), news)
-        # Woken by news, and each time that it has to ask; ended when the lock is lost, taken again or released, but not
-        # before what it asks for has an answer. So it is a daemon, and has a client of its own.
+        # Woken by news, and whenever it has to renew the lease; ends when the lock is lost, taken again or released,
+        # but not before its request is answered. So it is a daemon, with a client of its own.
         self._start(threading.Thread(target=self._keep_alive, args=args, name="elasticrun-lease", daemon=True))
         self._changed.set()
 
@@ -397,7 +399,7 @@ class EtcdLock:
         return not (self._is_released or self._is_lost) and self._lease == lease
 
     def _publish(self, client: EtcdClient, lease: int, key: Created) -> bool:
-        """Says what is new of this driver. Returns whether the key is still there; its lease says nothing of it."""
+        """Publish news of this driver. Return whether the key still exists; its lease does not tell."""
         with self._mutex:
             there, is_new = self._there, not self._is_published
         puts = [Put(key.key, encode(there), lease)] if is_new else []
@@ -427,12 +429,12 @@ class EtcdLock:
         self._news.set()
         self._changed.set()
 
-    # --- the thread that tells of doubts ----------------------------------------------------------------------------
+    # --- the thread that reports doubts -----------------------------------------------------------------------------
 
     def _watch_over(self) -> None:
-        # Woken when something has changed, and again and again, as a clock is that goes on in a machine that sleeps;
-        # ended when the lock is released. Apart from the other one, which may wait for an answer when there is
-        # something to tell. A daemon: a process that does not come to release it ends all the same.
+        # Woken by changes, and periodically, since the clock continues while a machine sleeps; ends when the lock is
+        # released. Separate from the other thread, which may be waiting for an answer when there is something to
+        # report. A daemon: a process that does not release the lock can end all the same.
         self._changed.set()
         self._start(threading.Thread(target=self._watch, name="elasticrun-doubt", daemon=True))
 
@@ -449,7 +451,7 @@ class EtcdLock:
                 is_news = in_doubt != was_in_doubt or (self._is_seen and not in_doubt)
                 self._is_seen = self._is_seen and in_doubt
                 left_s = _WATCH_S if in_doubt else self._good_until - _DOUBT_S - now_s()
-            # What they raise is theirs: their loop is closed, for one, since the job has ended.
+            # Their errors are not handled here: their loop may be closed, for example, since the job has ended.
             if is_news:
                 was_in_doubt = in_doubt
                 with contextlib.suppress(Exception):
@@ -464,6 +466,6 @@ class EtcdLock:
 
 
 def _signature(found: tuple[KeyValue, ...]) -> Signature:
-    """What was said of the job's end."""
+    """Return the recorded end of the job."""
     ended = parse_ended(found)
     return Signature() if ended is None else Signature(job=ended.job, exit_code=ended.exit_code)

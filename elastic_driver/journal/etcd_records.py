@@ -1,13 +1,13 @@
-"""The records of a journal in etcd: under which keys they are, in which pieces, and what of them counts.
+"""The records of a journal in etcd: their keys, their pieces, and which of them are valid.
 
-    PREFIX/driver                           who drives the job: the lock
-    PREFIX/head                             which generation counts
+    PREFIX/driver                           the job's driver: the lock
+    PREFIX/head                             the valid generation
     PREFIX/records/GENERATION/NUMBER        pieces of records, sealed; both numbers have twenty digits
-    PREFIX/ended                            how the job has ended, for drivers that stand by
+    PREFIX/ended                            the end of the job, for drivers that stand by
 
-Owns their form, and reads them. A piece is a byte that says whether it is the last one of its record, and a part of
-that. The pieces of a generation are numbered from 1 on, without a gap. A record whose last piece is not there was being
-written, and does not count; but the first one of a generation is whole before that counts.
+Owns their format, and reads them. A piece is a byte that says whether it is the last one of its record, and a part of
+the record. The pieces of a generation are numbered from 1, without a gap. A record without a last piece was being
+written, and is not valid; but the first one of a generation is complete before the generation becomes valid.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from elastic_driver.etcd.there import driver_key
 from elastic_driver.journal.file import MOST_BODY
 from elastic_driver.journal.folder import JournalError
 
-# etcd takes 1.5 MiB at once (--max-request-bytes), with the keys and what it writes around them.
+# etcd accepts 1.5 MiB in one request (--max-request-bytes), including the keys and its own overhead.
 PIECE_BYTES = 512 << 10
 AT_ONCE = 2
-"""So many pieces may be written in one transaction."""
+"""The most pieces in one transaction."""
 _LAST, _GOES_ON = b"\0", b"\1"
-# Of 64 pieces of the largest size the answer has 43 MiB in JSON.
+# An answer with 64 pieces of the largest size has 43 MiB in JSON.
 _PAGE = 64
-# google/rpc/code.proto: resource exhausted, where an answer is too large for the gateway; out of range, where the
-# revision that is read was compacted away meanwhile.
+# google/rpc/code.proto: resource exhausted, if an answer is too large for the gateway; out of range, if the revision to
+# read was compacted away meanwhile.
 _TOO_LARGE, _COMPACTED = 8, 11
 _TRIES = 5
-# As they are written here. What is larger than all that may come is nobody's of ours.
+# The format of our numbers. A number larger than any possible one is not ours.
 _NUMBER = re.compile(r"0{5}[0-9]{15}")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Which generation counts.
+    """The valid generation.
 
     Attributes:
         generation: its number.
-        job: whose records they are.
-        key: the name of the secret that it is sealed with.
-        driver: which one has written it, as its lock knows it.
+        job: the job of these records.
+        key: the name of the secret with which it is sealed.
+        driver: the id of the driver that wrote it, as in its lock.
     """
 
     generation: Count
@@ -61,61 +61,61 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """That a job has ended."""
+    """The end of a job."""
 
     job: str
     exit_code: int
 
 
 class Found(NamedTuple):
-    """The head, and its mod_revision; no head and 0 where there is none."""
+    """The head, and its mod_revision; None and 0 if there is none."""
 
     head: Head | None = None
     revision: int = 0
 
 
 def head_key(place: EtcdPlace) -> str:
-    """Where the head is."""
+    """Return the key of the head."""
     return f"{place.prefix}/head"
 
 
 def ended_key(place: EtcdPlace) -> str:
-    """Where it is said that the job has ended."""
+    """Return the key of the job's end."""
     return f"{place.prefix}/ended"
 
 
 def records_key(place: EtcdPlace) -> str:
-    """How the keys of all records begin."""
+    """Return the prefix of the keys of all records."""
     return f"{place.prefix}/records/"
 
 
 def generation_key(place: EtcdPlace, generation: int) -> str:
-    """How the keys of a generation begin."""
+    """Return the prefix of the keys of a generation."""
     return f"{records_key(place)}{generation:020}/"
 
 
 def generation_in(key: str, place: EtcdPlace) -> int:
-    """The generation of a piece; 0 where the key is none of ours."""
+    """Return the generation of a piece; 0 if the key is not ours."""
     number = key.removeprefix(records_key(place)).partition("/")[0]
     return int(number) if _NUMBER.fullmatch(number) else 0
 
 
 def piece_key(place: EtcdPlace, generation: int, number: int) -> str:
-    """Where a piece is."""
+    """Return the key of a piece."""
     return f"{generation_key(place, generation)}{number:020}"
 
 
 def pieces_of(body: bytes) -> list[bytes]:
-    """A record in pieces."""
+    """Split a record into pieces."""
     parts = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
     return [_GOES_ON + part for part in parts[:-1]] + [_LAST + parts[-1]]
 
 
 def parse_head(found: tuple[KeyValue, ...], place: EtcdPlace) -> Found:
-    """What was read at the head's key.
+    """Parse the value of the head's key.
 
     Raises:
-        JournalError: nobody of ours has written it.
+        JournalError: it was not written by this package.
     """
     if not found:
         return Found()
@@ -126,7 +126,7 @@ def parse_head(found: tuple[KeyValue, ...], place: EtcdPlace) -> Found:
 
 
 def parse_ended(found: tuple[KeyValue, ...]) -> Ended | None:
-    """What was read at the key of the end. What nobody of ours has written was not said."""
+    """Parse the value of the end's key. A value that was not written by this package is ignored."""
     with contextlib.suppress(codec.CodecError):
         for each in found:
             return codec.decode(Ended, each.value)
@@ -134,17 +134,17 @@ def parse_ended(found: tuple[KeyValue, ...]) -> Ended | None:
 
 
 def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool, ended: Ended | None = None) -> None:
-    """Makes sure that whoever has a secret can read the records.
+    """Check that a secret can unseal the records.
 
     Args:
-        head: of them.
-        place: where.
-        key_name: of the secret.
+        head: the head of the records.
+        place: the place in etcd.
+        key_name: the name of the secret.
         is_driven: whether a driver has the job.
-        ended: the last end that was said there.
+        ended: the last recorded end.
 
     Raises:
-        JournalError: they are sealed with another one.
+        JournalError: they are sealed with another secret.
     """
     if head.key == key_name:
         return
@@ -157,10 +157,10 @@ def check_key(head: Head, place: EtcdPlace, key_name: str, *, is_driven: bool, e
 
 
 class Read(NamedTuple):
-    """The records that count.
+    """The valid records.
 
     Attributes:
-        bodies: of all of them.
+        bodies: the bodies of all of them.
         is_driven: whether a driver had the job then.
     """
 
@@ -169,18 +169,18 @@ class Read(NamedTuple):
 
 
 def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret, *, is_locked: bool = False) -> Read | None:
-    """What counts there; None for nothing.
+    """Read the valid records; None for nothing.
 
-    Blocks for as long as etcd takes for each page of them.
+    Blocks for as long as etcd needs for each page of them.
 
     Args:
-        client: to ask with.
-        place: where.
-        secret: what they are sealed with.
-        is_locked: whether this process has their lock: then nobody drives the job.
+        client: the client for the requests.
+        place: the place in etcd.
+        secret: the secret with which they are sealed.
+        is_locked: whether this process has their lock: then no other driver has the job.
 
     Raises:
-        OSError: etcd does not answer, or refuses.
+        OSError: etcd does not respond, or rejects the request.
         JournalError: they are damaged, or cannot be unsealed.
     """
     error: EtcdError | None = None
@@ -203,7 +203,7 @@ def read_records(client: EtcdClient, place: EtcdPlace, secret: Secret, *, is_loc
 
 
 def _pieces(client: EtcdClient, place: EtcdPlace, generation: int, revision: int) -> list[KeyValue]:
-    """All pieces of a generation as of a revision, whatever its driver does meanwhile."""
+    """Read all pieces of a generation as of a revision, whatever its driver does meanwhile."""
     start = generation_key(place, generation)
     end, limit = end_of(start), _PAGE
     pieces: list[KeyValue] = []
@@ -244,5 +244,5 @@ def _bodies(pieces: list[KeyValue], place: EtcdPlace, secret: Secret, generation
 
 
 def weight(pieces: list[bytes]) -> int:
-    """Bytes that these take in etcd, about."""
+    """Return the approximate number of bytes that these take in etcd."""
     return sum(len(piece) + OVERHEAD for piece in pieces)

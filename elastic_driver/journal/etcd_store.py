@@ -1,12 +1,12 @@
-"""Where a journal lies in etcd, for the driver that writes it. See Store.
+"""The store of a journal in etcd, for the driver that writes it. See Store.
 
-Owns the numbers of generations and pieces, and what each transaction compares: the lock, without which nothing is
-written; and the head, so that whoever removes or replaces the records has them written anew, with all that there is.
+Owns the numbers of generations and pieces, and the comparisons of each transaction: the lock, without which nothing is
+written; and the head, so that records that somebody removes or replaces are written again from scratch, complete.
 
-A generation's number is used once only, by all drivers together: it is above all that there are when a driver comes to
-have the lock, and one driver uses none twice, whatever became of it. For what was asked for and never answered may be
-carried out late. A piece is then in a generation that does not count, and is deleted with the next head. Nothing else
-is ever deleted, and that compares the head before: so no deletion that comes late can meet records that count.
+A generation's number is used only once by all drivers together: it is above all existing ones when a driver takes the
+lock, and a driver never reuses one, whatever happened to it. For a request without an answer may be carried out late.
+Its piece is then in a generation that is not valid, and is deleted with the next head. Nothing else is ever deleted,
+and that compares the head first: so a late deletion never affects valid records.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from elastic_driver.system.parent import has_begun
 
 
 class EtcdStore:
-    """Under a lock that this process has. See Store.
+    """A store under a lock that this process has. See Store.
 
     Args:
-        lock: it.
-        secret: what records are sealed with.
-        client: to ask with; used by nobody else from now on.
+        lock: the lock.
+        secret: the secret with which records are sealed.
+        client: the client for the requests; used by nothing else from now on.
     """
 
     silence = "etcd does not answer"
@@ -55,7 +55,7 @@ class EtcdStore:
         self._secret = secret
         self._client = client
         self._head = lock.head
-        self._generation = 0  # the last one that was begun, whatever became of it
+        self._generation = 0  # the last one that was begun, whatever happened to it
         self._created = 0  # of the lock, when it was
         self._seal: Seal | None = None
         self._number = 0  # of the last piece
@@ -63,21 +63,21 @@ class EtcdStore:
 
     @property
     def size(self) -> int:
-        """See Store."""
+        """The number of bytes of the valid records, about."""
         return self._size
 
     def look(self) -> None:
-        """See Store. A lock that is gone is taken again, where nobody else has had it."""
+        """Check the lock. A lost one is taken again, if no other process has had it. See Store."""
         if self._lock.is_lost:
             self.close()
             self._lock.take_again(self._is_ours)
         self._lock.check()
 
     def begin(self, body: bytes) -> None:
-        """See Store."""
+        """Replace all records by a first one. See Store."""
         _check(body)
         self.close()
-        # Of a transaction that had no answer nobody else can tell whether it was carried out.
+        # It is unknown whether a transaction without an answer was carried out.
         self._refresh_head()
         created = self._lock.created
         if created != self._created:
@@ -93,7 +93,7 @@ class EtcdStore:
         self._seal, self._number, self._size = seal, len(pieces), weight(pieces)
 
     def append(self, body: bytes) -> None:
-        """See Store."""
+        """Append a record. See Store."""
         _check(body)
         assert self._seal is not None
         pieces = pieces_of(body)
@@ -101,7 +101,7 @@ class EtcdStore:
         for number, piece in enumerate(pieces, self._number + 1):
             key = piece_key(self._place, self._generation, number)
             puts.append(Put(key, self._seal.seal(piece, key)))
-        # More than fits into one goes into several: without its last piece it does not count.
+        # A large record needs several transactions: without its last piece it is not valid.
         for at in range(0, len(puts), AT_ONCE):
             if not self._txn([self._is_headed()], puts[at : at + AT_ONCE]):
                 raise LockLostError("somebody has removed or replaced the journal's records")
@@ -109,11 +109,11 @@ class EtcdStore:
         self._size += weight(pieces)
 
     def close(self) -> None:
-        """See Store."""
+        """End appending to these records. See Store."""
         self._seal, self._size = None, 0
 
     def has_ended(self, exit_code: int) -> None:
-        """See Store."""
+        """Record the job's exit code. See Store."""
         self._lock.has_ended(exit_code)
 
     def _next_generation(self) -> int:
@@ -121,7 +121,7 @@ class EtcdStore:
         return max(counts, self._generation) + 1
 
     def _last_leftover(self) -> int:
-        """The last generation that a driver before this one has begun, and not come to move the head to; 0 for none."""
+        """Return the last generation that a previous driver began without moving the head to it; 0 for none."""
         start = records_key(self._place)
         if self._head.head is not None:
             start = end_of(generation_key(self._place, self._head.head.generation))
@@ -129,38 +129,38 @@ class EtcdStore:
         return max((generation_in(each.key, self._place) for each in found), default=0)
 
     def _move_head(self, generation: int) -> None:
-        """From now on this generation counts, and all before it is deleted."""
+        """Make this generation the valid one, and delete all before it."""
         head = Head(generation, self._lock.there.job, self._secret.name, self._lock.driver)
         key, records = head_key(self._place), records_key(self._place)
         put = Put(key, codec.encode(Head, head))
         self._txn([self._is_headed()], [put, Delete(records, generation_key(self._place, generation))])
         self._refresh_head()
-        if self._head.head != head:  # else it was, perhaps twice
+        if self._head.head != head:  # otherwise it succeeded, perhaps twice
             raise LockLostError("somebody has replaced the journal's head")
         has_begun()
 
     def _refresh_head(self) -> None:
-        """Reads it.
+        """Read the head again.
 
         Raises:
-            JournalError: it is none.
-            OSError: etcd does not answer, or refuses.
+            JournalError: it is not a head.
+            OSError: etcd does not respond, or rejects the request.
         """
         self._head = parse_head(self._client.range(head_key(self._place)).found, self._place)
 
     def _is_ours(self, found: Found) -> bool:
-        """Whether a head is as this driver has left it, or found it; or is removed, which no driver does."""
+        """Return whether a head is as this driver has left it, or found it; or is removed, which no driver does."""
         return found.head is None or found.head.driver == self._lock.driver or found.revision == self._head.revision
 
     def _is_headed(self) -> Compare:
         return Modified(head_key(self._place), self._head.revision)
 
     def _txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Writes, if this process has the lock. Returns whether what is compared beside holds.
+        """Write, if this process has the lock. Return whether the additional comparisons hold.
 
         Raises:
-            LockLostError: it has not.
-            LockInDoubtError, EtcdError: nobody can tell.
+            LockLostError: it does not have the lock.
+            LockInDoubtError, EtcdError: it is unknown whether it has.
         """
         self._lock.check()
         lock = self._lock.compare()

@@ -1,7 +1,6 @@
-"""Waiting for the lock of a journal in etcd that another process has: which are dead, and for how long to wait.
+"""Waiting for the lock of a journal in etcd that another process has: which processes are dead, and how long to wait.
 
-Owns what is looked at meanwhile, and what the user is told. How the lock is taken is
-:mod:`elastic_driver.journal.etcd_lock`'s.
+Owns the checks in the meantime, and the messages to the user. :mod:`elastic_driver.journal.etcd_lock` takes the lock.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from elastic_driver.system.process_name import ProcessName, pid_in
 from elastic_driver.words import in_seconds
 
 LEASE_S = 5
-"""What is asked for; etcd gives more where its elections take longer."""
-# It is looked so often whether the key is gone.
+"""The requested lease; etcd grants a longer one if its elections take longer."""
+# How often to check whether the key is gone.
 _LOOK_S = 0.5
-# A driver that has died on another machine has the key for the rest of its lease. One that lives has it for longer.
+# A driver that has died on another machine has the key for the rest of its lease; a living one has it longer.
 _LATER_S = 1.0
 
 
 class Waiting:
-    """For a lock that another process has. See :meth:`EtcdLock.take`.
+    """The wait for a lock that another process has, for :meth:`EtcdLock.take`.
 
     Args:
-        place, key_name, on_wait, look, stands_by: see there.
+        place, key_name, on_wait, look, stands_by: as there.
 
     Attributes:
-        has_stood_by: whether the end of one that lives was waited for.
-        stood_by_for: and of which job; "" where that is not known.
+        has_stood_by: whether it has waited for the end of a living driver.
+        stood_by_for: the job of that driver; "" if unknown.
     """
 
     def __init__(
@@ -51,9 +50,9 @@ class Waiting:
         stands_by: bool,
     ) -> None:
         self._place, self._on_wait, self._look, self._stands_by = place, on_wait, look, stands_by
-        self._key_name = key_name  # "" once it has been seen that it is the job's
+        self._key_name = key_name  # "" once it was found to be the job's
         self._told = ""
-        self._is_silent = False  # etcd, and the user knows
+        self._is_silent = False  # etcd does not respond, and that was reported
         self._seen = 0
         self._until = 0.0
         self._dying_s = LEASE_S + _LATER_S
@@ -62,20 +61,20 @@ class Waiting:
         self.has_stood_by = False
 
     def wait(self, client: EtcdClient, holder: KeyValue) -> None:
-        """A while.
+        """Wait a while.
 
         Raises:
             JournalHeldError: there is nothing to wait for.
-            JournalError: this driver, which stands by, has not the job's key.
-            EtcdError: etcd does not answer, or refuses.
+            JournalError: this driver, which stands by, does not have the job's key.
+            EtcdError: etcd does not respond, or rejects the request.
         """
         if self._is_silent:
-            self._is_silent, self._told = False, ""  # who drives is said again
+            self._is_silent, self._told = False, ""  # the driver is reported again
         there = there_in(holder)
         process = None if there is None else ProcessName.parse(there.process)
         is_known = process is not None and process.is_of_this_place
         if is_known and process is not None and _is_dead(process):
-            # Its lease runs on.
+            # Its lease continues.
             client.txn([Created(holder.key, holder.create_revision)], [Delete(holder.key)])
             return
         lease_s = there.lease_s if there is not None and there.lease_s else LEASE_S
@@ -98,10 +97,10 @@ class Waiting:
         time.sleep(_LOOK_S)
 
     def is_over(self, client: EtcdClient) -> bool:
-        """Whether the lock that nobody has may be taken; else a while is over.
+        """Return whether the free lock may be taken; otherwise wait a while.
 
-        For one that has stood by there is nothing to take over where the job's records are gone, too: somebody has
-        removed all keys, and their driver may be about to make them anew. It is not to find another one there.
+        A driver that has stood by has nothing to take over if the job's records are gone, too: somebody has removed all
+        keys, and their driver may be about to write them again. It must not find another one there.
         """
         if not self.stood_by_for:
             return True
@@ -117,7 +116,7 @@ class Waiting:
         return False
 
     def wait_for_etcd(self, error: EtcdError) -> None:
-        """A while, for one that does not answer, or that refuses what it has not refused before."""
+        """Wait a while, for an etcd that does not respond, or that rejects requests that it has accepted before."""
         if not self._is_silent:
             self._is_silent = True
             what = "still standing by, and waiting for etcd" if self.has_stood_by else "waiting for etcd"
@@ -126,7 +125,7 @@ class Waiting:
         time.sleep(_LOOK_S)
 
     def _check_key(self, client: EtcdClient) -> None:
-        """It is to be found now, and not when the job has nobody else: there is no head before it has begun."""
+        """Check the key now, and not only when it is needed: there is no head before the job has begun."""
         if not self._key_name:
             return
         head = parse_head(client.range(head_key(self._place)).found, self._place).head
@@ -141,7 +140,7 @@ class Waiting:
 
 
 def there_in(holder: KeyValue) -> DriverThere | None:
-    """Who has the key; None where another version has written it, or nobody of ours."""
+    """Return the holder of the key; None if another version, or another program, has written it."""
     try:
         return decode(holder.value)
     except CodecError:
@@ -149,7 +148,7 @@ def there_in(holder: KeyValue) -> DriverThere | None:
 
 
 def _is_dead(process: ProcessName) -> bool:
-    """Whether a process of this place has ended. One of another user may be hidden (proc(5), hidepid)."""
+    """Return whether a process of this place has ended. One of another user may be hidden (proc(5), hidepid)."""
     if process.state() is not None:
         return False
     try:
@@ -169,6 +168,6 @@ def _who(there: DriverThere | None) -> str:
 
 
 def held(place: EtcdPlace, there: DriverThere | None) -> JournalHeldError:
-    """That another driver has it."""
+    """Create the error that another driver has the lock."""
     whom = f"job {there.job}" if there is not None and there.job else "another job"
     return JournalHeldError(f"cannot use {place} (--journal): {whom} is driven by {_who(there)}")

@@ -1,15 +1,15 @@
-"""The file of a journal: records of bytes, of which each is whole or not there.
+"""The file of a journal: records of bytes, each of which is complete or absent.
 
     elastic_driver journal 1\n
     u32 length | u32 CRC-32 | u64 sequence | body                 little-endian; the CRC covers sequence and body
     ...
     zeros
 
-Owns the form, and what of it is known to be on disc. What the bodies say is :mod:`elastic_driver.journal.entries`'.
+Owns the format, and what is known to be on disk. :mod:`elastic_driver.journal.entries` defines the bodies.
 
-A record is all that was written at once, so one that is torn is the last. The file is filled with zeros ahead of what
-is written: there is nothing about the file to put on disc beside the record, and room for the next ones when the disc
-is full. A file is written by one process from its beginning to its end, and gets its name when it has its first record.
+A record is the result of one write, so a torn one is the last. The file is filled with zeros ahead of the records: so
+no metadata has to be written to disk with a record, and there is room for the next ones when the disk is full. A file
+is written by one process from its beginning to its end, and gets its name when it has its first record.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from elastic_driver.journal.folder import JOURNAL, JournalError, open_private
 from elastic_driver.system.safe_files import leads_to, new_file
 
 HEADER = b"elastic_driver journal 1\n"
-# No more than this is written at once; a length above it is damage.
+# The largest write; a length above it is damage.
 MOST_BODY = 64 << 20
 AHEAD = 256 << 10
 _HEAD = struct.Struct("<IIQ")
 _SEQUENCE = struct.Struct("<Q")
-# How the only record begins of a job of which nothing is left, behind the byte that says that it is not compressed.
+# The beginning of the only record of a job of which nothing is left, after the byte that says it is not compressed.
 _CLOSED = b'[{"is":"Closed"'
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Record(NamedTuple):
-    """A body, and the number that it was written under."""
+    """A body, and its sequence number."""
 
     sequence: int
     body: bytes
 
 
 def frame(sequence: int, body: bytes) -> bytes:
-    """A record as the file has it."""
+    """Return a record as in the file."""
     return _HEAD.pack(len(body), _crc(sequence, body), sequence) + body
 
 
 def parse(data: bytes, path: Path) -> list[Record]:
-    """The whole records of a file; at least one. A torn one at its end is left out.
+    """Return the complete records of a file; at least one. A torn one at its end is left out.
 
     Args:
-        data: the file.
-        path: for messages.
+        data: the content of the file.
+        path: its path, for messages.
 
     Raises:
         JournalError: it is damaged, or of another version.
@@ -67,18 +67,18 @@ def parse(data: bytes, path: Path) -> list[Record]:
         at += _HEAD.size + len(record.body)
     if not records:
         raise JournalError(f"cannot read {path}: its first record is damaged (byte {at})")
-    # What was torn is the last that was written.
+    # A torn record is the last one that was written.
     if _is_followed(data, at, records[-1].sequence + 1):
         raise JournalError(f"cannot read {path}: it is damaged at byte {at}, and goes on behind that")
     return records
 
 
 def read(path: Path) -> list[Record] | None:
-    """The whole records of a journal; None where there is none.
+    """Return the complete records of a journal; None if there is none.
 
     Raises:
         OSError: it cannot be read.
-        JournalError: likewise, or see :func:`parse`.
+        JournalError: it cannot be used, or as :func:`parse` raises it.
     """
     try:
         descriptor = open_private(path, os.O_RDONLY)
@@ -89,7 +89,7 @@ def read(path: Path) -> list[Record] | None:
 
 
 def has_job(folder: Path) -> bool:
-    """Whether there is a journal, and of a job that has not ended, as far as one can see at a glance."""
+    """Return whether there is a journal of a job that has not ended, as far as its beginning shows."""
     with contextlib.suppress(OSError), (folder / JOURNAL).open("rb") as file:
         beginning = file.read(len(HEADER) + _HEAD.size + 1 + len(_CLOSED))
         return beginning.startswith(HEADER) and not beginning.endswith(_CLOSED)
@@ -97,7 +97,7 @@ def has_job(folder: Path) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what writers have left that came to no end. Only for who has the lock. Raises OSError."""
+    """Remove files of writers that did not finish. Only for the owner of the lock. Raises OSError."""
     for path in folder.glob(f".{JOURNAL}.*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -106,7 +106,7 @@ class RecordFile:
     """A journal that this process writes. After an error of :meth:`append` nothing more may be written to it.
 
     Attributes:
-        size: bytes of what is written, without the zeros.
+        size: the bytes that are written, without the zeros.
     """
 
     def __init__(self, descriptor: int, size: int, filled: int) -> None:
@@ -116,10 +116,10 @@ class RecordFile:
 
     @classmethod
     def new(cls, folder: Path, sequence: int, body: bytes) -> Self:
-        """Makes a file with a first record, on disc, in place of the one that is there.
+        """Create a file with a first record, on disk, replacing the existing one.
 
         Raises:
-            OSError: it cannot be written; the one that was there is still there.
+            OSError: it cannot be written; the existing one is still there.
         """
         descriptor, path = new_file(folder, JOURNAL, 0o600)
         try:
@@ -141,11 +141,11 @@ class RecordFile:
         return file
 
     def is_in(self, folder: Path) -> bool:
-        """Whether others find it there."""
+        """Return whether others find it there."""
         return leads_to(folder / JOURNAL, self._descriptor)
 
     def append(self, sequence: int, body: bytes) -> None:
-        """Writes a record; it is on disc when this returns. Raises OSError."""
+        """Write a record; it is on disk when this returns. Raises OSError."""
         data = frame(sequence, body)
         end = self.size + len(data)
         if end > self._filled - AHEAD // 2:
@@ -153,7 +153,7 @@ class RecordFile:
                 _write(self._descriptor, bytes(end + AHEAD - self._filled), self._filled)
                 self._filled = end + AHEAD
             except OSError as error:
-                # A disc that is full still has the room that was filled.
+                # A full disk still has the room that was filled.
                 if error.errno not in _FULL or end > self._filled:
                     raise
         _write(self._descriptor, data, self.size)
@@ -161,7 +161,7 @@ class RecordFile:
         self.size = end
 
     def close(self) -> None:
-        """Nothing is written to it any more."""
+        """End writing to it."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -171,7 +171,7 @@ def _crc(sequence: int, body: bytes) -> int:
 
 
 def _record(data: bytes, at: int) -> Record | None:
-    """The whole record that begins there; None for none."""
+    """Return the complete record that begins there; None for none."""
     if len(data) < at + _HEAD.size:
         return None
     length, crc, sequence = _HEAD.unpack_from(data, at)
@@ -184,11 +184,11 @@ def _next(records: list[Record], found: Record) -> int:
 
 
 def _is_followed(data: bytes, at: int, sequence: int) -> bool:
-    """Whether a whole record lies behind this byte, which was written later than the one that has to be there."""
+    """Return whether a complete record after this byte was written later than the one that belongs here."""
     end = len(data.rstrip(b"\0"))
     for place in range(at, min(end, len(data) - _HEAD.size)):
         length, _, found = _HEAD.unpack_from(data, place)
-        # Few places get beyond this, so few checksums are computed.
+        # Few places pass this test, so few checksums are computed.
         fits = 0 < length <= len(data) - place - _HEAD.size and sequence < found < sequence + (1 << 32)
         if fits and _record(data, place) is not None:
             return True

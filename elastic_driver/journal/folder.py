@@ -1,10 +1,10 @@
-"""The folder of a journal: whether it is this user's alone, who drives its job, and whether it is still there.
+"""The folder of a journal: whether it is this user's alone, which process drives its job, and whether it still exists.
 
-Owns the folder, the lock in it, and the checks. What the journal says is :mod:`elastic_driver.journal.file`'s.
+Owns the folder, its lock, and the checks. :mod:`elastic_driver.journal.file` owns the journal file.
 
-The lock is a ``flock``, held from before the journal is read until the process has ended: the kernel lets go of it when
-the driver dies, however it does. It goes with the inode, and not with the name: so whoever holds it looks before each
-write whether ``lock`` is still the file that it has locked (:attr:`JournalFolder.is_ours`).
+The lock is a ``flock``, held from before the journal is read until the process has ended: the kernel releases it when
+the driver dies, however it does. It belongs to the inode, and not to the name: so its owner checks before each write
+whether ``lock`` is still the file that it has locked (:attr:`JournalFolder.is_ours`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from elastic_driver.system.safe_files import leads_to, who_exchanges_in, why_not
 
 LOCK, JOURNAL = "lock", "journal"
 _PRIVATE = 0o600
-# What is longer is no lock of ours.
+# A longer content is not a lock of ours.
 _MOST_TEXT = 4096
-# A process that is dead holds it for as long as the kernel or a child that has not come to its exec takes.
+# A dead process holds it until the kernel, or a child before its exec, has released it.
 _LOOK_S = 0.05
 _STANDS_BY_S = 1.0
-# A file system over a network: its locks, if there are any, are a server's, and outlive this machine. Linux's magic.h
-# and the file systems' own headers; FUSE says of none what is behind it.
+# Network file systems: their locks, if there are any, are a server's, and outlive this machine. Linux's magic.h and the
+# file systems' own headers; FUSE never tells what is behind it.
 _NETWORKS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -58,7 +58,7 @@ _NETWORKS = {
 
 
 class JournalError(SettingsError):
-    """A journal cannot be used: its folder or its files are not what they have to be."""
+    """A journal cannot be used: its folder or its files are invalid."""
 
 
 class JournalHeldError(JournalError):
@@ -67,12 +67,12 @@ class JournalHeldError(JournalError):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What whoever locks a folder writes into the lock.
+    """The content of the lock, written by the process that locks the folder.
 
     Attributes:
-        process: which; "" where that cannot be read.
-        job: whose job is in the folder, or begins there; likewise.
-        exit_code: what that has ended with; None for one that has not, as far as its driver could say so.
+        process: the process; "" if it cannot be read.
+        job: the job that is in the folder, or begins there; "" if it cannot be read.
+        exit_code: the job's exit code; None if it has not ended, as far as its driver could record that.
     """
 
     process: str = ""
@@ -84,9 +84,9 @@ class JournalFolder:
     """A folder that this process has locked. Used by one thread at a time.
 
     Attributes:
-        path: where it is, without symbolic links.
-        last: what the process before this one has left in the lock.
-        waited_for: the job whose driver's end was waited for; "" where nobody had the folder.
+        path: its path, without symbolic links.
+        last: the content of the lock that the previous process has left.
+        waited_for: the job whose driver's end was waited for; "" if no process had the folder.
     """
 
     def __init__(
@@ -108,20 +108,20 @@ class JournalFolder:
         on_wait: Callable[[str], None] = lambda text: None,
         look: Interruption = lambda *, drives: None,
     ) -> Self:
-        """Makes the folder where it is not there, checks it, and locks it.
+        """Create the folder if it does not exist, check it, and lock it.
 
-        Blocks for as long as a process that is dead still holds the lock.
+        Blocks for as long as a dead process still holds the lock.
 
         Args:
             path: the folder.
-            job_id: what is written into the lock, for messages, where it names no job; see :meth:`is_of`.
-            stands_by: whether the end of a living process that has it is waited for, too.
-            on_wait: told once, in words, when it has to wait.
-            look: called again and again while it waits, also for a living process; what it raises ends that.
+            job_id: written to the lock, for messages, if it names no job; see :meth:`is_of`.
+            stands_by: whether to wait for the end of a living process that has it, too.
+            on_wait: called once, with a description, when it has to wait.
+            look: called repeatedly while it waits, also for a living process; an error that it raises ends the wait.
 
         Raises:
             JournalHeldError: a living process has it.
-            JournalError: it cannot be made, is not this user's alone, or its file system has no locks.
+            JournalError: it cannot be created, is not this user's alone, or its file system has no locks.
         """
         path = _checked(path)
         waiting = _Waiting(path, on_wait, look, stands_by=stands_by)
@@ -135,24 +135,24 @@ class JournalFolder:
         self.release()
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Release the folder for others."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def handed_on(self) -> Self:
-        """Locked as before, for another driver of this process: this one does not release it any more."""
+        """Return the folder, still locked, for another driver of this process: this one never releases it."""
         other = type(self)(self.path, self._job_id, self._descriptor)
         self._descriptor = -1
         return other
 
     def is_of(self, job_id: str) -> None:
-        """The job in it is this one, as it turns out, and has not ended: for messages."""
+        """Record which job is in it, and that it has not ended, for messages."""
         self._job_id = job_id
         _sign(self._descriptor, job_id)
 
     def has_ended(self, exit_code: int) -> None:
-        """Notes the job's exit code, which drivers that stand by read even if the journal could not be written."""
+        """Record the job's exit code, which drivers that stand by read even if the journal could not be written."""
         _sign(self._descriptor, self._job_id, str(exit_code))
 
     @property
@@ -161,11 +161,11 @@ class JournalFolder:
         return leads_to(self.path / LOCK, self._descriptor)
 
     def take_again(self) -> None:
-        """Makes and locks it anew, where somebody has removed or replaced it.
+        """Create and lock it again, if somebody has removed or replaced it.
 
         Raises:
-            JournalHeldError: somebody else has it now.
-            JournalError: see :meth:`take`.
+            JournalHeldError: another process has it now.
+            JournalError: as :meth:`take` raises it.
         """
         descriptor, _ = _lock(_checked(self.path), self._job_id, None)
         self.release()
@@ -173,11 +173,11 @@ class JournalFolder:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file of a journal.
+    """Open a file of a journal.
 
     Raises:
         OSError: it cannot be opened.
-        JournalError: it is another user's, open to others, no plain file, or has another name.
+        JournalError: it is another user's, open to others, not a regular file, or has another name.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, _PRIVATE)
@@ -202,14 +202,14 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def check_folder(path: Path) -> None:
-    """Makes sure that a folder is this user's, and that nobody else can enter, rename or replace it.
+    """Check that a folder is this user's, and that nobody else can enter, rename or replace it.
 
     Args:
         path: without symbolic links above it.
 
     Raises:
-        FileNotFoundError: there is none.
-        JournalError: it is not.
+        FileNotFoundError: it does not exist.
+        JournalError: it fails the check.
     """
     why = why_not_private(path.lstat())
     if why:
@@ -219,8 +219,9 @@ def check_folder(path: Path) -> None:
 
 
 def file_system(path: Path) -> int:
-    """What the kernel calls the kind of a folder's file system: a number of statfs(2). Raises OSError."""
-    # The structure begins with it, has the size of a long on all machines but one, and fits into this everywhere.
+    """Return the kernel's number for the kind of a folder's file system, from statfs(2). Raises OSError."""
+    # It is the first field of the structure, has the size of a long on all machines but one, and fits into this
+    # everywhere.
     data = ctypes.create_string_buffer(512)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.statfs(os.fsencode(path), data):
@@ -229,7 +230,7 @@ def file_system(path: Path) -> int:
 
 
 def _checked(path: Path) -> Path:
-    """The folder, made where it is not there, without symbolic links above it."""
+    """Return the folder, created if it did not exist, without symbolic links above it."""
     try:
         try:
             path = path.parent.resolve(strict=True) / path.name
@@ -247,10 +248,10 @@ def _checked(path: Path) -> Path:
 
 
 class _Waiting:
-    """For a lock that another process has. See :meth:`JournalFolder.take`.
+    """The wait for a lock that another process has, for :meth:`JournalFolder.take`.
 
     Attributes:
-        is_stood_by: whether the end of a living process was waited for.
+        is_stood_by: whether it has waited for the end of a living process.
     """
 
     def __init__(self, path: Path, on_wait: Callable[[str], None], look: Interruption, *, stands_by: bool) -> None:
@@ -259,7 +260,7 @@ class _Waiting:
         self.is_stood_by = False
 
     def wait(self, process: str, job: str) -> None:
-        """A while, or until the process has ended. Raises JournalHeldError where there is nothing to wait for."""
+        """Wait a while, or until the process has ended. Raises JournalHeldError if there is nothing to wait for."""
         drives = not process or lives(process)
         if drives:
             if not self._stands_by:
@@ -283,12 +284,12 @@ class _Waiting:
 
 
 def _wait_for_end(pid: int | None) -> bool:
-    """Blocks until a process has ended, for a second at most; returns whether one could wait for it."""
+    """Block until a process has ended, for a second at most; return whether it could be waited for."""
     if pid is None:
         return False
     try:
         process = pidfd_open(pid)
-    except (OSError, OverflowError):  # it is gone, or no process from here
+    except (OSError, OverflowError):  # it has ended, or is not visible from here
         return False
     try:
         waiting = select.poll()
@@ -299,14 +300,14 @@ def _wait_for_end(pid: int | None) -> bool:
 
 
 def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> tuple[int, Signature]:
-    """The descriptor that holds the lock, and who had it before. ``waiting``: None for who does not wait."""
+    """Return the descriptor that holds the lock, and the lock's last content. ``waiting``: None to not wait."""
     while True:
         try:
             descriptor = open_private(path / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise _unfit(path, f"{LOCK}: {in_words(error)}") from error
         try:
-            # Of the file that is there now: somebody may remove it, and its driver makes another before it lets go.
+            # On the current file: somebody may remove it, and its driver creates another before it releases this one.
             while not _has_locked(descriptor):
                 holder = _signed(descriptor)
                 if waiting is None:
@@ -314,7 +315,7 @@ def _lock(path: Path, job_id: str, waiting: _Waiting | None) -> tuple[int, Signa
                 waiting.wait(holder.process, holder.job)
             if leads_to(path / LOCK, descriptor):
                 last = _signed(descriptor)
-                # What it says of the job stays until it is known whose job this is: this process may die before.
+                # Its content about the job stays until it is known which job this is: this process may die before that.
                 code = "" if last.exit_code is None else str(last.exit_code)
                 _sign(descriptor, last.job or job_id, code if last.job else "")
                 return descriptor, last
@@ -339,17 +340,17 @@ def _has_locked(descriptor: int) -> bool:
 def _sign(descriptor: int, job_id: str, exit_code: str = "") -> None:
     data = "\n".join((platform.node(), name_of_this_process(), job_id, exit_code, "")).encode()
     try:
-        # In this order: whoever reads meanwhile finds somebody, by the first three lines.
+        # In this order: a concurrent reader finds a process, in the first three lines.
         os.pwrite(descriptor, data, 0)
         os.ftruncate(descriptor, len(data))
     except OSError:
-        # Without room on the disc nobody is told whose it is, and it is locked all the same.
+        # Without room on the disk the owner is not recorded, but the lock is held all the same.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
 
 
 def _signed(descriptor: int) -> Signature:
-    """What whoever has locked it last has written, as far as that is there already."""
+    """Return what the last owner of the lock has written, as far as it is there already."""
     lines = os.pread(descriptor, _MOST_TEXT, 0).decode(errors="replace").split("\n")
     _, process, job, exit_code = (*lines[:4], "", "", "", "")[:4]
     return Signature(process, job, int(exit_code) if exit_code.isdecimal() else None)

@@ -1,6 +1,6 @@
-"""A journal that this process has for itself: what a driver does with it, and the way of a folder.
+"""A journal that this process has locked: what a driver does with it, and the implementation for a folder.
 
-Owns what is looked at before a job is taken over from there. How it is locked, and what is written, is below.
+Owns the checks before the takeover of a job from it. The layers below lock it and write to it.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from elastic_driver.system import local_socket, parent
 if TYPE_CHECKING:
     from elastic_driver.journal.etcd_lock import EtcdLock
 
-# A driver that is dying may have its socket a moment longer than its lock.
+# A dying driver may have its socket a moment longer than its lock.
 _DYING_S, _LOOK_S = 1.0, 0.05
 
 
 class HeldJournal(Protocol):
-    """See above. Used by one thread at a time; leaving its context releases it."""
+    """A locked journal. Used by one thread at a time; leaving its context releases it."""
 
     @property
     def name(self) -> str:
-        """Of the place, for messages and for commands."""
+        """The name of its place, for messages and commands."""
 
     @property
     def last(self) -> Signature:
-        """What the process before this one has left there."""
+        """The record that the previous process has left there."""
 
     @property
     def lock(self) -> EtcdLock | None:
-        """That which drivers of other machines wait for, too; None where none of those can have it."""
+        """The lock that drivers of other machines wait for, too; None if none of them can take over."""
 
     @property
     def waited_for(self) -> str:
-        """The job whose driver's end was waited for; "" where nobody had it."""
+        """The job whose driver's end was waited for; "" if there was none."""
 
     @property
     def only_goes_on(self) -> bool:
-        """Whether no job may be begun: this command has stood by for one, whose end another machine may know alone."""
+        """Whether no job may be begun: this command has stood by for one, whose end only another machine may know."""
 
     @property
     def is_of_this_command(self) -> bool:
-        """Whether what is there was written by a driver that the parent of this one had started before it."""
+        """Whether its content was written by a driver that the parent of this one had started before it."""
 
     def __enter__(self) -> Self: ...
 
@@ -61,85 +61,85 @@ class HeldJournal(Protocol):
     ) -> None: ...
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Release the journal for others."""
 
     def handed_on(self) -> Self:
-        """Held as before, for another driver of this process: this one does not release it any more."""
+        """Return the journal, still locked, for another driver of this process: this one never releases it."""
 
     def is_of(self, job_id: str) -> None:
-        """The job in it is this one, as it turns out, and has not ended: for messages."""
+        """Record which job is in it, and that it has not ended, for messages."""
 
     def has_ended(self, exit_code: int) -> None:
-        """Notes the job's exit code apart from the records, for drivers that stand by. Never raises."""
+        """Record the job's exit code outside the records, for drivers that stand by. Never raises."""
 
     def settings(self, settings: Settings) -> Settings:
-        """These, with this place for the journal, as others look for it."""
+        """Return the settings with this place for the journal, as others look for it."""
 
     def read(self) -> Recorded | Closed | None:
-        """What is there; None for nothing.
+        """Return its content; None for none.
 
         Raises:
-            JournalError: it cannot be read, is damaged, or another version has written it, or would decide otherwise.
+            JournalError: it cannot be read, is damaged, or another version has written it, or would decide differently.
         """
 
     def check(self, found: Recorded) -> None:
-        """Makes sure that the job that is there can be taken over from here, and that its driver is dead.
+        """Check that its job can be taken over from here, and that its driver is dead.
 
         Raises:
-            JournalHeldError: it is not.
+            JournalHeldError: the driver is not dead.
             JournalError: its agents would not find this driver.
         """
 
     def store(self) -> Store:
-        """Where its records are written."""
+        """Return the store for its records."""
 
 
 class FolderJournal(JournalFolder):
-    """In a folder. See HeldJournal."""
+    """A journal in a folder. See HeldJournal."""
 
     @property
     def name(self) -> str:
-        """See HeldJournal."""
+        """The path of the folder, for messages and commands."""
         return str(self.path)
 
     @property
     def lock(self) -> None:
-        """See HeldJournal."""
+        """None: no driver of another machine can take over."""
 
     @property
     def only_goes_on(self) -> bool:
-        """See HeldJournal. What has become of a driver of this machine can be seen."""
+        """False: the fate of a driver of this machine is visible here."""
         return False
 
     @property
     def is_of_this_command(self) -> bool:
-        """See HeldJournal."""
+        """Whether its content was written by a driver that the parent of this one had started before it."""
         started = parent.started()
         return started is not None and started.before != parent.which_file(self.path / JOURNAL)
 
     def settings(self, settings: Settings) -> Settings:
-        """See HeldJournal. Without symbolic links, as for whoever takes it over: agents know a job by it."""
+        """Return the settings with the folder's path without symbolic links: agents know a job by that path."""
         return replace(settings, journal=JournalPlace(self.path))
 
     def read(self) -> Recorded | Closed | None:
-        """See HeldJournal."""
+        """Return its content; None for none."""
         return read_job(self.path)
 
     def check(self, found: Recorded) -> None:
-        """See HeldJournal."""
+        """Check that its driver is dead, and that its agents would find this one."""
         _check_nobody_answers(found, self.path)
         _check_is_in_its_place(found, self.path)
 
     def store(self) -> Store:
-        """See HeldJournal."""
+        """Return the store for its records."""
         return FolderStore(self)
 
 
 def _check_nobody_answers(found: Recorded, path: Path) -> None:
-    """Makes sure that the driver whose lock this process has is dead: its lock may be a file that somebody removed.
+    """Check that the driver whose lock this process has is dead: the lock may be a file that somebody removed.
 
     Raises:
-        JournalHeldError: it is not.
+        JournalHeldError: it is not dead.
     """
     socket = found.facts.ways.socket
     until = time.monotonic() + _DYING_S
@@ -157,7 +157,7 @@ def _check_nobody_answers(found: Recorded, path: Path) -> None:
 
 
 def _check_is_in_its_place(found: Recorded, path: Path) -> None:
-    """Raises JournalError where agents look for a driver's socket in another folder: none of them would come back."""
+    """Raise JournalError if agents look for a driver's socket in another folder: none of them would come back."""
     before, socket = found.job.settings.journal_folder, found.facts.ways.socket
     if before is None or before == path or not socket or Path(socket).parent != before:
         return

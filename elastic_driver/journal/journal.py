@@ -1,12 +1,12 @@
-"""The journal of a running job: steps are on disc before they are visible.
+"""The journal of a running job: steps are on disk before they are visible.
 
-Owns the thread that writes, when what is written is compacted, and what is done about a disc that is full or fails.
-Where it is written to is a Store's business. Which steps there are, and who waits for them, is
-:mod:`elastic_driver.driver.stepper`'s. Facts are written with the next steps, before them, or at once where nothing is
-being written: so a step that comes of a fact is never on disc without it.
+Owns the thread that writes, the schedule of compaction, and the handling of a disk that is full or fails. A Store
+decides where the records are. :mod:`elastic_driver.driver.stepper` makes the steps and waits for them. Facts are
+written with the next steps, before them, or at once if no write is in progress: so a step that follows from a fact is
+never on disk without it.
 
-A driver begins anew, with all that there is, and never appends to what another has written. Nor does it after an error,
-since a later fsync may call pages written that are lost.
+A driver begins with a new file that contains everything, and never appends to another driver's. It does the same after
+an error, since a later fsync may report lost pages as written.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.version import __version__
 
-# After an error, until it is tried again.
+# Seconds from an error to the next try.
 _AGAIN_S = 1.0
-# A file is compacted when its steps take so long to be made again, or when it is so large, and so many times as large
-# as what it would be then; but at twice these limits only where the job is in the middle of something.
+# A file is compacted when its steps would take this long to replay, or when it is this large, and this many times as
+# large as after compaction; but only at twice these limits unless the job has just resumed.
 _REPLAY_S = 0.25
 _LARGE_BYTES, _LARGE_SHARE = 1 << 20, 4
 _NAME_BYTES = 16
@@ -65,8 +65,8 @@ class Step:
     Attributes:
         clock: the job's time.
         event: what happened.
-        state: what the job becomes by it.
-        commands: what is to be done.
+        state: the state after the step.
+        commands: its commands.
         took_s: how long it took to make.
     """
 
@@ -78,26 +78,26 @@ class Step:
 
 
 Done = Callable[[Exception | None], object]
-"""Called on the loop when what was given is on disc, or can never be, since somebody else has the journal."""
+"""Called on the loop when the data is on disk, or can never be, since another process has the journal."""
 
 
 class Journal:
-    """See above. A Keeper of facts. Used on the event loop, but for :meth:`close` and :meth:`look_soon`.
+    """Writes the journal of one job. A Keeper of facts. Used on the event loop, except close() and look_soon().
 
     Args:
-        store: where it is written to.
-        job: what does not change.
-        epoch: of this driver.
-        facts: what is known from the driver before.
+        store: where it is written.
+        job: the constant facts.
+        epoch: that of this driver.
+        facts: the facts from the previous driver.
 
     Attributes:
         job: as given.
         epoch: as given.
-        driver: tells this driver from all others.
-        trouble: why the last try to write failed, in words; "" when it did not.
-        on_error: called where facts can never be on disc; likewise of steps is told to whoever has them written.
-        beside: gives a fact that goes with what is written now; None for none.
-        at_s: tells for how long the job has been there, from any thread; to be set before anything is written.
+        driver: the unique id of this driver.
+        trouble: why the last write failed, in words; "" if it did not.
+        on_error: called if facts can never be on disk; for steps the callback of the write is called instead.
+        beside: returns a fact to add to the current write; None for none.
+        at_s: returns the age of the job, from any thread; to be set before anything is written.
     """
 
     def __init__(self, store: Store, job: JobFacts, *, epoch: int, facts: Iterable[Fact] = ()) -> None:
@@ -109,56 +109,56 @@ class Journal:
         self._replay_s = 0.0
         self._snapshot_bytes = 0
         self._table = FactTable(facts)
-        self._last: tuple[float, State] | None = None  # what a snapshot says
+        self._last: tuple[float, State] | None = None  # the content of a snapshot
         self._turned: Turned | None = None
-        self._turns: list[Turned] = []  # that the books do not have
+        self._turns: list[Turned] = []  # those that the books do not include
         self._given_up = threading.Event()
         self.at_s: Callable[[], float] = lambda: 0.0
         self.trouble = ""
-        # Whatever stands above is the thread's alone, but for _took, which is set before it begins, and the last three;
-        # what follows is the loop's.
+        # The attributes above belong to the thread, except _took, which is set before it begins, and the last three;
+        # those below belong to the loop.
         self._writer = FileWriter("elasticrun-journal")
         self.on_error: Callable[[Exception], object] = lambda error: None
         self.beside: Callable[[], Fact | None] = lambda: None
         self._news: list[Kept | Dropped] = []
-        self._number = self._on_disc = 0  # of the last news that came, and that is on disc
-        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()  # until that number is
+        self._number = self._on_disc = 0  # of the last news that came, and that is on disk
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()  # until that number is on disk
         self._loop: asyncio.AbstractEventLoop | None = None  # from the first write on
         self._writes = 0  # under way
 
     @property
     def is_on_disc(self) -> bool:
-        """Whether something of this driver's is."""
+        """Whether something of this driver's is on disk."""
         return self._snapshot_bytes > 0
 
     @property
     def name(self) -> str:
-        """Of where it lies, for messages and commands."""
+        """The name of its place, for messages and commands."""
         return self._store.name
 
     @property
     def silence(self) -> str:
-        """What is said of that where it does not answer, and it is not known why."""
+        """The description of a place that does not respond, for unknown reasons."""
         return self._store.silence
 
     def write(self, clock: float, state: State, steps: Sequence[Step], done: Done) -> None:
-        """Puts steps on disc, all of them at once. Never blocks. One call at a time.
+        """Write steps to disk, all of them at once. Never blocks. One call at a time.
 
         Args:
             clock: the job's time.
-            state: as of the last of these steps.
-            steps: in their order.
-            done: see Done.
+            state: the state after the last of these steps.
+            steps: the steps, in order.
+            done: as Done.
         """
         self._loop = asyncio.get_running_loop()
-        self._took = self._took or self._take(clock)  # here, where it is that time
+        self._took = self._took or self._take(clock)  # here, at this time
         self._have_written((clock, state), steps, done)
 
     def look(self, looked: Callable[[], object]) -> None:
-        """Calls it when it is sure that no other driver has had the journal until now.
+        """Call ``looked`` when it is certain that no other driver has had the journal until now.
 
-        Where one has, ``on_error`` is called before, and not only at the next write. Never blocks: it is looked behind
-        what is being written.
+        If one has, ``on_error`` is called first, and not only at the next write. Never blocks: the check comes after
+        the current write.
         """
 
         def done(error: Exception | None) -> None:
@@ -169,22 +169,22 @@ class Journal:
         self._have_written(None, (), done)
 
     def look_soon(self) -> None:
-        """Likewise, from any thread: another driver may have had it. A first write looks in any case."""
+        """Check for another driver, from any thread; the first write checks in any case."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed: the job has ended
                 loop.call_soon_threadsafe(self.look, lambda: None)
 
     def keep(self, fact: Fact) -> None:
-        """See Keeper."""
+        """Store a fact. See Keeper."""
         self._note(Kept(fact))
 
     def drop(self, kind: type[Fact], name: str) -> None:
-        """See Keeper."""
+        """Remove a fact. See Keeper."""
         self._note(Dropped(kind.__name__, name))
 
     def when_kept(self, callback: Callable[[], object]) -> None:
-        """See Keeper. What is kept before the first write goes with that."""
+        """Call back when all facts so far are on disk. Those before the first write go with it. See Keeper."""
         if self._on_disc == self._number or self._given_up.is_set():
             callback()
         else:
@@ -215,7 +215,7 @@ class Journal:
             if outcome is None:
                 self._on_disc = number
                 while self._waiting and self._waiting[0][0] <= number:
-                    loop.call_soon(self._waiting.popleft()[1])  # what one of them raises is not the journal's
+                    loop.call_soon(self._waiting.popleft()[1])  # their errors are not the journal's
             done(outcome)
             self._write_news()
 
@@ -224,18 +224,18 @@ class Journal:
         )
 
     def give_up(self) -> None:
-        """Nothing of the job is written any more, and nobody waits for what was."""
+        """End writing for the job; nothing waits for the pending writes any more."""
         self._given_up.set()
 
     def close(self, exit_code: int, *, keeps: bool = False) -> str:
-        """Says that nothing of the job is left, in a file without anything else. Blocks for some seconds at most.
+        """Record that nothing of the job is left, in a file without anything else. Blocks for some seconds at most.
 
         Args:
-            exit_code: of the job.
-            keeps: whether what there is stays as it is: then it is said beside it alone.
+            exit_code: the exit code of the job.
+            keeps: whether the records are kept: then the end is recorded only outside them.
 
         Returns:
-            Why it cannot be said; "" when it is on disc.
+            Why it cannot be recorded; "" when it is on disk.
         """
         self.give_up()
         outcome = [self.silence]

@@ -1,6 +1,6 @@
-"""What a journal tells of its job: the state that its entries come to.
+"""The state of a job, from the entries of its journal.
 
-Owns the way from a journal's records to a job's state. Reads only; takes no lock.
+Owns the replay of a journal's records. Reads only; takes no lock.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _now = time.monotonic
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A job that has not ended, as far as its journal tells.
+    """A job that has not ended, as far as its journal shows.
 
     Attributes:
         took: its driver.
-        job: what does not change.
-        state: as of the last step.
-        clock: the job's time then, or when something was kept after it.
+        job: the constant facts.
+        state: the state after the last step.
+        clock: the job's time then, or when something was stored after it.
         events: the steps since the last snapshot, with their times.
-        facts: what is known beside the state.
-        away_s: for how long the job had had no driver then, as far as can be told.
-        is_driven: whether a driver had its lock then; None where only its process could tell.
-        turns: the steps by which the job came to stand elsewhere, or to another round, and that the books do not have.
-        read_at: when that was, by the monotonic clock.
+        facts: the facts beside the state.
+        away_s: how long the job had had no driver at the time of reading, as far as known.
+        is_driven: whether a driver had its lock then; None if only its process could tell.
+        turns: the steps that changed the job's standing, or its round, and that the books do not include.
+        read_at: the time of reading, by the monotonic clock.
     """
 
     took: Took
@@ -68,12 +68,12 @@ class Recorded:
 
     @property
     def epoch(self) -> int:
-        """Of its driver."""
+        """The epoch of its driver."""
         return self.took.epoch
 
     @property
     def at_s(self) -> float:
-        """For how long the job has been there by now, as its event log has it, seconds."""
+        """The age of the job by now, as in its event log, seconds."""
         return self.took.at_s + (self.clock - self.took.clock) + self.ago_s
 
     @property
@@ -83,10 +83,10 @@ class Recorded:
 
 
 def read_job(folder: Path) -> Recorded | Closed | None:
-    """What there is in a folder; None for nothing.
+    """Read the job in a folder; None for nothing.
 
     Raises:
-        JournalError: it cannot be read, is damaged, or another version has written it, or would decide otherwise.
+        JournalError: it cannot be read, is damaged, or another version has written it, or would decide differently.
     """
     path = folder / JOURNAL
     try:
@@ -97,14 +97,14 @@ def read_job(folder: Path) -> Recorded | Closed | None:
 
 
 def read_bodies(bodies: Iterable[bytes], name: str) -> Recorded | Closed:
-    """What records say.
+    """Decode and replay records.
 
     Args:
-        bodies: of all of them.
-        name: of where they are, for messages.
+        bodies: the bodies of all of them.
+        name: the name of their place, for messages.
 
     Raises:
-        JournalError: see :func:`read_job`.
+        JournalError: as :func:`read_job` raises it.
     """
     try:
         entries = [entry for body in bodies for entry in decode(body)]
@@ -154,7 +154,7 @@ def _replay(entries: Sequence[Entry], name: str) -> Recorded | Closed:
 
 
 def away_s(took: Took, clock: float) -> float:
-    """For how long a job has had no driver whose last time that is; never less than 0."""
+    """Return how long a job with this last time has had no driver; never less than 0."""
     is_same = is_of_this_boot(took.process)
     since = time.clock_gettime(time.CLOCK_BOOTTIME) - took.boot_s if is_same else time.time() - took.unix_s
     return max(0.0, since - (clock - took.clock))

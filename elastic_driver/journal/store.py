@@ -1,6 +1,6 @@
-"""Where a journal lies, for the driver that writes it; and the way of a folder: a lock and a file.
+"""The store of a journal, for the driver that writes it; and the implementation for a folder: a lock and a file.
 
-Owns the numbers of the records, and what is done when the files are taken away.
+Owns the numbers of the records, and the reaction to the loss of the files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from elastic_driver.journal.folder import JournalFolder
 
 
 class Store(Protocol):
-    """A place that this driver alone may write to. Used by one thread at a time, which may block in each method.
+    """A place to which only this driver may write. Used by one thread at a time, which may block in each method.
 
     Attributes:
-        name: of the place, for messages and for commands.
-        silence: what is said of it where it does not answer, and it is not known why.
+        name: the name of the place, for messages and commands.
+        silence: the description of a place that does not respond, for unknown reasons.
     """
 
     name: str
@@ -24,31 +24,31 @@ class Store(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes of what a reader would find; 0 where :meth:`begin` comes next."""
+        """The number of bytes that a reader would find; 0 if :meth:`begin` has to come next."""
 
     def look(self) -> None:
-        """Makes sure that no other driver has had the place until now.
+        """Check that no other driver has had the place until now.
 
         Raises:
-            JournalHeldError: one has.
-            OSError, JournalError: nobody can tell.
+            JournalHeldError: another driver has had it.
+            OSError, JournalError: that is unknown.
         """
 
     def begin(self, body: bytes) -> None:
-        """Puts a record in the place of all that is there. Raises as :meth:`look` does; then the old ones are there."""
+        """Replace all records by this one. Raises as :meth:`look` does; then the old ones are still there."""
 
     def append(self, body: bytes) -> None:
-        """Puts a record behind the others. Raises as :meth:`look` does; then :meth:`begin` has to come next."""
+        """Append a record. Raises as :meth:`look` does; then :meth:`begin` has to come next."""
 
     def close(self) -> None:
-        """Nothing is appended to what is there any more: :meth:`begin` comes next, if anything does."""
+        """End appending to these records: :meth:`begin` comes next, if anything does."""
 
     def has_ended(self, exit_code: int) -> None:
-        """Notes the job's exit code apart from the records, for drivers that stand by. Never raises."""
+        """Record the job's exit code outside the records, for drivers that stand by. Never raises."""
 
 
 class FolderStore:
-    """Of a folder that is locked."""
+    """The store in a locked folder."""
 
     silence = "the disc does not answer"
 
@@ -60,11 +60,11 @@ class FolderStore:
 
     @property
     def size(self) -> int:
-        """See Store."""
+        """The number of bytes in the file, without the zeros."""
         return 0 if self._file is None else self._file.size
 
     def look(self) -> None:
-        """See Store. What somebody has removed is made anew."""
+        """Check the lock and the file. Removed ones are created again. See Store."""
         path = self._folder.path
         if not self._folder.is_ours:
             self._folder.take_again()
@@ -75,24 +75,24 @@ class FolderStore:
             remove_leftovers(path)
 
     def begin(self, body: bytes) -> None:
-        """See Store."""
+        """Replace the file by a new one. See Store."""
         self._sequence += 1
         file = RecordFile.new(self._folder.path, self._sequence, body)
         self.close()
         self._file = file
 
     def append(self, body: bytes) -> None:
-        """See Store."""
+        """Append a record to the file. See Store."""
         assert self._file is not None
         self._sequence += 1
         self._file.append(self._sequence, body)
 
     def close(self) -> None:
-        """See Store."""
+        """Close the file. See Store."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def has_ended(self, exit_code: int) -> None:
-        """See Store."""
+        """Record the job's exit code in the lock. See Store."""
         self._folder.has_ended(exit_code)
