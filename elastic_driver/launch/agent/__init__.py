@@ -1,1 +1,1 @@
-"""The agent: one process on each host, which starts and watches the host's workers, and speaks for them."""
+"""The agent: one process per host that starts and supervises the host's workers, and speaks for them to the driver."""

@@ -1,6 +1,6 @@
-"""``python -m elastic_driver.launch.agent``: an agent. What it needs comes as a line on standard input, or in a word.
+"""``python -m elastic_driver.launch.agent``: runs an agent; its bootstrap is a line on standard input, or a word.
 
-Owns the command line, which a launcher wrote and no user.
+Owns the command line, which launchers write, not users.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 20
 
 
 def main(argv: list[str]) -> int:
-    """Runs an agent. Blocks until it has ended. Returns its exit code."""
+    """Run an agent. Blocks until it has ended. Returns its exit code."""
     try:
         match argv:
             case []:
@@ -38,15 +38,15 @@ def main(argv: list[str]) -> int:
         print(f"elastic_driver agent: {NOTHING_GIVEN_WHY}", file=sys.stderr)
         return NOTHING_GIVEN
     if bootstrap.stdin >= 0:
-        os.set_inheritable(bootstrap.stdin, False)  # else whatever this agent starts would have it
+        os.set_inheritable(bootstrap.stdin, False)  # else all child processes of this agent would inherit it
     return run_agent(bootstrap)
 
 
 def _given(limit_s: float | None) -> Bootstrap | None:
-    """Reads a line from standard input; None where nothing arrives. Blocks until then.
+    """Read the bootstrap from standard input; None if nothing arrives. Blocks until then.
 
     Args:
-        limit_s: for its first byte; for ever where that is None.
+        limit_s: time limit for its first byte, seconds; None for no limit.
 
     Raises:
         RendezvousProtocolError: it is something else.

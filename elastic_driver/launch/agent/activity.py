@@ -1,8 +1,8 @@
-"""What goes on around a worker that stands still: what its children do, and what its connections receive.
+"""Activity around a worker that stands still: what its children use, and what its connections receive.
 
-Owns the sums of that. A worker that waits for a program that it has started, for processes that load its data, or for
-a slow server does not hang. It costs a look at all processes, so it is asked only of workers that stand still. Judges
-nobody.
+Owns the sums of that. A worker is not hung while it waits for a program that it has started, for processes that load
+its data, or for a slow server. A look reads all processes, so only workers that stand still are looked at. Judges
+nothing.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from collections.abc import Iterator, Mapping
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.processes.sockets import connections
 
-# Of one worker: what is behind that is not looked at. A socket costs ten microseconds, a process thirty.
+# Limits per worker; anything beyond is ignored. A socket costs ten microseconds, a process thirty.
 _MOST_PROCESSES, _MOST_CONNECTIONS = 256, 1024
 # tcpi_bytes_received of Linux's struct tcp_info (4.1 and later).
 _RECEIVED_AT, _RECEIVED = 128, struct.Struct("=Q")
 
 
 class Activity:
-    """Of one worker.
+    """The activity around one worker.
 
     Attributes:
-        cpu_ticks: what the worker's children have used since the looks began, without the times in which it was not
-            looked at.
-        moved_bytes: what they have read and written, and what came on connections, likewise.
+        cpu_ticks: CPU time that the worker's children have used since the first look, without the times between
+            standstills.
+        moved_bytes: bytes that they have read and written, and that its connections have received, likewise.
     """
 
     def __init__(self) -> None:
         self.cpu_ticks = 0
         self.moved_bytes = 0
-        # As they were seen last; None before the first look of a standstill, from which on things count.
+        # The last look; None before the first look of a standstill, which is the base of the sums.
         self._children: dict[tuple[int, int], tuple[int, int]] | None = None
         self._received: dict[int, int] = {}
 
     def forget(self) -> None:
-        """It goes on by itself: nobody need know."""
+        """Drop the last look: the worker makes progress again."""
         self._children = None
 
     def look(self, pid: int, started: int, table: Mapping[int, proc.Entry]) -> None:
-        """Looks at all now.
+        """Look at all children and connections now, and add what has changed.
 
         Args:
             pid: of the worker's process.
-            started: of the one that was started for it; others of its session are the worker's, too.
+            started: PID of the process that was started for it; all of its session belong to the worker.
             table: all processes.
         """
         children = {
@@ -70,7 +70,7 @@ class Activity:
 
 
 def family(pid: int, started: int, table: Mapping[int, proc.Entry]) -> Iterator[int]:
-    """The children of a process, theirs, and who else is of the worker's session: whose parent has ended, too."""
+    """Yield a process's descendants and the rest of the worker's session, even those whose parent has ended."""
     children: dict[int, list[int]] = {}
     for each, entry in table.items():
         children.setdefault(entry.parent, []).append(each)

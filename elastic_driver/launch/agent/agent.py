@@ -1,7 +1,7 @@
-"""The agent: starts and supervises one host's workers for a driver that it dials in to.
+"""The agent: starts and supervises one host's workers for the driver that it connects to.
 
-Owns the agent's life and its way out: it ends when the driver says so, refuses it, or is gone, and with it all of its
-workers. Its parts are the link to the driver, the workers, their server, and the local socket for orders.
+Owns the agent's life and its shutdown: it ends, and all of its workers with it, when the driver orders so, rejects it
+or is gone. Its parts are the link to the driver, the workers, their server, and the local socket for orders.
 """
 
 from __future__ import annotations
@@ -76,37 +76,37 @@ if TYPE_CHECKING:
     from elastic_driver.launch.agent.clouds import Notice as SpotNotice
     from elastic_driver.launch.agent.spot import SpotWatch, Told
 
-# What ending all workers may take, which are killed: a few seconds for those that the kernel holds.
+# How long killing all workers may take: a few seconds for those that the kernel holds.
 _END_S = 20.0
-# How long the driver has to take the last words.
+# How long the driver has to acknowledge the last messages.
 _BYE_S = 5.0
-# How long a driver that is there has to keep the ends of workers, and how often it is looked whether it is.
+# How long a connected driver has to persist the workers' exits, and how often its connection is checked.
 _KEPT_S, _LOOK_S = 10.0, 1.0
-# Between two times that the driver is told how long this machine has left.
+# Between two reports to the driver of how long this machine has left.
 _SAY_AGAIN_S = 1.0
-# What workers there is room for, beyond two for each processor.
+# How many workers there is room for, beyond two for each processor.
 _WORKERS = 64
 _SOCKET = "workers.sock"
 _LOST = "workers here that start or connect from now on cannot reach this agent"
 
 REFUSED = 2
-"""Exit code of an agent that was never taken in."""
+"""Exit code of an agent that was never admitted."""
 
 PREEMPTED = 75
-"""Exit code of a joiner whose driver was preempted (sysexits.h EX_TEMPFAIL): it may join the one that comes again."""
+"""Exit code of a joiner whose driver was preempted (sysexits.h EX_TEMPFAIL): it may join the next driver."""
 
 
 class How(StrEnum):
     """What an agent's end means for its host's part in the job."""
 
     OVER = "over"  # the job has ended
-    LEFT = "left"  # the host has left, or the driver has sent it away; the job goes on
-    LOST = "lost"  # driver and agent have lost each other
-    TOO_LATE = "too late"  # the job was over before the driver had taken it in
-    REFUSED = "refused"  # the driver does not take it
-    STRANGE = "strange"  # what answers there is not its driver, or takes it for a stranger
-    NOT_MET = "not met"  # no driver was to be found
-    FAILED = "failed"  # anything else: it was told to end at once, or has an error of its own
+    LEFT = "left"  # the host has left, or the driver has dismissed it; the job continues
+    LOST = "lost"  # agent and driver have lost contact
+    TOO_LATE = "too late"  # the job was over before the driver had admitted the agent
+    REFUSED = "refused"  # the driver rejects it
+    STRANGE = "strange"  # whatever answers is not its driver, or does not recognise the agent
+    NOT_MET = "not met"  # no driver was reachable
+    FAILED = "failed"  # anything else: it was ordered to end at once, or has an internal error
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ class End:
     """How the agent ends.
 
     Attributes:
-        how: in one word.
+        how: the kind of end.
         code: its exit code.
-        why: what it says on standard error; "" for nothing.
-        again: whether it begins anew, as another agent.
-        job: of which driver it was; "" where none had taken it in.
+        why: the message for standard error; "" for none.
+        again: whether it starts anew, as another agent.
+        job: the id of its driver's job; "" if no driver had admitted it.
     """
 
     how: How
@@ -130,13 +130,13 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What an agent has of its host's own, where that is a node of a job of nodes.
+    """What an agent takes from its own host, if that is a node of a job of nodes.
 
     Attributes:
-        environ: the whole environment of a worker's, of what the driver gives it.
-        screen: shows what workers here write.
-        waits: told why the driver cannot be reached yet.
-        signals: numbers of signals by which this node leaves the job, beside SIGINT, SIGTERM and SIGHUP.
+        environ: returns a worker's whole environment, given the variables that the driver sets.
+        screen: shows the output of the workers here.
+        waits: called with the reason why the driver cannot be reached yet.
+        signals: signals that make this node leave the job, besides SIGINT, SIGTERM and SIGHUP.
     """
 
     environ: Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -146,14 +146,15 @@ class Home:
 
 
 def run_agent(bootstrap: Bootstrap) -> int:
-    """Runs an agent on this process's own event loop. Blocks until it has ended.
+    """Run an agent on this process's own event loop. Blocks until it has ended.
 
     Args:
-        bootstrap: what it needs; a joiner's key has been made already.
+        bootstrap: what the agent needs; a joiner's key has been made already.
 
     Returns:
-        The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when it never took it in,
-        else 1.
+        The exit code: 0 when the driver has ended it, 75 when the driver was preempted, 2 when the driver never
+            admitted
+        it, else 1.
     """
     with warnings_told(partial(_warn, who=_who_says(bootstrap))):
         while True:
@@ -165,15 +166,15 @@ def run_agent(bootstrap: Bootstrap) -> int:
 
 
 def attend(bootstrap: Bootstrap, home: Home) -> End:
-    """Runs one agent on this process's own event loop, for a node of a job of nodes. Blocks until it has ended.
+    """Run one agent on this process's own event loop, for a node of a job of nodes. Blocks until it has ended.
 
     Args:
-        bootstrap: what it needs; its key has been made already.
-        home: what it has of its own.
+        bootstrap: what the agent needs; its key has been made already.
+        home: what it takes from its own host.
 
     Returns:
-        Its end, of which it has told nobody. The code is 0 when the job has succeeded, or the node has left by
-        elasticrun leave; 128 and its number after a signal; 2 when it was never taken in, else 1.
+        Its end, not yet reported to anybody. The code is 0 when the job has succeeded, or the node has left by
+        elasticrun leave; 128 plus its number after a signal; 2 when the agent was never admitted, else 1.
     """
     with warnings_told(partial(_warn, who=_who_says(bootstrap))):
         return _one_life(bootstrap, home)
@@ -197,18 +198,18 @@ async def _run(bootstrap: Bootstrap, home: Home | None) -> End:
 
 
 class Agent:
-    """See above. Used on the event loop only.
+    """One agent, from its first try to reach the driver to its end. Used on the event loop only.
 
     Args:
         bootstrap: what this agent was given.
-        home: what it has of its own; None where its host is no node of a job of nodes.
+        home: what it takes from its own host; None if that is not a node of a job of nodes.
     """
 
     def __init__(self, bootstrap: Bootstrap, home: Home | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bootstrap = bootstrap
         self._home = home
-        self._host, self._job_id = bootstrap.host, ""  # as the driver has them, from the welcome on
+        self._host, self._job_id = bootstrap.host, ""  # as the driver names them, from the welcome on
         self._tasks = Tasks()
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
@@ -221,7 +222,7 @@ class Agent:
         )
         self._ports = HeldPorts(self._send)
         self._probes = Probes(self._send, self._tasks, is_held=self._ports.holds)
-        self._socket_url = ""  # of the workers' server, from the start on
+        self._socket_url = ""  # the URL of the workers' server, from its start on
         keys = KeyRoutes(upstream=self._rounds)
         self._rounds.serve(keys)
         self._server = RendezvousServer(
@@ -230,22 +231,22 @@ class Agent:
         self._horovod = HorovodFront(self._rounds, keys, self, tasks=self._tasks, warn=self._warn)
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
-        self._leaving = ""  # why it is to leave; "" where it is not
-        self._gone_at = math.inf  # when this machine is gone, as far as anybody has said; the loop's clock
-        self._signal = 0  # that has asked it to leave
+        self._leaving = ""  # why it has to leave; "" if it need not
+        self._gone_at = math.inf  # when this machine will be gone, as far as known; the loop's clock
+        self._signal = 0  # the signal that has asked it to leave; 0 for none
         self._ended: asyncio.Future[End] = self._loop.create_future()
-        self._vitals: VitalsWatch | None = None  # likewise
+        self._vitals: VitalsWatch | None = None  # from the welcome on
         self._stacks = StackTaker(self, self._send, self._tasks)
-        self._spot: SpotWatch | None = None  # from the welcome on, where one is asked for
-        self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
-        self._taken = asyncio.Event()  # set when the driver has taken or kept something
+        self._spot: SpotWatch | None = None  # from the welcome on, if spot notices are asked for
+        self._nothing_left = asyncio.Event()  # set when its workers are dead and the driver has been notified
+        self._taken = asyncio.Event()  # set when the driver has acknowledged or persisted something
 
     async def run(self) -> End:
-        """Runs until its end. Blocks until then, and until nothing is left of its workers."""
+        """Run the agent. Blocks until it has ended and none of its workers' processes is left."""
         self._loop.set_exception_handler(self._failed_on_loop)
         async with contextlib.AsyncExitStack() as way_out:
-            # What was ignored at the start stays so, for the workers too. SIGHUP is not ignored, but has a handler that
-            # does nothing: workers would inherit the other.
+            # Signals that were ignored at the start stay ignored, for the workers too. SIGHUP gets a handler that does
+            # nothing instead of SIG_IGN, which workers would inherit.
             more = () if self._home is None else self._home.signals
             signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more)
             handlers = {**dict.fromkeys(PASSED_ON, self._pass_on), **dict.fromkeys(signals, self._interrupted)}
@@ -254,7 +255,8 @@ class Agent:
                 way_out.callback(self._loop.remove_signal_handler, number)
             if self._bootstrap.job:
                 here = network_id()
-                # At once: an agent that is stopped answers neither, and whoever is ended says before whom it obeys.
+                # Both at once: a stopped agent answers neither question, and an agent that is ended first reports which
+                # driver it obeys.
                 obeyed, _ = await asyncio.gather(
                     drivers_here(self._bootstrap.job, here),
                     end_orphans(self._bootstrap.job, here),
@@ -264,7 +266,7 @@ class Agent:
             await self._control.open()
             for url in self._bootstrap.urls:
                 if (path := path_of(url)) is not None:
-                    with contextlib.suppress(OSError):  # the link says why the driver cannot be reached
+                    with contextlib.suppress(OSError):  # the link reports why the driver cannot be reached
                         way_out.callback(SocketFolder.at(path.parent).close)
             socket = KeptSocket(self._server.listeners, _SOCKET, say=self._warn, if_lost=_LOST)
             way_out.callback(socket.close)
@@ -277,7 +279,7 @@ class Agent:
             self._socket_url = url_of(socket.path)
             await self._server.start_local(socket.listen(), workers=_WORKERS + 2 * cores())
             self._tasks.start(socket.keep())
-            if not self._bootstrap.outlives:  # else, as on any other machine, its connection tells
+            if not self._bootstrap.outlives:  # else its connection shows it, as on any other machine
                 died = partial(self._end, End(How.LOST, 1, "the driver has died"))
                 way_out.callback(watch_process(self._bootstrap.owner, died))
             way_out.callback(self._end_spot_watch)
@@ -290,17 +292,17 @@ class Agent:
             self._nothing_left.set()
         return replace(end, job=self._job_id)
 
-    # --- what comes of the driver (LinkOwner) ----------------------------------------------------------------------
+    # --- events from the driver (LinkOwner) ------------------------------------------------------------------------
 
     def not_welcomed_yet(self, why: str, left_s: float) -> None:
-        """See LinkOwner. Who has dialled the agent says so in its own words."""
+        """Report the failed first try, unless the driver has dialled this agent: it reports that itself."""
         if self._home is not None:
             self._home.waits(why)
         elif self._bootstrap.slots:
             self._say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
 
     def welcomed(self, welcome: Welcome) -> None:
-        """See LinkOwner."""
+        """Make the parts that need the driver's settings, the workers first."""
         self._rounds.poll_s = welcome.poll_s
         self._host, self._job_id = welcome.host, welcome.job_id
         slots = self._bootstrap.slots
@@ -335,23 +337,25 @@ class Agent:
             self._tasks.start(self._watch_spot(Cloud(cloud)))
 
     def _environ(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own."""
-        # One that was begun early for a job in etcd, or by a launcher like srun, may have what is the driver's alone.
+        """Return a worker's whole environment: what the driver gives, and on other machines the host's own below it."""
+        # An agent started early for a job in etcd, or by a launcher like srun, may hold variables meant for the driver
+        # alone.
         return given if self._bootstrap.owner else {**without_credentials(os.environ), **given}
 
     def _mark(self, welcome: Welcome) -> str:
-        """Of the processes here.
+        """Return the mark of the processes here.
 
-        What the driver itself has started (a discovery script) ends with its own agent, if that ends with it. One that
+        The driver's own processes (a discovery script) end with its own agent, if that ends with the driver. An agent
+        that
         does not may have a successor in this job on this machine, whose workers its guard must leave alone.
         """
         ends_together = self._bootstrap.owner and not self._bootstrap.outlives
         return welcome.job_id if ends_together else f"{welcome.job_id}-{self._link.agent}"
 
     def take(self, message: Said) -> None:
-        """See LinkOwner."""
+        """Hand a message to the part that it is for."""
         if self._workers is None:
-            return  # it ends, since it could not begin
+            return  # the agent is ending, since it could not start
         match message:
             case Round(round_id):
                 self._rounds.begin_round(round_id)
@@ -365,7 +369,7 @@ class Agent:
                     raise RendezvousProtocolError(f"a driver may not say {message.name}")
 
     def seen(self) -> None:
-        """See LinkOwner."""
+        """Let the workers' output continue if the driver keeps up again."""
         self._taken.set()
         channel = self._link.channel
         has_room = channel.unseen_bytes < CREDIT_BYTES // 2 and channel.unkept_bytes < UNKEPT_BYTES
@@ -373,34 +377,34 @@ class Agent:
             self._workers.resume()
 
     def alone(self) -> None:
-        """See LinkOwner."""
+        """Let the rounds act without a driver."""
         self._rounds.alone()
 
     def cannot_ask(self, why: str) -> None:
-        """See LinkOwner."""
+        """Warn that nothing reachable from here can say which driver has the job."""
         self._warn(
             f"it cannot be asked from here who drives the job: {why}; if its driver's machine is lost, the "
             "workers here end after --agent-timeout"
         )
 
     def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
-        """See LinkOwner."""
+        """Send the new driver everything that it has to know."""
         if self._workers is None:
-            return  # it ends, since it could not begin
+            return  # the agent is ending, since it could not start
         within_s = None if math.isinf(self._gone_at) else max(0.0, self._gone_at - self._loop.time())
         leaves = Leaves(self._leaving, within_s) if self._leaving else None
         for message in all_again(self._workers, self._rounds, self._ports, leaves, untold, alone_s):
             self._link.send(message)
-        self._probes.close()  # whoever has asked for a check is gone
+        self._probes.close()  # the driver that asked for a check is gone
         self._workers.bars.taken_over(welcome.bars)
         self.seen()
 
     def _is_heard(self) -> bool:
-        """Whether the driver takes what it is told, soon."""
+        """Return whether the driver keeps up with what it is sent."""
         return self._link.channel.unseen_bytes < CREDIT_BYTES
 
     def _is_full(self) -> bool:
-        """Whether it takes no more output for now."""
+        """Return whether to hold output back until the driver has caught up."""
         channel = self._link.channel
         return channel.unseen_bytes > CREDIT_BYTES or channel.unkept_bytes > UNKEPT_BYTES
 
@@ -435,9 +439,9 @@ class Agent:
             self._end(End(How.LOST, 1, f"the driver does not want this agent back: {why}", again=again))
 
     async def _close(self, order: Close) -> None:
-        """Ends the workers, says goodbye, and waits until the driver has heard it.
+        """End the workers, send the goodbye, and wait until the driver has acknowledged it.
 
-        Of a job that goes on, a later driver may have to know how they have ended: not before this one keeps that.
+        If the job continues, a later driver may need to know how they ended: wait until this one has persisted that.
         """
         assert self._workers is not None
         await self._workers.close()
@@ -464,7 +468,7 @@ class Agent:
         self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))
 
     async def _until_kept(self) -> None:
-        """Until the driver keeps all that a later one has to know. One that is there and does not is not waited for."""
+        """Block until the driver has persisted all that a later one must know; a connected driver has limited time."""
         left_s = _KEPT_S
         while self._link.channel.has_unkept and left_s > 0:
             self._taken.clear()
@@ -481,29 +485,29 @@ class Agent:
         return self._workers is not None and self._workers.has(identity.worker)
 
     def runs(self, worker: WorkerId) -> bool:
-        """Whether the worker's process is there."""
+        """Return whether the worker's process exists."""
         return self._workers is not None and self._workers.runs(worker)
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """A worker has told which of its threads live as long as it does."""
+        """Record which of its threads a worker reports to live as long as it does."""
         if self._workers is not None:
             self._workers.watch_threads(worker, pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Of the worker's process; None when none runs."""
+        """Return the PID of the worker's process; None when none runs."""
         return None if self._workers is None else self._workers.pid(worker)
 
     def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
-        """Each running worker, the process that was started for it, and its page."""
+        """Return each running worker, the PID of the process that was started for it, and its page."""
         return [] if self._workers is None else self._workers.watched()
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
-        """Shuts a worker's connections to and from these addresses and ports."""
+        """Shut down a worker's connections to and from these addresses and ports."""
         if self._workers is not None:
             await self._workers.sever(worker, endpoints)
 
     def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
-        """Starts a worker's process once more, with these variables."""
+        """Start a worker's process again, with these variables."""
         if self._workers is not None:
             self._workers.start_again(worker, env)
 
@@ -526,13 +530,13 @@ class Agent:
     async def _end_workers(self) -> None:
         if self._workers is None:
             return
-        with contextlib.suppress(TimeoutError):  # what the kernel holds is left to the guard
+        with contextlib.suppress(TimeoutError):  # whatever the kernel holds is left to the guard
             async with asyncio.timeout(_END_S):
                 await self._workers.close()
         self._workers.drop_output()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        # Where the driver has started this agent, the driver orders that: a scheduler may signal both.
+        # If the driver has started this agent, the driver orders it: a scheduler may signal both.
         if self._bootstrap.slots and self._workers is not None:
             self._workers.pass_on(number)
 
@@ -540,11 +544,11 @@ class Agent:
         name = number.name
         is_node = self._home is not None
         if (number == signal.SIGHUP and not is_node) or (number == signal.SIGINT and not self._bootstrap.slots):
-            return  # whoever has started this agent ends; the driver tells when it is over
+            return  # the process that started this agent is ending; the driver will say when the job is over
         if self._workers is None or self._signal or not self._bootstrap.slots:
             self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: it ends"))
             return
-        self._signal = number  # elasticrun leave is no signal
+        self._signal = number  # elasticrun leave is not a signal
         if is_node:
             self._workers.ends_by = number
         self._say(f"{name}: leaving the job (again to end at once)")
@@ -562,7 +566,7 @@ class Agent:
                 self._tasks.start(self._count_down(why))
 
     async def _count_down(self, why: str) -> None:
-        """Says again what is left: a driver that stood still, or was cut off, takes what it hears late for more."""
+        """Keep reporting the time left: a driver that was stopped or cut off overestimates what it receives late."""
         while not self._closing:
             said = self._link.channel.last
             await asyncio.sleep(_SAY_AGAIN_S)
@@ -574,7 +578,7 @@ class Agent:
 
     async def _watch_spot(self, cloud: Cloud) -> None:
         def load() -> tuple[type[SpotWatch], type[Told], Callable[[], Endpoint]]:
-            # What speaks HTTP takes a while to load, and most agents never need it.
+            # The modules that speak HTTP take a while to load, and most agents never need them.
             from elastic_driver.launch.agent.clouds import endpoint_of
             from elastic_driver.launch.agent.spot import SpotWatch, Told
 
@@ -600,7 +604,7 @@ class Agent:
             self._spot.close()
 
     async def _ordered(self, order: Order) -> Answer:
-        """Carries out an order that came over the local socket."""
+        """Carry out an order received over the local socket."""
         match order:
             case Who():
                 workers = 0 if self._workers is None else len(self._workers.watched())
@@ -629,10 +633,10 @@ class Agent:
         return Done(done=True)
 
     def _is_alone_of(self, job: str) -> bool:
-        """Whether it is of this job, and has no driver now."""
+        """Return whether this agent belongs to the job and has no driver now."""
         return bool(job) and job == self._job_id and self._workers is not None and not self._link.connected
 
-    # --- errors that nobody expected -------------------------------------------------------------------------------
+    # --- unexpected errors -----------------------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> None:
         self._end(End(How.FAILED, 1, shortage(error) or f"internal error of the agent: {error!r}"))
@@ -649,12 +653,12 @@ class Agent:
 
 
 def _who_says(bootstrap: Bootstrap) -> str:
-    """What begins a line of the agent's: the command that a person has typed, where one has."""
+    """Return the prefix of the agent's lines: the command that a person has typed, if one has."""
     return "elasticrun join" if bootstrap.slots and not bootstrap.alike else "elastic_driver agent"
 
 
 def _say(text: str, who: str) -> None:
-    """One line on standard error, which may be closed: whoever has started the agent may be gone."""
+    """Print one line to standard error, which may be closed: the process that started the agent may be gone."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"{who}: {text}", file=sys.stderr, flush=True)
 

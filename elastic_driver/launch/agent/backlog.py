@@ -1,8 +1,8 @@
-"""Workers' output that the driver does not take: in memory, then on disc, and sent in order as soon as it does.
+"""Output of workers that the driver does not accept: in memory, then on disk, and sent in order as soon as it does.
 
-Owns how much is kept, and where. What finds no room is left out, and the number of its lines is told in their place. So
-a worker of a job with a journal never waits for whoever is to take its output: a driver that may be dead, or whose disc
-hangs (decision 44). Knows nothing of connections. Used on the event loop only; files are written and read in a thread.
+Owns how much is kept, and where. Lines that exceed the room are dropped, and their number is reported in their place. A
+worker of a job with a journal thus never waits for the receiver of its output: a driver that may be dead, or whose disk
+hangs (decision 44). Knows nothing of connections. Used on the event loop only; a thread reads and writes the files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from elastic_driver.system.file_writer import FileWriter
 
 MEMORY_BYTES = 64 << 10
 DISC_BYTES = 256 << 20
-# Room on disc comes back piece by piece.
+# Room on disk is freed file by file.
 _FILE_BYTES = 16 << 20
-# What may wait for a disc: one that is well, and slower than a worker that prints for a moment all that it can, has
-# this much time.
+# Limit of data waiting for a disk: gives a healthy one that is slower than a short burst of prints time to catch up.
 _WAITING_BYTES = 16 << 20
 _READ_BYTES = 256 << 10
-# Number, lines left out, bytes of the worker's key and of the data, stream.
+# Number, lines dropped, bytes of the worker's key and of the data, stream.
 _HEAD = struct.Struct("<QQHIB")
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _T = TypeVar("_T")
@@ -38,14 +37,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Whole lines of one worker's stream; or the place of lines that were left out.
+    """Whole lines of one worker's stream, or the place of dropped lines.
 
     Attributes:
         number: grows from piece to piece.
         worker: its key.
-        stream: which.
-        data: as it is sent; of lines that were left out, their prefix.
-        left_out: how many they are; 0 for lines that are there.
+        stream: which stream.
+        data: as sent; of dropped lines, their prefix.
+        left_out: the number of dropped lines; 0 if the lines are here.
     """
 
     number: int
@@ -56,17 +55,17 @@ class _Piece:
 
     @property
     def lines(self) -> int:
-        """How many they are."""
+        """The number of lines."""
         return self.left_out or self.data.count(b"\n")
 
     def packed(self) -> bytes:
-        """As it lies on disc."""
+        """Return it as stored on disk."""
         key = self.worker.encode()
         stream = _STREAMS.index(self.stream)
         return _HEAD.pack(self.number, self.left_out, len(key), len(self.data), stream) + key + self.data
 
     def output(self) -> Output:
-        """As it is sent."""
+        """Return it as sent."""
         return Output(self.worker, self.stream, self.data if not self.left_out else self.data + _told(self.left_out))
 
 
@@ -76,7 +75,7 @@ def _told(count: int) -> bytes:
 
 
 class _Missing:
-    """What was left out in one place, by worker and stream."""
+    """The lines dropped in one place, by worker and stream."""
 
     def __init__(self, pieces: Iterable[_Piece] = ()) -> None:
         self._of: dict[tuple[str, Stream], _Piece] = {}
@@ -87,7 +86,7 @@ class _Missing:
         return bool(self._of)
 
     def add(self, piece: _Piece) -> None:
-        """This is left out, too."""
+        """Count this piece as dropped, too."""
         key, lines = (piece.worker, piece.stream), piece.lines
         head, separator, _ = piece.data.partition(b">:")
         known = self._of.get(key)
@@ -95,7 +94,7 @@ class _Missing:
         self._of[key] = replace(piece, data=head + separator if separator else b"", left_out=so_far + lines)
 
     def take(self, piece: _Piece) -> None:
-        """This is not, after all."""
+        """No longer count this piece as dropped."""
         key = piece.worker, piece.stream
         known = self._of[key]
         if known.left_out == piece.lines:
@@ -104,25 +103,25 @@ class _Missing:
             self._of[key] = replace(known, left_out=known.left_out - piece.lines)
 
     def pieces(self) -> list[_Piece]:
-        """One for each, in the order of their ends."""
+        """Return one piece per worker and stream, ordered by their ends."""
         return sorted(self._of.values(), key=lambda piece: piece.number)
 
 
 class _File:
-    """Pieces on disc, in a file without a name: whatever becomes of this process, nothing stays.
+    """Pieces on disk, in a file without a name: nothing stays behind, however this process ends.
 
     Attributes:
         size: bytes written.
-        done: of these, read again.
+        done: bytes of these read back.
     """
 
     def __init__(self) -> None:
-        """Makes it. Raises OSError."""
+        """Make the file. Raises OSError."""
         self._file = tempfile.TemporaryFile(prefix="elastic_driver-output-", buffering=0)  # noqa: SIM115 - see close()
         self.size = self.done = 0
 
     def append(self, pieces: Iterable[_Piece]) -> None:
-        """Writes all, or nothing that counts. Raises OSError."""
+        """Append all, or nothing that counts. Raises OSError."""
         rest = memoryview(b"".join(piece.packed() for piece in pieces))
         at = self.size
         while rest:
@@ -131,7 +130,7 @@ class _File:
         self.size = at
 
     def read(self) -> list[_Piece]:
-        """The next pieces, some at a time; none at the end. Raises OSError."""
+        """Return the next pieces, some at a time; none at the end. Raises OSError."""
         size = _READ_BYTES
         while self.done < self.size:
             pieces, used = _unpacked(os.pread(self._file.fileno(), min(size, self.size - self.done), self.done))
@@ -140,16 +139,16 @@ class _File:
                 return pieces
             if size >= self.size - self.done:
                 raise OSError(errno.EIO, "a file of kept output is cut off")
-            size *= 2  # it is a long one
+            size *= 2  # the next piece is a long one
         return []
 
     def close(self) -> None:
-        """Lets go of it, and of what is in it."""
+        """Close the file, which deletes it."""
         self._file.close()
 
 
 def _unpacked(data: bytes) -> tuple[list[_Piece], int]:
-    """The whole pieces at the beginning, and their bytes."""
+    """Return the whole pieces at the beginning, and their size in bytes."""
     pieces: list[_Piece] = []
     at = 0
     while len(data) - at >= _HEAD.size:
@@ -165,15 +164,16 @@ def _unpacked(data: bytes) -> tuple[list[_Piece], int]:
 
 
 class Backlog:
-    """See above.
+    """Sends workers' output to the driver, and keeps it while the driver does not accept it.
 
-    What is kept stands in this order, the oldest first: what was read again, what the files have, what is being
-    written, what is only in memory, what was left out since then.
+    Kept output is in this order, the oldest first: pieces read back, in files, being written, only in memory, and
+    dropped
+    since then.
 
     Args:
-        send: tells the driver.
-        has_room: whether the driver takes what it is told now.
-        memory_bytes, disc_bytes, file_bytes: how much is kept in memory, on disc, and in one file.
+        send: sends the driver output.
+        has_room: returns whether the driver accepts output now.
+        memory_bytes, disc_bytes, file_bytes: limits for memory, for the disk, and for one file.
     """
 
     def __init__(
@@ -190,31 +190,31 @@ class Backlog:
         self._has_room = has_room
         self._memory_bytes, self._disc_bytes, self._file_bytes = memory_bytes, disc_bytes, file_bytes
         self._number = 0  # of the last piece
-        self._sent = 0  # up to this number
+        self._sent = 0  # number of the last piece sent
         self._ready: deque[_Piece] = deque()
         self._files: deque[_File] = deque()
-        self._in_files: deque[_Missing] = deque()  # what would be missing with each of them
+        self._in_files: deque[_Missing] = deque()  # what would be missing if each of them were lost
         self._fresh: deque[_Piece] = deque()
         self._fresh_bytes = 0
         self._missing = _Missing()
-        self._works = False  # the thread, on a file
+        self._works = False  # whether the thread is working on a file
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
         self._writer: FileWriter | None = None  # from the first file on
         self._closed = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is sent."""
+        """Whether everything has been sent."""
         kept = self._ready or self._files or self._works or self._fresh or self._missing
         return self._closed or not kept
 
     @property
     def on_disc(self) -> int:
-        """Bytes of the files that there are."""
+        """Total bytes of the present files."""
         return sum(file.size for file in self._files)
 
     def write(self, worker: str, stream: Stream, data: bytes) -> None:
-        """Sends whole lines of a worker's, or keeps them behind those that wait already. Never blocks."""
+        """Send whole lines of a worker, or keep them after those already waiting. Never blocks."""
         self._number += 1
         piece = _Piece(self._number, worker, stream, data)
         if self._closed:
@@ -228,12 +228,12 @@ class Backlog:
         self.go_on()
 
     def behind(self, call: Callable[[], None]) -> None:
-        """Calls this when all is sent that was written until now; at once where nothing waits."""
+        """Call this once everything written until now has been sent; at once if nothing waits."""
         self._behind.append((self._number, call))
         self._call_those_behind()
 
     def go_on(self) -> None:
-        """Sends as much as the driver takes now."""
+        """Send as much as the driver accepts now."""
         while self._has_room():
             if self._ready:
                 self._give(self._ready.popleft())
@@ -248,7 +248,7 @@ class Backlog:
         self._work()
 
     def close(self) -> None:
-        """Drops what is kept. What is written from now on is sent at once, whether the driver takes it or not."""
+        """Drop everything kept. From now on output is sent at once, whether or not the driver accepts it."""
         self._closed = True
         self._ready.clear()
         self._fresh.clear()
@@ -277,24 +277,24 @@ class Backlog:
         while self._behind and (self.is_empty or self._behind[0][0] <= self._sent):
             self._behind.popleft()[1]()
 
-    # --- what finds no room ----------------------------------------------------------------------------------------
+    # --- dropped lines ---------------------------------------------------------------------------------------------
 
     def _finds_room(self, size: int) -> bool:
         waits = self._fresh_bytes + size
-        # Where lines are missing already, so are those behind them: in few places, not in thousands.
+        # Once lines are missing, the next ones are dropped, too, so that there are few gaps instead of thousands.
         if waits <= (self._memory_bytes // 2 if self._missing else self._memory_bytes):
             return True
         return waits <= max(_WAITING_BYTES, size) and self.on_disc + waits <= self._disc_bytes
 
     def _keep_place(self) -> None:
-        """What was left out stands before what comes now."""
+        """Keep the notes of dropped lines, ahead of what follows."""
         self._keep(*self._missing.pieces())
         self._missing = _Missing()
 
-    # --- on disc ---------------------------------------------------------------------------------------------------
+    # --- on disk ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Has the thread read what can be sent, or write what is too much for the memory."""
+        """Have the thread read the next pieces to send, or write those beyond the memory limit."""
         if self._works or self._closed:
             return
         if self._files and not self._ready and self._has_room():
@@ -342,7 +342,7 @@ class Backlog:
         try:
             if self._writer is None:
                 self._writer = FileWriter("elastic-driver-output")
-        except RuntimeError as error:  # no thread can be started
+        except RuntimeError as error:  # cannot start a thread
             self._works = True
             self._loop.call_soon(finish, OSError(errno.EAGAIN, str(error)))
         else:

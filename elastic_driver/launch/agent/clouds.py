@@ -1,8 +1,8 @@
-"""What the metadata endpoints of three clouds say of a machine that is about to be taken away.
+"""The metadata endpoints of three clouds: their notices that a machine is about to be taken away.
 
-Owns the form of these endpoints: where they are, what is asked, what an answer means. Strict: what is not exactly a
-notice is none. When it is asked, and what comes of a notice, is :mod:`elastic_driver.launch.agent.spot`'s. Blocks: to
-be used in a thread of its own.
+Owns the protocol of these endpoints: addresses, requests, and the meaning of answers. Strict: anything that is not
+exactly a notice is ignored. How often they are asked, and what follows from a notice, is up to
+:mod:`elastic_driver.launch.agent.spot`. Blocks: to be used in a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import requests
 
 from elastic_driver.words import Cloud
 
-# Names by which the clouds' own libraries have their endpoint elsewhere; the third has none, and the name is ours.
+# Variables by which the clouds' own libraries move their endpoint; Azure's has none, so the third name is ours.
 ENV_AWS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # a URL
 ENV_GCP = "GCE_METADATA_HOST"  # host or host:port
 ENV_AZURE = "AZURE_METADATA_SERVICE_ENDPOINT"  # a URL
 
-# An address of the link answers in milliseconds, or never.
+# A link-local address answers in milliseconds, or never.
 _CONNECT_S = 2.0
 _READ_S = 5.0
 # Notices have some hundred bytes.
 _MOST_BYTES = 1 << 16
-# Of a token of AWS, seconds; the longest there is.
+# Lifetime of an AWS token, seconds; the longest possible.
 _TOKEN_S = 21600
-# How far ahead AWS announces the end of a spot instance: two minutes, and none for one that is hibernated.
+# How far ahead AWS announces the end of a spot instance: two minutes, but not at all before hibernation.
 _AWS_AHEAD_S = 120.0
 _AWS_ACTIONS = {"terminate": "terminated", "stop": "stopped", "hibernate": "hibernated"}
-# How long a preempted machine of Google's has from then on.
+# How long a preempted Google machine has from then on.
 _GCP_AHEAD_S = 30.0
-# How long one request of Google's waits for a change.
+# How long one request to Google waits for a change.
 _GCP_WAIT_S = 5
-# Each kind's least notice, by Azure's documentation (for Terminate the least that can be chosen).
+# Minimum notice of each kind, by Azure's documentation (for Terminate the minimum that can be configured).
 _AZURE_AHEAD_S = {"Preempt": 30.0, "Terminate": 300.0, "Redeploy": 600.0, "Reboot": 900.0}
 _AZURE_DOES = {
     "Preempt": "takes this spot machine back",
@@ -48,22 +48,22 @@ _AZURE_DOES = {
     "Redeploy": "moves this machine to other hardware",
     "Reboot": "restarts this machine",
 }
-# Its first answer may take two minutes: only then are events collected.
+# Azure's first answer may take two minutes: it collects events only from then on.
 _AZURE_FIRST_S = 130.0
 
 
 class NotThereError(Exception):
-    """What is asked is not this cloud's endpoint, or does not answer as it should; why, in one sentence."""
+    """The address is not this cloud's endpoint, or its answer is invalid; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """That this machine goes away.
+    """A notice that this machine is going away.
 
     Attributes:
-        key: tells it from others; the same notice, seen again, has the same one.
+        key: identifies the notice; the same notice, seen again, has the same key.
         why: in words, "AWS ...".
-        within_s: the seconds that are left; None when that is not said.
+        within_s: the seconds left; None if the cloud does not say.
     """
 
     key: str
@@ -73,11 +73,11 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an endpoint says now.
+    """The present state of an endpoint.
 
     Attributes:
-        notices: of the machine's end.
-        advice: what is only worth a line, each a sentence.
+        notices: that the machine is going away.
+        advice: anything only worth a line, each a sentence.
     """
 
     notices: tuple[Notice, ...] = ()
@@ -85,25 +85,25 @@ class Seen:
 
 
 class Endpoint(Protocol):
-    """A cloud's metadata endpoint, as this machine reaches it."""
+    """A cloud's metadata endpoint, as reached from this machine."""
 
     def look(self) -> Seen:
-        """What it says now. Blocks for some seconds at most.
+        """Return its present state. Blocks for some seconds at most.
 
         Raises:
             NotThereError: it does not answer, or is something else.
         """
 
     def close(self) -> None:
-        """Lets its connections go. Nothing may be asked any more."""
+        """Close its connections. It must not be asked any more."""
 
 
 def endpoint_of(cloud: Cloud, environ: Mapping[str, str] = os.environ) -> Endpoint:
-    """The endpoint of that cloud.
+    """Return the endpoint of a cloud.
 
     Args:
-        cloud: which.
-        environ: where other addresses of the endpoints may stand.
+        cloud: the cloud.
+        environ: may contain other addresses of the endpoints.
     """
     match cloud:
         case Cloud.AWS:
@@ -116,7 +116,7 @@ def endpoint_of(cloud: Cloud, environ: Mapping[str, str] = os.environ) -> Endpoi
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer; ``date``: when it was given, by the clock there, if it says so."""
+    """An answer; ``date``: when it was given, by the endpoint's clock, if it says so."""
 
     status: int
     text: str
@@ -125,7 +125,7 @@ class _Answer:
 
 
 class _Http:
-    """Requests to one endpoint. No proxy is asked, no redirection followed."""
+    """Requests to one endpoint. Uses no proxy, and follows no redirect."""
 
     def __init__(self, base: str) -> None:
         self._base = base.rstrip("/")
@@ -133,11 +133,15 @@ class _Http:
         self._session.trust_env = False
 
     def close(self) -> None:
-        """See Endpoint."""
+        """Close the connections to the endpoint."""
         self._session.close()
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], read_s: float = _READ_S) -> _Answer:
-        """Raises NotThereError when there is no answer, or one that is too large or comes too slowly."""
+        """Send a request and return the answer.
+
+        Raises:
+            NotThereError: there is no answer, or it is too large or too slow.
+        """
         try:
             with self._session.request(
                 method,
@@ -154,21 +158,21 @@ class _Http:
                         raise NotThereError(f"{self._base} gives no answer that ends")
                 date = _date(response.headers.get("Date", ""))
                 return _Answer(response.status_code, body.decode("utf-8", "replace"), response.headers, date)
-        except (requests.RequestException, ValueError) as error:  # ValueError: the address is none
+        except (requests.RequestException, ValueError) as error:  # ValueError: the address is invalid
             raise NotThereError(f"{self._base} does not answer ({type(error).__name__})") from error
 
     def unexpected(self, answer: _Answer) -> NotThereError:
-        """What to raise for an answer that cannot be used."""
+        """Return the error to raise for an unusable answer."""
         return NotThereError(f"{self._base} answers {answer.status}")
 
 
 class _Aws(_Http):
-    """Instance metadata, version 2: everything is asked with a token, which is fetched first."""
+    """Instance metadata, version 2: every request needs a token, which is fetched first."""
 
     _token = ""
 
     def look(self) -> Seen:
-        """See Endpoint."""
+        """Return the notices and advice for this instance."""
         action = self._get("spot/instance-action")
         notice = None if action is None else _instance_action(action)
         rebalance = self._get("events/recommendations/rebalance")
@@ -178,7 +182,7 @@ class _Aws(_Http):
         return Seen(() if notice is None else (notice,), advice)
 
     def _get(self, path: str) -> _Answer | None:
-        """An item; None where there is none."""
+        """Return an item; None if there is none."""
         for is_last in (False, True):
             self._token = self._token or self._new_token()
             answer = self.ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
@@ -214,13 +218,13 @@ def _has_notice_time(text: str) -> bool:
 
 
 class _Gcp(_Http):
-    """The metadata server. One request waits there for a change; the other value is looked at in between."""
+    """The metadata server. One request waits there for a change; the other value is read in between."""
 
     _etag = ""
 
     def look(self) -> Seen:
-        """See Endpoint."""
-        # Without the mark of what was seen last, a change from before would be waited for.
+        """Return the notices and advice for this machine."""
+        # Without the ETag of the last answer, the request would wait although a change has happened before.
         wait = f"?wait_for_change=true&timeout_sec={_GCP_WAIT_S}&last_etag={self._etag}" if self._etag else ""
         preempted = self._get(f"preempted{wait}")
         etag = preempted.headers.get("ETag", "")
@@ -229,7 +233,7 @@ class _Gcp(_Http):
             return Seen((Notice("preempted", "Google preempts this spot machine", _GCP_AHEAD_S),))
         match self._get("maintenance-event").text.strip():
             case "TERMINATE_ON_HOST_MAINTENANCE":
-                # That is said a minute before, and an hour before where the machine has GPUs.
+                # Announced a minute ahead, and an hour ahead for a machine with GPUs.
                 why = "Google stops this machine for maintenance of its host"
                 return Seen((Notice("maintenance", why, None),))
             case "MIGRATE_ON_HOST_MAINTENANCE":
@@ -247,17 +251,18 @@ class _Gcp(_Http):
 
 
 class _Azure(_Http):
-    """Scheduled Events. They come to all machines of a set, so that this machine's name has to be known.
+    """Scheduled Events. All machines of a set receive them, so this machine's name has to be known.
 
-    No event is ever acknowledged (StartRequests): that would be for all machines that it names, and for whatever else
-    runs on this one.
+    No event is ever acknowledged (StartRequests): that would speak for all machines that it names, and for everything
+    else
+    that runs on this one.
     """
 
     _has_answered = False
     _name = ""
 
     def look(self) -> Seen:
-        """See Endpoint."""
+        """Return the notices and advice for this machine."""
         read_s = _READ_S if self._has_answered else _AZURE_FIRST_S
         if not self._name:
             name = self._get("instance/compute/name?api-version=2021-02-01&format=text", _READ_S)
@@ -298,9 +303,9 @@ def _scheduled_event(event: Mapping[str, Any], answer: _Answer) -> Notice | None
 
 
 def _left_s(at: datetime, answer: _Answer, ahead_s: float) -> float:
-    """The seconds from an answer to a point in time by the cloud's clock.
+    """Return the seconds from an answer to a point in time by the cloud's clock.
 
-    This machine's own clock counts only where the answer has no date, and only for what can be: it may be off.
+    This machine's own clock is used only if the answer has no date, and only for plausible results: it may be off.
     """
     if answer.date is not None:
         return max(0.0, (at - answer.date).total_seconds())
@@ -309,7 +314,7 @@ def _left_s(at: datetime, answer: _Answer, ahead_s: float) -> float:
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """A JSON object; an empty one for anything else."""
+    """Parse a JSON object; an empty one for anything else."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -318,7 +323,7 @@ def _object(text: str) -> Mapping[str, Any]:
 
 
 def _instant(text: Any) -> datetime | None:
-    """As AWS writes it, "2017-09-18T08:22:00Z"; None for anything else."""
+    """Parse a time as AWS writes it, "2017-09-18T08:22:00Z"; None for anything else."""
     if not isinstance(text, str) or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", text, re.ASCII):
         return None
     try:
@@ -328,7 +333,7 @@ def _instant(text: Any) -> datetime | None:
 
 
 def _date(text: str) -> datetime | None:
-    """As HTTP has it, and Azure: "Mon, 19 Sep 2016 18:29:47 GMT"; None for anything else."""
+    """Parse a time as HTTP and Azure write it, "Mon, 19 Sep 2016 18:29:47 GMT"; None for anything else."""
     if not text.endswith(" GMT"):
         return None
     try:

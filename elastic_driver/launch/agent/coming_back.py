@@ -1,7 +1,7 @@
-"""What an agent says to a driver that has come in the place of another: all that it knows, and what nobody has kept.
+"""What an agent sends a driver that has taken the job over: all of its state, and the events that nobody has persisted.
 
-Owns which of that is said, and in which order. The state of a job says what was decided; what has become of it on a
-host only its agent can say (docs/decisions/0044-a-driver-that-may-die.md).
+Owns the choice and the order. The state of a job records what was decided; only a host's agent can report what has
+become of it there (docs/decisions/0044-a-driver-that-may-die.md).
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def all_again(
     untold: Sequence[Said],
     alone_s: float,
 ) -> Iterator[Said]:
-    """All that another driver is told, in the order in which it has to hear it.
+    """Yield all messages for another driver, in the order in which it must receive them.
 
     Args:
-        workers, rounds, ports: what this agent has.
-        leaves: that its host is to leave; None where it is not.
-        untold: what was said to the driver before and it has not kept, in order: what happened once. All else is a
-            level, and said as it is now, or of no interest to another driver.
-        alone_s: for how long there was no driver.
+        workers, rounds, ports: the parts of this agent.
+        leaves: the message that its host is leaving; None if it is not.
+        untold: events that the previous driver has not persisted, in order. Everything else is state, sent as it is
+            now,
+            or of no interest to another driver.
+        alone_s: how long there was no driver, seconds.
     """
     yield replace(rounds.levels(_with_gone(workers.levels(), untold), alone_s), held=ports.levels())
     yield from rounds.reports()
@@ -51,7 +52,7 @@ def all_again(
 
 
 def _with_gone(levels: list[WorkerLevel], untold: Sequence[Said]) -> list[WorkerLevel]:
-    """With the workers of whom nothing is left here but that nobody has kept their ends."""
+    """Return the levels, with the workers of which only unpersisted reports of their ends are left."""
     there = {each.worker for each in levels}
     gone = {each.worker: None for each in untold if isinstance(each, Exited | NotStarted | Finished)}
     return levels + [

@@ -1,7 +1,7 @@
-"""The local sockets by which this user's agents on this machine are found: to have one leave, or end without a driver.
+"""The local sockets by which this user's agents on this machine are found, to make one leave or end without a driver.
 
-Owns the sockets, one a living agent (``agent-ID.sock`` beside the job files, which only the user can reach), and what
-is said there: an order and its answer, each a line of JSON. What an order means is the agent's.
+Owns the sockets, one per living agent (``agent-ID.sock`` beside the job files, which only the user can reach), and
+their protocol: an order and its answer, each a line of JSON. What an order means is the agent's business.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _log = logging.getLogger(__name__)
 _LINE_BYTES = 8192
 # An agent answers at once, unless it is stopped.
 _ANSWER_S = 2.0
-# How long a new agent waits for those that an earlier driver of its job has left.
+# How long a new agent waits for agents left over from an earlier driver of its job to end.
 ORPHANS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Asks an agent who it is."""
+    """Asks an agent to identify itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The agent's host is to leave its job. Answered when it has.
+    """Orders the agent's host to leave its job. Answered once it has left.
 
     Attributes:
-        why: in words.
-        within_s: the seconds that are left until this machine is gone; None when nobody has said.
+        why: the reason, in words.
+        within_s: the seconds until this machine is gone; None if not known.
     """
 
     why: str
@@ -51,11 +51,11 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class EndOrphan:
-    """The agent is to end if an earlier driver of this job has left it here. Answered when its workers have ended.
+    """Orders the agent to end if an earlier driver of this job left it here. Answered once its workers have ended.
 
     Attributes:
-        job: what tells the job from others.
-        place: the network of this machine that it is in: agents of other containers may have the same folder.
+        job: identifies the job.
+        place: the network of this machine that it is in: agents of other containers may share the folder.
     """
 
     job: str
@@ -64,7 +64,7 @@ class EndOrphan:
 
 @dataclass(frozen=True, slots=True)
 class Obeys:
-    """Asks an agent which driver it obeys, if it is of this job. A new one may not obey an earlier one.
+    """Asks an agent of this job which driver it obeys. A new agent may not obey an earlier driver.
 
     Attributes:
         job, place: see EndOrphan.
@@ -76,7 +76,7 @@ class Obeys:
 
 @dataclass(frozen=True, slots=True)
 class EndAlone:
-    """The agent is to end, with its workers, if it has no driver now. Answered when they have ended.
+    """Orders the agent to end, with its workers, if it has no driver now. Answered once they have ended.
 
     Attributes:
         job: its job's id.
@@ -93,12 +93,12 @@ class AgentHere:
     """The answer to Who.
 
     Attributes:
-        job: the agent's job's id; "" until the driver has taken it in.
-        host: its host's name in the job; "" for one that joins without a name, until then.
+        job: the id of the agent's job; "" until the driver has admitted it.
+        host: its host's name in the job; "" until then for one that joins without a name.
         connected: whether it has a connection to its driver now.
-        pid: its process.
+        pid: of its process.
         workers: how many it has.
-        alone_s: for how long it has not heard of its driver, seconds; 0 where it is connected.
+        alone_s: how long it has not heard from its driver, seconds; 0 if connected.
     """
 
     job: str
@@ -114,7 +114,7 @@ class Obeyed:
     """The answer to Obeys.
 
     Attributes:
-        job: the job's id; "" for an agent that no driver has taken in yet.
+        job: the job's id; "" for an agent that no driver has admitted yet.
         epoch, driver: of the driver, see Welcome.
     """
 
@@ -128,7 +128,7 @@ class Done:
     """The answer to all other orders.
 
     Attributes:
-        done: False where the order is not for this agent.
+        done: False if the order is not meant for this agent.
     """
 
     done: bool
@@ -136,7 +136,7 @@ class Done:
 
 Answer = AgentHere | Obeyed | Done
 Orders = Callable[[Order], Awaitable[Answer]]
-"""What an agent does with an order."""
+"""How an agent carries out an order."""
 
 
 class ControlSocket:
@@ -144,7 +144,7 @@ class ControlSocket:
 
     Args:
         agent: its number.
-        orders: carries out what comes.
+        orders: carries out the orders received.
     """
 
     def __init__(self, agent: str, orders: Orders) -> None:
@@ -155,7 +155,7 @@ class ControlSocket:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Listens. Where that cannot be, it is logged, and the agent goes on without."""
+        """Start to listen. If that is impossible, log a warning and continue without the socket."""
         try:
             folder = private_folder(make=True)
             _remove_dead(folder)
@@ -166,13 +166,13 @@ class ControlSocket:
             _log.warning("elasticrun leave will not find this agent: %s", with_path(error))
 
     async def close(self) -> None:
-        """Removes the socket; who waits for an answer has had it, or gets none."""
+        """Remove the socket, once orders just carried out are answered; others get no answer."""
         if self._server is not None:
             self._server.close()
         if self._folder is not None:
             self._folder.close()
         if self._serving:
-            # What has just been decided is still to be said.
+            # Orders just carried out are still to be answered.
             _, late = await asyncio.wait(tuple(self._serving), timeout=0.5)
             for task in late:
                 task.cancel()
@@ -185,7 +185,7 @@ class ControlSocket:
         try:
             if not is_ours(writer.get_extra_info("socket")):
                 return
-            with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long, or no order
+            with contextlib.suppress(OSError, ValueError):  # ValueError: the line is too long, or not an order
                 order: Order = from_data(Order, from_text(await reader.readline()))
                 writer.write(encode(Answer, await self._orders(order)) + b"\n")
                 await writer.drain()
@@ -195,7 +195,7 @@ class ControlSocket:
 
 
 def agents_here() -> dict[Path, AgentHere]:
-    """This user's living agents on this machine, by their sockets. Blocks for seconds where one is stopped.
+    """Return this user's living agents on this machine, by their sockets. Blocks for seconds if one is stopped.
 
     Raises:
         SettingsError: the folder of their sockets is not this user's alone.
@@ -211,17 +211,17 @@ def leave(
     why: str = "by elasticrun leave",
     within_s: float | None = None,
 ) -> str:
-    """Has an agent of this machine leave its job. Blocks until its last worker has ended and it has said goodbye.
+    """Make an agent of this machine leave its job. Blocks until its last worker has ended and it has said goodbye.
 
     Args:
         host: its host's name in the job; None for any.
         job: the beginning of its job's id; None for any.
-        limit_s: how long to wait.
-        why: in words.
-        within_s: the seconds that are left until this machine is gone; None when nobody has said.
+        limit_s: how long to wait, seconds.
+        why: the reason, in words.
+        within_s: the seconds until this machine is gone; None if not known.
 
     Returns:
-        What became of it, in one sentence.
+        The result, in one sentence.
 
     Raises:
         SettingsError: there is no such agent here, or several.
@@ -244,11 +244,11 @@ def leave(
 
 
 def end_alone(agents: Mapping[Path, AgentHere], limit_s: float) -> list[AgentHere]:
-    """Has agents end that have no driver. Blocks until they have, or for that time.
+    """End agents that have no driver. Blocks until they have ended, or for limit_s.
 
     Args:
-        agents: of :func:`agents_here`.
-        limit_s: how long to wait.
+        agents: from :func:`agents_here`.
+        limit_s: how long to wait, seconds.
 
     Returns:
         Those that have not ended: they do not answer, or have a driver again.
@@ -265,11 +265,11 @@ def _of(host: str | None, job: str | None) -> str:
 
 
 async def end_orphans(job: str, place: str) -> None:
-    """Has agents end that an earlier driver of this job has left here. Blocks until they have, or for ORPHANS_S.
+    """End agents left here by an earlier driver of this job. Blocks until they have ended, or for ORPHANS_S.
 
     Args:
-        job: what tells it from others.
-        place: the network of this machine that it is in: agents of other containers may have the same folder.
+        job: identifies the job.
+        place: the network of this machine that it is in: agents of other containers may share the folder.
     """
     try:
         sockets = _sockets()
@@ -282,9 +282,9 @@ async def end_orphans(job: str, place: str) -> None:
 
 
 async def drivers_here(job: str, place: str) -> dict[str, tuple[int, str]]:
-    """The drivers that agents of this job here obey: epoch and name, by the job's id: there may be several such jobs.
+    """Return epoch and name of the drivers that agents of this job here obey, by job id: several jobs may match.
 
-    Blocks until they have answered. One that is stopped does not.
+    Blocks until they have answered. A stopped agent does not.
 
     Args:
         job, place: see end_orphans.
@@ -302,7 +302,7 @@ async def drivers_here(job: str, place: str) -> dict[str, tuple[int, str]]:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Removes the sockets of agents that were killed."""
+    """Remove the sockets of agents that were killed."""
     for path in _sockets_in(folder):
         with contextlib.suppress(OSError):
             try:
@@ -321,14 +321,14 @@ def _sockets() -> list[Path]:
 def _sockets_in(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.glob("agent-*.sock")):
-        with contextlib.suppress(OSError):  # it is gone this moment
+        with contextlib.suppress(OSError):  # just deleted
             if stat.S_ISSOCK(path.lstat().st_mode):
                 found.append(path)
     return found
 
 
 def _ask(path: Path, order: Order, limit_s: float) -> Answer | None:
-    """One order and its answer; None when there is none. A dead agent's socket is removed."""
+    """Send an order and return its answer; None if there is none. A dead agent's socket is removed."""
     deadline = time.monotonic() + limit_s
     try:
         sock = connect(path, limit_s)
@@ -355,7 +355,7 @@ def _ask(path: Path, order: Order, limit_s: float) -> Answer | None:
 
 
 def _pieces(sock: socket.socket, deadline: float) -> Iterator[bytes]:
-    """What comes until the other end closes. Raises OSError when that takes too long."""
+    """Yield what arrives until the other end closes. Raises OSError if that takes too long."""
     size = 0
     while size <= _LINE_BYTES:
         sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Dialling in: one connection of an agent to its driver, from the connect to where it carries frames.
+"""Dialling in: one connection of an agent to its driver, from the connect until it carries frames.
 
-Owns TLS and the agent's part of the exchange (:mod:`~elastic_driver.rendezvous.authentication`). What the frames say is
-the link's (:mod:`elastic_driver.launch.agent.link`). Nothing but a name and a nonce is said before the other end has
-proven that it is the driver; on one machine the kernel says whose process it is.
+Owns TLS and the agent's part of the exchange (:mod:`~elastic_driver.rendezvous.authentication`). What the frames mean
+is up to the link (:mod:`elastic_driver.launch.agent.link`). Only a name and a nonce are sent before the other end has
+proven that it is the driver; on one machine the kernel identifies the other process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from elastic_driver.system import local_socket
 from elastic_driver.system.loops import unix_connection
 
 _HANDSHAKE_S = 10.0
-# Before a driver is asked again whose socket has more connections than it can take at once.
+# Before a connect is retried because the driver's socket has too many pending connections.
 _AGAIN_S = 0.02
 
 
@@ -39,7 +39,7 @@ class Met:
     """A connection on which both ends have authenticated.
 
     Attributes:
-        connection: it.
+        connection: the connection.
         fingerprint: of the driver's certificate, in hexadecimal digits; "" on one machine, where there is none.
     """
 
@@ -55,18 +55,18 @@ async def dial_in(
     on_frame: Callable[[Frame], None],
     on_lost: Callable[[str], None],
 ) -> Met:
-    """Connects to the driver, until the connection carries frames. Blocks until then; has no time limit of its own.
+    """Connect to the driver and authenticate. Blocks until the connection carries frames; has no time limit of its own.
 
     Args:
         url: ``https://host:port`` of the driver, or ``unix:/path``.
-        credential: as whom, and with which key.
-        fingerprint: of the driver's certificate, in hexadecimal digits; "" where that is not known, and its proof of
-            the key has to do.
+        credential: this agent's identity and key.
+        fingerprint: of the driver's certificate, in hexadecimal digits; "" if not known: then its proof of the key must
+            do.
         on_frame, on_lost: see FrameConnection.
 
     Raises:
-        OSError: no connection, or it broke.
-        StrangerError: that is not the driver, or it does not take us.
+        OSError: there is no connection, or it broke.
+        StrangerError: the peer is not the driver, or does not recognise this agent.
         WrongTokenError: it is the driver, and has another key.
     """
     loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def dial_in(
         if not met.cancel() and not met.cancelled():
             met.exception()  # nobody waits for it any more
         if layer is not None and layer.is_connected:
-            layer.abort()  # uvloop does not tell it where the connect is cancelled once it is made
+            layer.abort()  # uvloop does not notify it if the connect is cancelled once made
         elif transport is not None:
             cast("asyncio.Transport", transport).abort()
         raise
@@ -141,7 +141,7 @@ def _place(url: str) -> tuple[str, int]:
 
 
 class _Dialler(asyncio.Protocol):
-    """The exchange, over TLS; or the name alone. Then a FrameConnection takes over."""
+    """The exchange over TLS, or on one machine the name alone; then a FrameConnection takes over."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ class _Dialler(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._proof: Proof | None = None
         self._answer = b""
-        self._connection: FrameConnection | None = None  # on one machine, until the driver has said something
+        self._connection: FrameConnection | None = None  # on one machine, until the driver has sent something
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Send the request, or on one machine the name."""
         self._transport = cast("asyncio.Transport", transport)
         if self._met.done():  # nobody waits for it any more
             self._transport.abort()
@@ -181,7 +181,7 @@ class _Dialler(asyncio.Protocol):
         self._transport.write(self._proof.request)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Read the driver's part of the exchange, then hand over to the FrameConnection."""
         proof, transport = self._proof, self._transport
         if self._connection is not None:
             self._answer += data
@@ -195,7 +195,7 @@ class _Dialler(asyncio.Protocol):
                 self._answer, data = self._answer + data[:missing], data[missing:]
             if missing:
                 return
-            if data:  # the driver waits for the response
+            if data:  # the driver waits for the response first
                 raise RendezvousProtocolError(NO_PROOF)
             transport.write(proof.response(self._answer))
         except RendezvousProtocolError as error:
@@ -205,11 +205,11 @@ class _Dialler(asyncio.Protocol):
             self._hand_over(self._begin(proof.certificate.hex()))
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol."""
+        """Return False: the transport closes itself."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """Report that the connection was closed, and the driver's reason if it has sent one."""
         if self._connection is not None:
             self._connection.abort(
                 f"the driver refuses this agent: {read_refusal(self._answer)}"
@@ -221,7 +221,7 @@ class _Dialler(asyncio.Protocol):
             self._met.set_exception(exc if isinstance(exc, OSError) else closed)
 
     def _begin(self, fingerprint: str) -> FrameConnection:
-        """From now on frames may be sent."""
+        """Make the FrameConnection, on which frames may be sent from now on."""
         assert self._transport is not None
         connection = FrameConnection(on_frame=self._on_frame, on_lost=self._on_lost)
         connection.connection_made(self._transport)
@@ -229,7 +229,7 @@ class _Dialler(asyncio.Protocol):
         return connection
 
     def _hand_over(self, connection: FrameConnection, data: bytes = b"") -> None:
-        """From now on what comes is frames."""
+        """Hand everything that arrives to the FrameConnection from now on."""
         assert self._transport is not None
         self._transport.set_protocol(connection)
         if data:

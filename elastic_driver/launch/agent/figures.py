@@ -1,11 +1,11 @@
-"""What the trainings of this host's workers tell of themselves: read from a file of each worker's, told to the driver.
+"""The figures that training scripts on this host report: read from a file of each worker, sent to the driver.
 
 A worker appends lines like ``{"loss": 0.31}`` to a file in memory, which this process makes: by a descriptor that it
-has inherited, or by the file's path. So whoever writes never waits for anybody: this process may be stopped, or dead.
-Of each name only the newest value counts, so little is lost where lines come faster than they are read. What was read
-is given back to the system.
+has inherited, or by the file's path. The writer thus never waits: this process may be stopped, or dead. Of each name
+only the newest value counts, so little is lost if lines arrive faster than they are read. The memory of lines that were
+read is given back to the system.
 
-Owns these files and how they are read. What a line may say is :mod:`elastic_driver.figures`'s.
+Owns these files and how they are read. :mod:`elastic_driver.figures` defines what a line may contain.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from elastic_driver.rendezvous.environment import ENV_REPORT, ENV_REPORT_FD, FIG
 from elastic_driver.system.kernel import memory_file
 
 _LOOK_S = 1.0
-# Of one worker, at a look: 500 lines of usual length in 3 ms, which others wait for. Of more the oldest are not read.
+# Per worker and look: 500 lines of usual length in 3 ms, which block the loop. Beyond that the oldest are not read.
 MOST_READ = 16 << 10
 _PAGE = mmap.PAGESIZE
 _FREED_AT = 64 << 10
-# Files may only be so long here (ulimit -f): one of this length begins anew when all of it is read.
+# File sizes may be limited here (ulimit -f): a file of this size starts anew when all of it has been read.
 _ANEW_AT = 256 << 10
-# Out of the way of scripts that use descriptors by number, as system/tether.py has it.
+# High enough not to collide with scripts that use descriptors by number, as in system/tether.py.
 _FROM = 100
 _SHOWN = 80
 
@@ -40,12 +40,12 @@ class FiguresFile:
     """The file of one worker's process.
 
     Attributes:
-        descriptor: what the process inherits.
-        values: the newest of each name.
-        trouble: the first line that was no figures, and why; "" for none.
+        descriptor: the one that the process inherits.
+        values: the newest value of each name.
+        trouble: the first line without valid figures, and why; "" for none.
 
     Raises:
-        OSError: no file is to be had.
+        OSError: no file is available.
     """
 
     def __init__(self) -> None:
@@ -58,34 +58,34 @@ class FiguresFile:
         self.values: dict[str, float | None] = {}
         self.trouble = ""
         self._read_to = self._freed_to = 0
-        self._ends_line = False  # the last that was read
-        self._changed_ns = 0  # when the file was changed, as far as it was read
+        self._ends_line = False  # whether the last byte read ends a line
+        self._changed_ns = 0  # mtime of the file when it was last read
         self._news: dict[str, float | None] = {}
 
     @property
     def environment(self) -> dict[str, str]:
-        """By what the process finds it."""
+        """The variables by which the process finds it."""
         return {
             ENV_REPORT: f"/proc/{os.getpid()}/fd/{self.descriptor}",
             ENV_REPORT_FD: str(self.descriptor),
         }
 
     def close(self) -> None:
-        """Frees it, once the process has, too. Harmless when repeated."""
+        """Close it; the memory is freed once the process has closed it, too. Harmless when repeated."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def news(self) -> dict[str, float | None]:
-        """What has been reported since this was asked last."""
+        """Return what has been reported since the last call."""
         news, self._news = self._news, {}
         return news
 
     def read(self, *, to_its_end: bool = False) -> None:
-        """Takes the lines that have come.
+        """Read the new lines.
 
         Args:
-            to_its_end: whether a last line without an end is one, too: nobody will end it.
+            to_its_end: whether to read a last line without a newline, too: nobody will complete it.
         """
         if self.descriptor < 0:
             return
@@ -101,7 +101,7 @@ class FiguresFile:
             lines = data.split(b"\n")
             rest = lines.pop()
             if begin > self._read_to and lines and not data.startswith(b"\0"):
-                del lines[0]  # a part of one
+                del lines[0]  # a partial line
             if (to_its_end or len(rest) > MOST_LINE) and rest:
                 lines.append(rest)
                 rest = b""
@@ -113,11 +113,11 @@ class FiguresFile:
             self._changed_ns = os.fstat(self.descriptor).st_mtime_ns
 
     def _is_other(self) -> bool:
-        """Whether what was read last is not there any more. NUL: it is given back."""
+        """Return whether the last byte read has been overwritten. NUL is memory that was given back."""
         return self._ends_line and os.pread(self.descriptor, 1, max(0, self._read_to - 1)) not in (b"\n", b"\0")
 
     def _take(self, line: bytes) -> None:
-        line = line.strip(b"\0 \r")  # NUL: what was read before somebody had opened it as "w", and wrote on
+        line = line.strip(b"\0 \r")  # NUL: a writer kept its offset after another had opened the file as "w"
         if not line:
             return
         try:
@@ -131,9 +131,9 @@ class FiguresFile:
             self.trouble = self.trouble or f"{line[:_SHOWN].decode('utf-8', 'replace')!r}: {error}"
 
     def _free(self) -> None:
-        """Gives what was read back to the system. The file's size stays as a rule: writers append behind it."""
+        """Give the memory of what was read back to the system. The file's size usually stays: writers append to it."""
         if self._read_to >= _ANEW_AT and self._read_to == os.fstat(self.descriptor).st_size:
-            os.ftruncate(self.descriptor, 0)  # a line that comes at this very moment is lost
+            os.ftruncate(self.descriptor, 0)  # a line appended at this very moment is lost
             self._read_to = self._freed_to = 0
             return
         end = self._read_to // _PAGE * _PAGE
@@ -148,11 +148,11 @@ class FiguresFile:
 
 
 class HostFigures:
-    """The files of a host's workers, which are read each second, and what its GPUs do. Used on the event loop only.
+    """Reads the files of a host's workers every second, and the state of its GPUs. Used on the event loop only.
 
     Args:
-        send: tells the driver.
-        is_heard: whether the driver takes what it is told. Where it does not, it is told the latest, later.
+        send: sends the driver a message.
+        is_heard: returns whether the driver keeps up. While it does not, reports wait, and only the latest is sent.
     """
 
     def __init__(self, send: Callable[[Said], None], is_heard: Callable[[], bool]) -> None:
@@ -164,19 +164,19 @@ class HostFigures:
         self._timer: asyncio.TimerHandle | None = None
 
     def new(self, worker: WorkerId) -> dict[str, str]:
-        """What a process that is about to be started for a worker finds its file by; empty where there is none."""
+        """Make the file of a process about to start; return the variables that name it, empty if there is none."""
         self.ended(worker)
         self._gpus.start()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look_on_time)
         try:
             file = self._files[worker] = FiguresFile()
-        except OSError:  # so many files may not be open: it trains all the same
+        except OSError:  # too many files are open: training continues without it
             return {ENV_REPORT: "", ENV_REPORT_FD: ""}
         return file.environment
 
     def ended(self, worker: WorkerId) -> None:
-        """Its process has ended: reads what it has left, and tells it. Harmless when repeated."""
+        """Read and report what a process that has ended left in its file. Harmless when repeated."""
         file = self._files.pop(worker, None)
         if file is None:
             return
@@ -187,19 +187,19 @@ class HostFigures:
         file.close()
 
     def again(self) -> Iterator[Said]:
-        """All that another driver is to be told."""
+        """Yield all figures for another driver."""
         found = {worker.key: dict(file.values) for worker, file in self._files.items() if file.values}
         if found:
             yield FiguresSeen(found)
 
     def close(self) -> None:
-        """Reads no more."""
+        """Stop reading."""
         self._gpus.close()
         if self._timer is not None:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Reads what there is, and tells what is new."""
+        """Read all files, and report what is new."""
         found: dict[str, dict[str, float | None]] = {}
         is_heard = self._is_heard()
         for worker, file in self._files.items():
@@ -219,7 +219,7 @@ class HostFigures:
             self._send(GpusSeen(look))
 
     def _warn_of(self, worker: WorkerId, file: FiguresFile) -> None:
-        """Tells of what is no figure, once: all workers run the same script."""
+        """Report invalid lines, once per host: all workers run the same script."""
         if file.trouble and not self._has_warned:
             self._has_warned = True
             self._send(NoFigures(worker.key, file.trouble))
@@ -228,5 +228,5 @@ class HostFigures:
 def _high(descriptor: int) -> int:
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FROM)
-    except OSError:  # so many may not be open
+    except OSError:  # too many files are open
         return os.dup(descriptor)

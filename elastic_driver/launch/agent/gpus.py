@@ -1,7 +1,7 @@
-"""How busy the GPUs of this host are, where NVIDIA's library and the optional package ``nvidia-ml-py`` are there.
+"""How busy this host's GPUs are, if NVIDIA's library and the optional package ``nvidia-ml-py`` are installed.
 
-Owns a thread that asks: a driver of GPUs that hangs holds up nobody. Whatever goes wrong there, nothing is known: what
-was seen before does not stay, and is asked again.
+Owns a thread that asks, so that a hung GPU driver blocks nothing else. After any failure the state is unknown: earlier
+values do not stay, and it is asked again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from elastic_driver.figures import GpuLook
 
 _LOOK_S = 2.0
-# For so many looks the last one holds; so many later one that has failed is tried again.
+# The last look is valid for so many looks; a failed look is retried after as many.
 _HOLDS = 5
 _NOTHING = GpuLook(0, None, 0)
 
@@ -27,13 +27,13 @@ def _library() -> Any:
 
 
 class GpuWatch:
-    """Looks at them every few seconds. Used on the event loop only.
+    """Looks at the GPUs every few seconds. Used on the event loop only.
 
     Args:
-        seen: told of each look, on the event loop.
-        load: gives NVIDIA's library, or raises whatever it likes; called in the thread.
-        visible: CUDA_VISIBLE_DEVICES of this process; None where it is not set: then all are looked at.
-        look_s: from one look to the next.
+        seen: called with each look, on the event loop.
+        load: returns NVIDIA's library, or raises any exception; called in the thread.
+        visible: CUDA_VISIBLE_DEVICES of this process; None if not set: then all GPUs are looked at.
+        look_s: from one look to the next, seconds.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class GpuWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Looks from now on. Harmless when repeated."""
+        """Look from now on. Harmless when repeated."""
         if self._thread is None:
-            # Woken and ended by the event. A daemon: a call that never returns must not keep this process.
+            # Woken and ended by the event. A daemon: a call that never returns must not keep this process alive.
             arguments = (asyncio.get_running_loop(),)
             self._thread = threading.Thread(target=self._run, args=arguments, name="elastic-gpus", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread is to be had
+            with contextlib.suppress(RuntimeError):  # cannot start a thread
                 self._thread.start()
 
     def close(self) -> None:
-        """Looks no more. Does not wait for a look that is under way."""
+        """Stop looking. Does not wait for a look in progress."""
         self._over.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -71,9 +71,9 @@ class GpuWatch:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         is_over = False
         while not is_over:
-            with contextlib.suppress(Exception):  # no package, no library, no GPU, or one that is lost
+            with contextlib.suppress(Exception):  # no package, no library, no GPU, or a lost one
                 self._ask(loop)
-            # Where it has never gone well there is nothing to be seen.
+            # If it has never succeeded there is nothing to see.
             is_over = not self._is_known or loop.is_closed() or self._over.wait(_HOLDS * self._look_s)
 
     def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,10 +96,10 @@ class GpuWatch:
 
 
 def visible_of(text: str | None, uuids: Sequence[str]) -> list[int]:
-    """The numbers of the GPUs that CUDA_VISIBLE_DEVICES shows. As CUDA does, what follows an entry that is none is not.
+    """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES shows. Like CUDA, stop at the first invalid entry.
 
     Args:
-        text: of that variable; None where it is not set.
+        text: the variable's value; None if not set.
         uuids: of all GPUs.
     """
     if text is None:
@@ -126,8 +126,8 @@ def _look(library: Any, gpus: Sequence[Any]) -> GpuLook:
     busy: list[float] = []
     memory = 0
     for gpu in gpus:
-        with contextlib.suppress(library.NVMLError):  # one that shares the processor's, or is lost, does not tell
+        with contextlib.suppress(library.NVMLError):  # fails for a GPU that is lost or shares the processor's memory
             memory += int(library.nvmlDeviceGetMemoryInfo(gpu).used)
-        with contextlib.suppress(library.NVMLError):  # nor one that is divided (MIG)
+        with contextlib.suppress(library.NVMLError):  # fails for a divided GPU, too (MIG)
             busy.append(min(1.0, library.nvmlDeviceGetUtilizationRates(gpu).gpu / 100))
     return GpuLook(len(gpus), sum(busy) / len(busy) if busy else None, memory)

@@ -1,8 +1,8 @@
-"""The rounds on one host: what its workers ask their agent's server, and what they are answered.
+"""The rounds on one host: answers the requests of its workers with what the driver says.
 
-Owns who waits for a round or for a notice, what each was answered last, and what has been heard of workers since the
-driver was told. Decides nothing: what workers say goes to the driver, and its words become their answers; a level that
-has not changed is not said again. :mod:`elastic_driver.driver.rounds` is the same for the whole job.
+Owns the pending requests for a round or a notice, the last answer to each, and the heartbeats not yet reported to the
+driver. Decides nothing: what workers report is forwarded to the driver, and its messages become their answers; state
+that has not changed is not sent again. :mod:`elastic_driver.driver.rounds` does the same for the whole job.
 """
 
 from __future__ import annotations
@@ -48,42 +48,42 @@ from elastic_driver.words import NoticeKind
 
 _HEARD_S = 0.5
 _BREAKS = (NoticeKind.ABORT, NoticeKind.JOB_OVER)
-# Statuses that the server can answer with; an answer of another one is none.
+# Statuses that the server can answer with; any other becomes 500.
 _STATUSES = (200, 204, 400, 403, 404, 408, 409, 410, 413, 429, 500, 503)
 
 
 class Processes(Protocol):
-    """What is to be known of the workers' processes."""
+    """What the rounds need to know about the workers' processes."""
 
     def runs(self, worker: WorkerId) -> bool:
-        """Whether the worker's process is there."""
+        """Return whether the worker's process exists."""
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """A worker has told which of its threads live as long as it does."""
+        """Record which of its threads a worker reports to live as long as it does."""
 
 
 class Store(Protocol):
     """The server's keys of the present round."""
 
     def begin_round(self, round_id: int) -> None:
-        """Fences the past."""
+        """Drop the keys of earlier rounds and reject requests for them."""
 
     def take(self, round_id: int, scope: str, entries: Iterable[tuple[str, bytes]]) -> None:
-        """Takes keys that workers of other hosts have set."""
+        """Store keys that workers of other hosts have set."""
 
 
 class HostRounds:
-    """See above. The Upstream of the host's keys, too. Used on the event loop only.
+    """Answers this host's workers about rounds; also the Upstream of the host's keys. Used on the event loop only.
 
     Args:
-        send: tells the driver something.
-        processes: of the workers.
-        is_heard: whether the driver takes what it is told. Where it does not, what only counts as its latest waits.
-        is_alone: whether there is no driver now, and another may come in its place.
-        on_notice: takes each notice, for workers that do not watch.
+        send: sends the driver a message.
+        processes: the workers' processes.
+        is_heard: returns whether the driver keeps up; while it does not, messages of which only the latest counts wait.
+        is_alone: returns whether there is no driver now, and another may take over.
+        on_notice: receives each notice, for workers that do not watch.
 
     Attributes:
-        poll_s: how often workers are heard at least, seconds; 0 for their long polls only.
+        poll_s: the longest interval between heartbeats of a worker, seconds; 0 if only their long polls count.
     """
 
     def __init__(
@@ -105,45 +105,45 @@ class HostRounds:
         self._store: Store | None = None
         self._round_id = 0
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
-        self._asked: dict[WorkerId, NextRoundRequest] = {}  # what each has asked that is not answered
+        self._asked: dict[WorkerId, NextRoundRequest] = {}  # each worker's unanswered request
         self._placed: dict[WorkerId, RoundAssignment] = {}
-        self._running: dict[WorkerId, RunningReport] = {}  # the last one of each in the present round
-        self._breaks = ""  # how the first member here that has failed in the present round ends; "" for none
+        self._running: dict[WorkerId, RunningReport] = {}  # each worker's last report in the present round
+        self._breaks = ""  # how the first member here that failed in the present round ended; "" for none
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
-        self._version = 0  # of the last one that a driver has given, but for that of the job's end
-        self._wanted: dict[tuple[str, str, int], bool] = {}  # of the present round: whether it is not there yet
+        self._version = 0  # version of a driver's last notice, the one of the job's end excepted
+        self._wanted: dict[tuple[str, str, int], bool] = {}  # of the present round: whether the key is still missing
         self._put: dict[tuple[str, str], bytes] = {}  # keys of the present round that workers here have set
         self._asks: dict[int, tuple[Ask, asyncio.Future[tuple[int, bytes]]]] = {}
         self._number = 0
         self._heard: dict[str, tuple[int, bool]] = {}
-        self._disc: dict[WorkerId, DiscReport] = {}  # as the driver was told last
+        self._disc: dict[WorkerId, DiscReport] = {}  # as last reported to the driver
         self._new_disc: dict[WorkerId, DiscReport] = {}
         self._leaving: set[str] = set()
         self._exiting: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def serve(self, store: Store) -> None:
-        """Says where the keys are. To be called once, before anybody asks."""
+        """Set the store of the keys. To be called once, before the first request."""
         self._store = store
 
     def close(self) -> None:
-        """Ends its timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     @property
     def routes(self) -> Routes:
-        """What workers ask: this answers for their rounds, and passes everything else on to the driver."""
+        """The workers' routes: those of rounds are answered here, and all others are passed on to the driver."""
         return (
             *routes_of_rounds(self),
             *(Route(method, ANY_PATH, WORKER, self._ask_driver) for method in ("GET", "POST")),
         )
 
-    # --- what workers ask ------------------------------------------------------------------------------------------
+    # --- requests of workers ---------------------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY: parks it until the driver has answered.
+        """Mark a worker as READY, and park its request until the driver has answered.
 
         Raises:
             RendezvousClosedError: there is no such worker any more.
@@ -153,7 +153,7 @@ class HostRounds:
         future: asyncio.Future[NextRoundReply] = self._loop.create_future()
         assignment = self._placed.get(worker)
         if assignment is not None and request.after_round < assignment.round_id:
-            # Its answer was lost on the way: the same again.
+            # The answer was lost on the way: repeat it.
             future.set_result(assignment)
             return future
         older = self._parked.get(worker)
@@ -170,7 +170,7 @@ class HostRounds:
         return future
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
-        """A member asks for the next notice of its round.
+        """Return the next notice of a member's round, once there is one.
 
         Raises:
             StaleRoundError: the round has passed.
@@ -201,7 +201,7 @@ class HostRounds:
         return future
 
     def running(self, report: RunningReport) -> None:
-        """A member trains."""
+        """Record that a member is training, and report it to the driver."""
         if report.round_id == self._round_id:
             self._running[report.worker] = report
         self._send(Running(report))
@@ -212,7 +212,7 @@ class HostRounds:
 
     def _ask_driver(self, request: RouteRequest) -> Awaitable[tuple[int, bytes]]:
         worker, (what, *path) = request.identity.worker, request.path
-        assert worker is not None  # the route is the workers'
+        assert worker is not None  # only workers may use this route
         self._number += 1
         number = self._number
         question = Ask(number, worker.key, what, path, request.body)
@@ -225,21 +225,21 @@ class HostRounds:
     # --- keys (Upstream) -------------------------------------------------------------------------------------------
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """A worker here has set a key."""
+        """Forward a key that a worker here has set."""
         if round_id == self._round_id:
             self._put[scope, key] = value
         self._send(Put(round_id, scope, key, value))
 
     def want(self, round_id: int, scope: str, key: str, count: int) -> None:
-        """A worker here waits for a key, or for as many. Said once for all of them."""
+        """Ask the driver for a key, or for count keys, once for all workers here that wait for it."""
         if (scope, key, count) not in self._wanted:
             self._wanted[scope, key, count] = True
             self._send(Want(round_id, scope, key, count))
 
-    # --- what the driver says --------------------------------------------------------------------------------------
+    # --- messages of the driver ------------------------------------------------------------------------------------
 
     def take(self, message: Said) -> bool:
-        """What the driver says to workers. Returns whether it was that.
+        """Handle a message of the driver for workers. Returns whether it was one.
 
         Raises:
             RendezvousProtocolError: it cannot be read.
@@ -265,7 +265,7 @@ class HostRounds:
         return True
 
     def begin_round(self, round_id: int) -> None:
-        """A round has begun, with members on this host or without. One that is known changes nothing."""
+        """Begin a round, whether or not it has members on this host. A known round changes nothing."""
         assert self._store is not None
         if round_id > self._round_id:
             self._round_id = round_id
@@ -277,7 +277,7 @@ class HostRounds:
             self._store.begin_round(round_id)
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker has ended: it waits for nothing any more, and was not heard."""
+        """Forget a worker that has ended: cancel its requests, and drop its unsent reports."""
         for waiting in (self._parked.pop(worker, None), self._watching.pop(worker, None)):
             if waiting is not None and not waiting.done():
                 waiting.cancel()
@@ -300,7 +300,7 @@ class HostRounds:
             future.set_exception(RendezvousProtocolError(why))
 
     def _answered(self, worker: WorkerId) -> asyncio.Future[NextRoundReply] | None:
-        """Where its answer is waited for."""
+        """Remove a worker's request, and return the future that waits for its answer; None if nothing waits."""
         self._asked.pop(worker, None)
         future = self._parked.pop(worker, None)
         return None if future is None or future.done() else future
@@ -321,7 +321,7 @@ class HostRounds:
             self._version = notice.version
         own = self._notice
         if (notice.round_id, notice.version) < (own.round_id, own.version):
-            return  # another driver has come, which does not know yet what was said here meanwhile
+            return  # from a new driver, which does not know yet what was announced here meanwhile
         self._notified(notice)
 
     def _notified(self, notice: Notice) -> None:
@@ -332,31 +332,33 @@ class HostRounds:
                 future.set_result(notice)
         self._on_notice(notice)
 
-    # --- while there is no driver, and when another has come -------------------------------------------------------
+    # --- while there is no driver, and when another has taken over -------------------------------------------------
 
     def fails(self, worker: WorkerId, how: str) -> None:
-        """A worker ends, and not well: its round is broken.
+        """Record that a worker has failed: its round is broken.
 
-        A driver says so to all. Where there is none, this host's workers are told here, so that they wait for their
-        next round: else one that waits in a collective operation might do so until there is a driver again. Nobody does
-        for one that exits: it has closed its connections before it said so, and whoever needed it has seen that.
+        A driver would notify all workers. Without one, this host's workers are notified here, so that they ask for
+        their next
+        round: otherwise one that waits in a collective operation might do so until there is a driver again. A worker
+        that
+        announced its exit is no reason to: it had closed its connections before, and those that needed it have noticed.
         """
         if worker in self._placed and worker.key not in self._exiting and not self._breaks:
             self._breaks = f"worker {worker} {how}"
             self.alone()
 
     def alone(self) -> None:
-        """Perhaps there is no driver any more."""
+        """Act on the connection to the driver being lost, perhaps for good: announce a broken round here."""
         is_told = self._notice.round_id == self._round_id and self._notice.kind in _BREAKS
         if self._breaks and self._is_alone() and not is_told:
             self._notified(Notice(self._version + 1, self._round_id, NoticeKind.ABORT, self._breaks))
 
     def levels(self, workers: list[WorkerLevel], alone_s: float = 0.0) -> Levels:
-        """What another driver has to know first.
+        """Return the state that another driver needs first.
 
         Args:
             workers: what is known of their processes.
-            alone_s: for how long there was no driver.
+            alone_s: how long there was no driver, seconds.
         """
         known = [
             replace(each, leaving=each.worker in self._leaving, exiting=each.worker in self._exiting)
@@ -365,7 +367,7 @@ class HostRounds:
         return Levels(known, self._round_id, self._version, alone_s)
 
     def reports(self) -> Iterator[Said]:
-        """What workers have said last, for another driver, in the order in which that has to hear it."""
+        """Yield the workers' last reports for another driver, in the order in which it must receive them."""
         yield from map(Running, self._running.values())
         yield from map(Ready, self._asked.values())
         self._new_disc.clear()
@@ -373,7 +375,7 @@ class HostRounds:
             yield OnDisc(worker.key, disc)
 
     def questions(self) -> Iterator[Said]:
-        """The keys that workers here have set, and what they wait for, likewise."""
+        """Yield the keys that workers here have set, then their pending requests, for another driver."""
         for (scope, key), value in self._put.items():
             yield Put(self._round_id, scope, key, value)
         for (scope, key, count), is_open in self._wanted.items():
@@ -384,7 +386,7 @@ class HostRounds:
     # --- heartbeats ------------------------------------------------------------------------------------------------
 
     def hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
-        """A worker lives. The driver is told, soon."""
+        """Record a heartbeat of a worker; the driver is notified soon."""
         self._heard[worker.key] = progress, waiting
         if self._timer is None:
             self._tell_later()

@@ -1,22 +1,22 @@
-"""The agent's end of its connection to the driver: one after another, for as long as its lease lasts.
+"""The agent's end of its connection to the driver: one connection after another, for as long as its lease lasts.
 
-Owns dialling in, the lease, and the verdict that the driver is gone. What is said is its owner's. Used on the event
-loop only.
+Owns dialling in, the lease, and the verdict that the driver is gone. What the messages mean is its owner's business.
+Used on the event loop only.
 
-A driver is there as long as its kernel acknowledges: one that is stopped is waited for, however long. When nothing has
-been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
-limit, and goes on without this host only later. Where another may come in its place, the lease lasts longer as long as
-its machine says that nobody drives (:mod:`~elastic_driver.launch.agent.lease`); or etcd does, where that says who
-drives (:mod:`~elastic_driver.launch.agent.whereabouts`). A driver that is heard, and cannot itself be sure that the job
-is still its own, is gone on with for as long as another one is waited for.
+A driver is alive as long as its kernel acknowledges: the agent waits for a stopped driver, however long. When nothing
+has been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
+limit, and continues without this host only later. If another driver may take over, the lease is extended for as long as
+the driver's machine reports that no driver runs (:mod:`~elastic_driver.launch.agent.lease`), or etcd does, if it
+records the driver (:mod:`~elastic_driver.launch.agent.whereabouts`). A driver that still sends, but cannot be sure that
+it still has the job, is obeyed for as long as the agent would wait for another one.
 
-Each driver of a job has an epoch that is higher than those before. The agent goes on with the highest that has welcomed
-it, and with nobody else; a new one has a channel of its own.
+Each driver of a job has a higher epoch than those before it. The agent obeys the highest that has welcomed it, and
+no other; each driver has a channel of its own.
 
-What is lost on a connection TCP sends again ever more seldom: a network that was away would be of no use for as long
-again. So a silent connection is not waited for alone: others are dialled beside it, again and again, and whichever
-works first is used. That goes for a connection of which only one direction is silent, too: acknowledgements come of
-what is sent, and nothing of what the driver sends, for TCP sends that again at its own time.
+TCP retransmits lost data ever less often, so a connection would stay unusable for as long again as the network was
+down. The agent therefore dials further connections beside a silent one, again and again, and uses the first that works.
+It does so when only one direction is silent, too: then what the agent sends is acknowledged, but nothing arrives from
+the driver, whose TCP retransmits at its own pace.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ if TYPE_CHECKING:
     from elastic_driver.etcd.there import DriverThere
 
 _LOOK_S = 0.5
-# A look that comes so much later than it was due: this process has stood still.
+# A check this much later than due means that this process was stopped.
 _LATE_S = 0.5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
-# Where another driver is to take the job over, in less than two seconds.
+# While another driver is about to take the job over, within two seconds.
 _MAX_PAUSE_ALONE_S = 0.25
-# Of one try, from the connect to the welcome. Longer than a busy driver takes, and no longer than a lease.
+# Limit of one try, from connect to welcome. Longer than a busy driver takes, and no longer than a lease.
 _TRY_S = 10.0
 # A driver that is only just starting may not listen yet.
 _LEAST_FIRST_S = 10.0
-# Who does not take us for one of the job's will not do so later; but an earlier program may still have the port.
+# A peer that does not recognise this agent will not do so later; but an earlier program may still hold the port.
 _STRANGER_S = 2.0
-# Three beats: from then on others are dialled beside a silent connection, one each time that it is looked at.
+# Three heartbeats: from then on another connection is dialled at each check of a silent one.
 _BESIDE_S = 1.5
-# Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
+# Limit of one of these, until it carries frames: no longer than a healthy network takes.
 _TRY_BESIDE_S = 3.0
 _EARLIER = "an earlier driver of the job answers (epoch {}; this agent knows {})"
 
 
 class DriverLostError(ElasticError):
-    """The driver has not been heard for too long, or never."""
+    """The driver has not been heard from for too long, or never."""
 
 
 class RefusedError(ElasticError):
-    """The driver wants nothing of this agent, or nothing more; why, in its words.
+    """The driver rejects this agent, now or for good.
 
     Args:
-        why: in words.
-        is_over: whether that is because the job is over.
+        why: the driver's reason.
+        is_over: whether the reason is that the job is over.
     """
 
     def __init__(self, why: str, *, is_over: bool = False) -> None:
@@ -93,62 +93,62 @@ class RefusedError(ElasticError):
 
 
 class StrangersError(RefusedError):
-    """What answers there is not the driver, or has another token than this agent; says what to do about it."""
+    """The peer is not the driver, or has another token than this agent; the message says what to do."""
 
 
 class LinkOwner(Protocol):
-    """Is told what comes of the driver. Called on the event loop."""
+    """Receives the events of the link. Called on the event loop."""
 
     def not_welcomed_yet(self, why: str, left_s: float) -> None:
-        """The first try to reach the driver has failed. It is tried again for so many seconds."""
+        """The first try to reach the driver has failed; tries continue for left_s seconds."""
 
     def welcomed(self, welcome: Welcome) -> None:
-        """The driver has taken this agent in. Once, before its first message."""
+        """The driver has admitted this agent. Called once, before its first message."""
 
     def take(self, message: Said) -> None:
-        """It says something. May raise RendezvousProtocolError, which cuts the connection."""
+        """The driver has sent a message. May raise RendezvousProtocolError, which closes the connection."""
 
     def seen(self) -> None:
-        """It has taken or kept some of what was sent."""
+        """The driver has acknowledged or persisted some of what was sent."""
 
     def alone(self) -> None:
-        """There is no connection to the driver, and another may come in its place."""
+        """The connection to the driver is lost, and another driver may take over."""
 
     def cannot_ask(self, why: str) -> None:
-        """It is said nowhere who drives, as far as can be seen from here; told once of each driver."""
+        """As far as this host can see, nothing records which driver has the job; called once per driver."""
 
     def taken_over(self, welcome: Welcome, untold: Sequence[Said], alone_s: float) -> None:
-        """Another driver has the job, and has taken this agent in. Before its first message.
+        """Another driver has the job, and has admitted this agent. Called before its first message.
 
         Args:
-            welcome: what it has told this agent.
-            untold: what was said to the one before and it has not kept, in order.
-            alone_s: for how long that one had not been heard, seconds.
+            welcome: its welcome.
+            untold: the messages that the previous driver has not persisted, in order.
+            alone_s: how long the previous driver had not been heard from, seconds.
         """
 
 
 class Driver(NamedTuple):
-    """Which driver.
+    """Identifies a driver of the job.
 
     Attributes:
         epoch: higher than those of the drivers before it; 0 for one without a journal.
-        name: tells it from others that have that number, too, since its journal was copied; "" where that is not known.
+        name: distinguishes it from others with the same epoch, which a copied journal can cause; "" if not known.
     """
 
     epoch: int
     name: str
 
     def may_follow(self, known: Driver) -> bool:
-        """Whether an agent that knows the other one may obey this one."""
+        """Return whether an agent that knows the other driver may obey this one."""
         return self.epoch > known.epoch or (self.epoch == known.epoch and known.name in ("", self.name))
 
 
 class _Silence(NamedTuple):
-    """For how long a connection has been silent.
+    """How long a connection has been silent.
 
     Attributes:
-        unheard_s: since the driver's machine has acknowledged anything, seconds.
-        silent_s: since the driver has said anything.
+        unheard_s: since the driver's machine last acknowledged anything, seconds.
+        silent_s: since the driver last sent anything, seconds.
     """
 
     unheard_s: float
@@ -156,7 +156,7 @@ class _Silence(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether another is to be dialled: also where the driver's kernel acknowledges, and nothing comes of it."""
+        """Whether to dial another: also if the driver's kernel acknowledges but nothing arrives."""
         return self.unheard_s > _BESIDE_S or self.silent_s > STUCK_S
 
 
@@ -165,8 +165,8 @@ class _Line:
 
     Attributes:
         url: where it leads.
-        met: it; set before anything is said on it.
-        broken: why it is used no more.
+        met: the connection itself; set before anything is sent on it.
+        broken: resolves to the reason why it is no longer used.
     """
 
     met: Met
@@ -177,16 +177,16 @@ class _Line:
 
 
 class DriverLink:
-    """See above.
+    """Keeps this agent connected to the driver, and decides when that is gone.
 
     Args:
         bootstrap: what this agent was given.
-        owner: takes what the driver says.
+        owner: receives the events of the link.
 
     Attributes:
         agent: this agent's number, in hexadecimal digits.
-        channel: carries what is said; another one for each driver.
-        driver: who has welcomed this agent last.
+        channel: carries the messages; a new one for each driver.
+        driver: the driver that has welcomed this agent last.
         known: by job, the driver that other agents of this machine obey. To be set before the first hello.
     """
 
@@ -201,49 +201,50 @@ class DriverLink:
         self._first_credential = Credential(
             Identity.parse(bootstrap.identity), bytes.fromhex(bootstrap.key), bootstrap.source
         )
-        # With which it comes back. The driver is told at the first hello; who says it again is no thief of the ticket.
+        # Used to reconnect. The driver learns it from the first hello; repeating it proves that the ticket was not
+        # stolen.
         self._own_credential = Credential(Identity(Role.AGENT, number=self.agent), secrets.token_bytes(KEY_BYTES))
         self._fingerprint = bootstrap.fingerprint
         self._urls = list(bootstrap.urls)
-        self._is_welcomed = False  # has been once
-        self._line: _Line | None = None  # the one that waits for its welcome, or has it
-        self._older: _Line | None = None  # that one's predecessor
-        self._door = self._urls[0], ""  # where the driver is asked for: its URL, and the address that has welcomed last
-        self._door_tells = False  # whether it is the driver's own machine that answers there
-        self._next: _Line | None = None  # one that works, and is used instead of a silent one
+        self._is_welcomed = False  # whether any driver has welcomed it yet
+        self._line: _Line | None = None  # the current one, welcomed or waiting for its welcome
+        self._older: _Line | None = None  # its predecessor
+        self._door = self._urls[0], ""  # where to find the driver: its URL, and the address that has welcomed last
+        self._door_tells = False  # whether the driver's own machine answers there
+        self._next: _Line | None = None  # a working one, to use instead of a silent one
         self._answered: asyncio.Future[None] | None = None
-        # Asks who drives, where that is said; ended by keep(), or when it is said elsewhere.
+        # Asks which driver has the job, if that is recorded; ended by keep(), or when the record moves.
         self._following: asyncio.Task[None] | None = None
-        self._is_in_doubt = False  # the driver, whether it still does
-        self._successor = Driver(0, "")  # who drives now, as it is said there
-        self._trying: asyncio.Timeout | None = None  # the try that is under way
+        self._is_in_doubt = False  # whether the driver doubts that it still has the job
+        self._successor = Driver(0, "")  # the driver that has the job now, according to the record
+        self._trying: asyncio.Timeout | None = None  # the try in progress
         self._lease = Lease(bootstrap.agent_timeout_s, clock=self._loop.time)
         self._pauses_beside = PausesBeside(STUCK_S)
 
     @property
     def connected(self) -> bool:
-        """Whether the driver can be told something now."""
+        """Whether the driver can be reached now."""
         return self.channel.connected
 
     @property
     def is_alone(self) -> bool:
-        """Whether it cannot, and another may come in its place."""
+        """Whether there is no connection, and another driver may take over."""
         return self._lease.waits and not self.channel.connected
 
     @property
     def alone_s(self) -> float:
-        """For how long the driver has not been heard, seconds; 0 while there is a connection."""
+        """How long the driver has not been heard from, seconds; 0 while there is a connection."""
         return 0.0 if self.connected else max(0.0, self._lease.unheard_s)
 
     def send(self, message: Said) -> None:
-        """Tells the driver something, now or when there is a connection again. Never blocks."""
+        """Send a message to the driver, now or once there is a connection again. Never blocks."""
         self.channel.send(message.message(), lasts=message.lasts)
 
     async def keep(self) -> None:
-        """Dials in, and again whenever the connection breaks. Runs until it is cancelled.
+        """Dial in, and again whenever the connection breaks. Runs until it is cancelled.
 
         Raises:
-            RefusedError: the driver has refused this agent.
+            RefusedError: the driver has rejected this agent.
             DriverLostError: it is gone.
         """
         until = self._loop.time() + (self._bootstrap.first_s or max(self._lease.timeout_s, _LEAST_FIRST_S))
@@ -255,7 +256,7 @@ class DriverLink:
             self._follow_at(None)
 
     async def _keep_one(self, line: _Line) -> _Line:
-        """Blocks until that connection is broken, and there is another one. Returns it."""
+        """Wait until that connection breaks, and return the one that replaces it. Blocks until then."""
         looking = self._loop.create_task(self._look(line))
         try:
             why = await line.broken
@@ -269,12 +270,12 @@ class DriverLink:
         finally:
             if asking is not None:
                 asking.cancel()
-            # Only now: the driver would wait no more than a second for one whose connection is closed.
+            # Only now: the driver would wait no more than a second for an agent whose connection is closed.
             older.met.connection.abort("there is another one")
             self._older = None
 
     def close(self) -> None:
-        """Ends the connection behind what was sent."""
+        """Close the connection once everything has been sent."""
         self.channel.flush()
         self.channel.detach()
         line, self._line = self._line, None
@@ -286,9 +287,9 @@ class DriverLink:
     # --- dialling --------------------------------------------------------------------------------------------------
 
     async def _ask_whether_it_is_gone(self) -> None:
-        """Renews the lease as long as the driver's machine says that nobody drives. Runs until it is cancelled.
+        """Renew the lease as long as the driver's machine reports that no driver runs. Runs until it is cancelled.
 
-        Beside the dialling: that asks others of the URLs, too, which may take longer than a lease.
+        Separate from the dialling, which also tries the other URLs and may take longer than a lease.
         """
         pause_s = ASK_AGAIN_S
         while True:
@@ -300,15 +301,15 @@ class DriverLink:
             await asyncio.sleep(pause_s)
 
     def _follow_at(self, whereabouts: Whereabouts | None) -> None:
-        """From now on it is asked there who drives; nowhere with None."""
+        """Ask there from now on which driver has the job; nowhere if None."""
         if self._following is not None:
             self._following.cancel()
         self._following = None if whereabouts is None else self._loop.create_task(self._follow(whereabouts))
 
     async def _follow(self, whereabouts: Whereabouts) -> None:
-        """Asks who drives, whenever the driver is not heard or is in doubt itself. Runs until it is cancelled.
+        """Ask which driver has the job whenever the driver is silent or in doubt itself. Runs until it is cancelled.
 
-        Once also while all is well: whoever cannot ask is told so before it matters.
+        Asks once while all is well, too, so that an agent that cannot ask is warned before it matters.
         """
         is_first = True
         while True:
@@ -317,14 +318,14 @@ class DriverLink:
                 asked_at = self._lease.now()
                 try:
                     self._told_of(await whereabouts.ask(again=not is_well), asked_at)
-                except Exception as error:  # whatever keeps it from an answer, it asks again
+                except Exception as error:  # whatever prevents an answer, it asks again
                     if is_first:
                         self._owner.cannot_ask(in_words(error))
                 is_first = False
             await asyncio.sleep(ASK_AGAIN_S)
 
     def _told_of(self, there: DriverThere | None, asked_at: float) -> None:
-        """Who drives, as it was when that was asked; None for nobody."""
+        """Act on which driver had the job when that was asked; None for no driver."""
         if there is None:
             self._lease.refused(asked_at)
             return
@@ -334,7 +335,7 @@ class DriverLink:
         self._successor = driver
         self._urls = list(dict.fromkeys((*there.urls, *self._urls)))
         if self._trying is not None:
-            # The machine of the one before may take its time to say nothing.
+            # The previous driver's machine may take long to answer.
             with contextlib.suppress(RuntimeError):  # its time is over
                 self._trying.reschedule(self._loop.time())
 
@@ -344,11 +345,11 @@ class DriverLink:
         return self._successor.epoch > self.driver.epoch
 
     async def _dial(self, time_left_s: Callable[[], float], why: str = "") -> _Line:
-        """Blocks until the driver has welcomed this agent. Returns the connection.
+        """Dial until the driver has welcomed this agent, and return the connection. Blocks until then.
 
         Args:
-            time_left_s: tells the seconds that are left until it is given up.
-            why: it is dialled, which is said if there is no time left to try.
+            time_left_s: returns the seconds left until dialling is given up.
+            why: the reason for dialling, reported if there is no time left to try.
         """
         pause_s, strange_since = _FIRST_PAUSE_S, None
         first, has_failed = not self._is_welcomed, False
@@ -358,9 +359,9 @@ class DriverLink:
             urls = self._urls
             for url in tuple(urls):
                 if (left_s := time_left_s()) <= 0 or urls is not self._urls:
-                    break  # those before have taken it; or there are others by now
+                    break  # the URLs before used up the time; or the URLs have changed
                 try:
-                    # Those that have never answered are asked for a moment where another is to take the job over.
+                    # While another driver is about to take over, URLs that have never answered get only a short try.
                     is_shy = self._lease.waits and url != self._door[0]
                     async with asyncio.timeout(min(_TRY_BESIDE_S if is_shy else _TRY_S, max(left_s, 0.1))) as trying:
                         self._trying = trying
@@ -370,11 +371,11 @@ class DriverLink:
                 except StrangerError as error:
                     strange = self._shut_out(url, error)
                     why = f"{url}: {error}"
-                except (OSError, RendezvousProtocolError) as error:  # TimeoutError is one
+                except (OSError, RendezvousProtocolError) as error:  # includes TimeoutError
                     only_strangers = False
                     why = f"{url}: {in_words(error)}"
                 else:
-                    # The others may be of networks that this machine is not in.
+                    # The other URLs may be on networks that this machine cannot reach.
                     self._urls.sort(key=lambda each: each != url)
                     return line
                 finally:
@@ -400,7 +401,7 @@ class DriverLink:
         raise DriverLostError(f"cannot reach the driver: {why}{question}")
 
     def _shut_out(self, url: str, error: StrangerError | WrongTokenError) -> StrangersError:
-        """Why this agent cannot come in, for whoever has started it, and what to do."""
+        """Return an error that says why this agent was rejected, and what to do about it."""
         if not self._bootstrap.slots:
             return StrangersError(f"cannot reach the driver at {url}: {error}")
         advice = _advice(error, is_node=bool(self._bootstrap.alike))
@@ -419,7 +420,7 @@ class DriverLink:
         except BaseException:
             is_late = self._trying is not None and self._trying.expired()
             if line is not None and self._line is line and is_late and _has_result(answered):
-                return line  # the welcome has come at the last moment, and the driver counts on this connection
+                return line  # the welcome arrived at the last moment, and the driver counts on this connection
             self._line = None
             if line is not None:
                 line.met.connection.abort("it is tried anew")
@@ -429,7 +430,7 @@ class DriverLink:
         return line
 
     async def _connect(self, url: str) -> _Line:
-        """A connection on which nothing has been said yet."""
+        """Return a connection on which nothing has been sent yet."""
         line = _Line(url)
         line.met = await dial_in(
             url,
@@ -470,7 +471,7 @@ class DriverLink:
 
     def _received(self, line: _Line, frame: Frame) -> None:
         if line is not self._line:
-            return  # what has come on another since then would come twice
+            return  # a late frame of an older connection: it is sent again on the new one
         if self._answered is None or self._answered.done():
             self._hear(line)
             self.channel.received(frame)
@@ -488,25 +489,29 @@ class DriverLink:
                 raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
 
     def _welcomed(self, line: _Line, welcome: Welcome) -> None:
-        """Raises RendezvousProtocolError where it is none that this agent may obey."""
+        """Begin to obey the driver that has sent this welcome.
+
+        Raises:
+            RendezvousProtocolError: this agent may not obey it.
+        """
         met, driver = line.met, Driver(welcome.epoch, welcome.driver)
         known = self.driver if self._is_welcomed else self.known.get(welcome.job_id, self.driver)
         if not driver.may_follow(known):
             raise RendezvousProtocolError(_EARLIER.format(driver.epoch, known.epoch))
         is_first = not self._is_welcomed
         is_another = not is_first and driver != self.driver
-        # Whom it has authenticated once it knows from now on: a token's thief cannot play the driver any more.
+        # Pin the certificate of the driver once authenticated: a token's thief can no longer pose as the driver.
         self._fingerprint = self._fingerprint or met.fingerprint
         self._is_welcomed, self.driver = True, driver
         self._door = line.url, met.connection.ends[0]
         alone_s = self.alone_s
-        # What listens on this machine for a driver on another is a tunnel, whose end says nothing of the driver.
+        # A loopback address of a driver on another machine is a tunnel, whose end says nothing about the driver.
         is_ours = path_of(line.url) is None and ip_address(self._door[1].partition("%")[0]).is_loopback
         self._door_tells = welcome.etcd is None and (not is_ours or welcome.place == place_of_sockets())
         if is_first or is_another:
             self._lease.begin(welcome.agent_timeout_s, welcome.driver_timeout_s)
             self._is_in_doubt = False
-            # A later driver may have other servers, or prove itself otherwise.
+            # A later driver may have other servers, or other credentials.
             self._follow_at(None if welcome.etcd is None else Whereabouts(welcome.etcd, welcome.etcd_cluster))
         self._hear(line)
         if is_first:
@@ -517,9 +522,9 @@ class DriverLink:
         self.channel.attach(met.connection, seen, kept)
 
     def _begin_anew(self, welcome: Welcome, alone_s: float) -> None:
-        """Another driver has the job."""
+        """Switch to another driver, which has taken the job over."""
         if self._older is not None:
-            # Before anything of the new one is taken: its driver may live, and must not be heard any more.
+            # Before the new driver's messages: the previous driver may be alive, and must not be obeyed any longer.
             self._older.met.connection.abort("another driver has the job")
         untold = [said(message) for message in self.channel.unkept()]
         self.channel = Channel(self._take, on_seen=self._owner.seen)
@@ -553,7 +558,7 @@ class DriverLink:
     # --- while it is silent ----------------------------------------------------------------------------------------
 
     def _hear(self, line: _Line) -> _Silence:
-        """For how long the driver has been silent there; notes it."""
+        """Return how long the driver has been silent on this connection, and record it in the lease."""
         connection = line.met.connection
         silence = _Silence(connection.unheard_s, self._loop.time() - connection.heard_at)
         self._lease.heard(silence.unheard_s)
@@ -562,9 +567,9 @@ class DriverLink:
         return silence
 
     async def _look(self, line: _Line) -> None:
-        """Gives a connection up on which nothing is acknowledged; dials others beside it before."""
+        """Abandon a connection on which nothing is acknowledged; before that, dial others beside it."""
         tries: deque[asyncio.Task[None]] = deque()
-        late = 0  # how many looks in a row were
+        late = 0  # how many checks in a row were late
 
         def end_tries() -> None:
             while tries:
@@ -580,7 +585,7 @@ class DriverLink:
                 elif silence.is_long or self._has_successor:
                     while tries and tries[0].done():
                         tries.popleft()
-                    # Who has stood still has not read yet what came meanwhile; a busy one is late again and again.
+                    # A process that was stopped has not yet read what arrived meanwhile; a busy one is late repeatedly.
                     is_sure = late != 1 or self._has_successor
                     if is_sure and (silence.unheard_s > _BESIDE_S or (not tries and self._may_dial_beside())):
                         tries.append(self._loop.create_task(self._try_beside(line)))
@@ -593,13 +598,13 @@ class DriverLink:
             end_tries()
 
     def _may_dial_beside(self) -> bool:
-        """Whether another is dialled now although the driver's kernel acknowledges what is sent on this one."""
+        """Return whether to dial another now although the driver's kernel acknowledges what is sent on this one."""
         return self._has_successor or self._pauses_beside.is_over(self._loop.time())
 
     async def _try_beside(self, silent: _Line) -> None:
-        """Dials another connection, which is used if this one is still silent then, or is an earlier driver's."""
+        """Dial another connection, and switch to it if this one is still silent then, or an earlier driver's."""
         line, url = None, self._urls[0]
-        with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
+        with contextlib.suppress(OSError, ElasticError):  # includes TimeoutError
             async with asyncio.timeout(_TRY_BESIDE_S):
                 line = await self._connect(url)
         if line is None:
@@ -615,15 +620,16 @@ class DriverLink:
 
 
 async def _is_another_jobs(bootstrap: Bootstrap, urls: Sequence[str], credential: Credential) -> bool:
-    """Whether a driver answers that has the job's secret, and takes this agent for a stranger.
+    """Return whether a driver answers that has the job's secret but does not recognise this agent.
 
-    Only a joiner can tell: it knows a secret that drivers share. So it need not wait for the end of its lease to join
-    the driver that a cluster has started again at the same address. A node has to find out who is the driver.
+    Only a joiner can tell, since it has a secret that drivers share. It then need not wait for its lease to end before
+    it
+    joins the driver that a cluster has restarted at the same address. A node has to find out which driver has the job.
     """
     if bootstrap.identity != Role.JOINER or bootstrap.alike:
         return False
     for url in urls:
-        with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
+        with contextlib.suppress(OSError, ElasticError):  # includes TimeoutError
             async with asyncio.timeout(_TRY_BESIDE_S):
                 met = await dial_in(url, credential, on_frame=lambda _: None, on_lost=lambda _: None)
             met.connection.abort("it was only asked who it is")
@@ -636,7 +642,7 @@ def _has_result(future: asyncio.Future[None]) -> bool:
 
 
 def _advice(error: StrangerError | WrongTokenError, *, is_node: bool) -> str:
-    """What whoever has started an agent can do where it cannot come in, behind the error; "" where that says it."""
+    """Return advice for the person who started the agent, to append to the error; "" if the error suffices."""
     match error:
         case TurnedAwayError():
             return ""

@@ -1,4 +1,4 @@
-"""What an agent says of its machine. Reads the system, and keeps nothing."""
+"""Facts about its machine that an agent reports. Reads the system, and keeps nothing."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from elastic_driver.system.interfaces import host_addresses, without_loopback
 
 
 def machine_name() -> str:
-    """The machine's own name."""
+    """Return the machine's own name."""
     return socket.gethostname()
 
 
 def pid() -> int:
-    """This process."""
+    """Return the PID of this process."""
     return os.getpid()
 
 
 def cores() -> int:
-    """Processors that this process, and what it starts, may use."""
+    """Return how many processors this process and its children may use."""
     return len(os.sched_getaffinity(0))
 
 
 def python() -> str:
-    """Version and path of this Python, for messages."""
+    """Return version and path of this Python, for messages."""
     return f"Python {sys.version.split()[0]} at {sys.executable}"
 
 
 def addresses() -> list[str]:
-    """All of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each."""
+    """Return all of the machine's addresses except loopback, each as "INTERFACE ADDRESS/PREFIX"."""
     return without_loopback(host_addresses())

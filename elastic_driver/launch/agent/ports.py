@@ -1,9 +1,9 @@
-"""Ports of this host that are kept for rank 0 of a generation of workers, from their choice until the next generation.
+"""Ports of this host reserved for rank 0 of a generation of workers, from their choice until the next generation.
 
-Scripts for torchrun have rank 0 listen at MASTER_PORT (torch's TCPStore), seconds after somebody chose it. In between
-the port must not become another's: so a socket is bound to it all the time, and never listens. Whoever asks for any
-port gets another then; rank 0 can bind it too, since both its socket and ours allow that (SO_REUSEADDR), and listen,
-since nobody else does.
+Scripts for torchrun have rank 0 listen at MASTER_PORT (torch's TCPStore), seconds after the port was chosen. No other
+program must take it in between, so a socket is bound to it all the time, and never listens. A program that asks for any
+free port then gets another; rank 0 can bind it, too, since both its socket and ours allow that (SO_REUSEADDR), and
+listen, since no other socket does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from elastic_driver.rendezvous.agent_messages import HoldPort, LetGo, PortHeld, 
 
 
 class _Held(NamedTuple):
-    """A port that is kept.
+    """A reserved port.
 
     Attributes:
         socket: is bound to it.
-        round_id: of the generation.
+        round_id: the round of the generation.
     """
 
     socket: socket.socket
@@ -31,16 +31,16 @@ class _Held(NamedTuple):
 
     @property
     def port(self) -> int:
-        """Which."""
+        """The port's number."""
         port: int = self.socket.getsockname()[1]
         return port
 
 
 class HeldPorts:
-    """See above. Used on the event loop only.
+    """Reserves and releases ports on the driver's orders. Used on the event loop only.
 
     Args:
-        send: tells the driver something.
+        send: sends the driver a message.
     """
 
     def __init__(self, send: Callable[[Said], None]) -> None:
@@ -48,7 +48,7 @@ class HeldPorts:
         self._held: dict[int, _Held] = {}  # by generation
 
     def take(self, message: Said) -> bool:
-        """Carries out an order. Returns whether it was one."""
+        """Carry out an order. Returns whether the message was one."""
         match message:
             case HoldPort():
                 self._hold(message)
@@ -60,15 +60,15 @@ class HeldPorts:
         return True
 
     def levels(self) -> list[PortLevel]:
-        """Those that are kept, for another driver."""
+        """Return the reserved ports, for another driver."""
         return [PortLevel(generation, held.round_id, held.port) for generation, held in self._held.items()]
 
     def holds(self, port: int) -> bool:
-        """Whether it is kept for workers."""
+        """Return whether a port is reserved for workers."""
         return any(held.port == port for held in self._held.values())
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Release all ports."""
         for held in self._held.values():
             held.socket.close()
         self._held.clear()
@@ -85,15 +85,17 @@ class HeldPorts:
 
 
 def bound_port(ports: list[int]) -> socket.socket:
-    """A socket that keeps a port of all addresses of this machine.
+    """Return a socket that reserves a port on all addresses of this machine.
 
     Args:
-        ports: first and last that may be taken; empty for any.
+        ports: first and last port allowed; empty for any.
 
     Raises:
-        OSError: none is free. OverflowError and ValueError: these are no ports.
+        OSError: none is free.
+        OverflowError: these are not ports.
+        ValueError: these are not ports.
     """
-    # From the end at which workers that listen by themselves do not begin.
+    # From the end opposite to the one at which workers that listen by themselves begin.
     low, high = ports or (0, 0)
     with contextlib.suppress(OSError):
         return _first_free(socket.AF_INET6, range(high, low - 1, -1))
@@ -104,7 +106,7 @@ def _first_free(family: socket.AddressFamily, ports: Iterable[int]) -> socket.so
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # of both kinds, as the store listens
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # both IPv4 and IPv6, as the store listens
         for port in ports:
             try:
                 sock.bind(("", port))
@@ -112,7 +114,7 @@ def _first_free(family: socket.AddressFamily, ports: Iterable[int]) -> socket.so
                 if error.errno != errno.EADDRINUSE:
                     raise
                 continue
-            # Only now: with it a port could be had that is held for another job, or that connections still have.
+            # Only now: with it, bind would accept a port held for another job, or one that connections still use.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return sock
         raise OSError(errno.EADDRINUSE, "no port of --port-range is free")

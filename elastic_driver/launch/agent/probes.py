@@ -1,21 +1,21 @@
-"""Checks of the network between hosts: an agent listens where its workers would, and looks whether it reaches others.
+"""Network checks between hosts: an agent listens where its workers would, and probes whether it reaches other hosts.
 
-Owns the listener, which lives for one check only, and the connections of probes. What follows from what was seen is the
-driver's (:mod:`elastic_driver.launch.fleet.network_check`). Used on the event loop only.
+Owns the listener, which lives for one check only, and the probes' connections. Conclusions are up to the driver
+(:mod:`elastic_driver.launch.fleet.network_check`). Used on the event loop only.
 
     prober                                              listener
-    who it looks for, what it wants        ──────────►
+    which host it looks for, and for what  ──────────►
                                            ◄──────────  proof that it is this host's agent
     proof that it is another agent         ──────────►
     echo: 16 bytes, again and again        ◄─────────►  the same
     take: bytes                            ──────────►
-                                           ◄──────────  how many have come, and in what time; then the connection ends
+                                           ◄──────────  how many arrived, and in what time; then the connection ends
     give:                                  ◄──────────  bytes, until there are enough or the connection ends
 
 Both ends of a probe have the check's secret from the driver, and prove it by the exchange of
-:mod:`~elastic_driver.rendezvous.authentication`; without TLS, which would measure AES and not the network. The name in
-it is ``probe HOST KIND NUMBER SECONDS``: of whom what is wanted, how much of it, and in what time. A stranger is cut
-off before anything is done for him, and what answers without the secret is no agent of the job.
+:mod:`~elastic_driver.rendezvous.authentication`; without TLS, which would measure AES instead of the network. The name
+in it is ``probe HOST KIND NUMBER SECONDS``: the host, the kind of probe, its amount, and its time. A stranger is cut
+off before any work is done for it, and a listener without the secret is not an agent of the job.
 """
 
 from __future__ import annotations
@@ -48,35 +48,36 @@ from elastic_driver.system.tasks import Tasks
 _ECHO, _TAKE, _GIVE = "echo", "take", "give"
 _TAKEN = struct.Struct("!Qd")
 _PING_BYTES = 16
-# Round trips: those of a probe that finds out how fast a link is, and of all others.
+# Round trips: of a probe that measures the speed of a link, and of all others.
 _PINGS, _FEW_PINGS = 8, 3
 _CHUNK = bytes(1 << 17)
-_PIECE = 1 << 10  # of a stranger's words, which have about half of that at most
+_PIECE = 1 << 10  # of an unauthenticated request, at most about twice this long
 # No driver asks for more.
 _MOST_BYTES, _MOST_PINGS, _MOST_S = 1 << 26, 64, 10.0
 _LONGEST_S = 60.0  # of a check
-# What a burst takes at least, as clocks have it.
+# The shortest measurable time of a burst.
 _SHORTEST_S = 1e-4
 # How long the first bytes of a burst may take, behind what still fills a slow link's queue.
 _FIRST_S = 1.0
-# Strangers' time, and how many connections may wait for their proof. All hosts of a large job may come at a time.
+# Limits before authentication: time, and connections. All hosts of a large job may connect at once.
 _PROVE_S, _MOST_UNPROVEN = 3.0, 1024
-# Connections that are being made at a time.
+# Connections being made at a time.
 _SIDE_BY_SIDE = 256
-# A connection that ends in its first words is tried again: the listener may have had too many of them.
+# A connection that ends during the exchange is retried: the listener may have had too many.
 _AGAIN_S = 0.1
 
 
 @dataclass(slots=True)
 class _Check:
-    """What this agent does for one check.
+    """This agent's part in one check.
 
     Attributes:
-        order: as it was told.
+        order: the driver's order.
         secret: of the check.
-        server: that listens; None before.
-        unproven: connections that have not proven anything.
+        server: the listener; None before it listens.
+        unproven: number of connections not yet authenticated.
         serving: tasks of all connections.
+        timer: ends the check.
     """
 
     order: Listen
@@ -88,12 +89,12 @@ class _Check:
 
 
 class Probes:
-    """See above.
+    """Runs this agent's part of network checks, one at a time.
 
     Args:
-        send: tells the driver something.
-        tasks: run what nobody waits for.
-        is_held: whether a port is kept for workers.
+        send: sends the driver a message.
+        tasks: runs background tasks.
+        is_held: returns whether a port is reserved for workers.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Probes:
         self._check: _Check | None = None
 
     def take(self, message: Said) -> bool:
-        """Carries out an order. Returns whether it was one."""
+        """Carry out an order. Returns whether the message was one."""
         match message:
             case Listen():
                 self._listen(message)
@@ -119,7 +120,7 @@ class Probes:
         return True
 
     def close(self) -> None:
-        """Listens no more, and ends all connections. Harmless when repeated."""
+        """Stop listening, and end all connections. Harmless when repeated."""
         check, self._check = self._check, None
         if check is None:
             return
@@ -137,7 +138,7 @@ class Probes:
         try:
             check = self._check = _Check(order, _key_from(order.secret))
             sock = _bound(order.address, order.ports, self._is_held)
-        except (OSError, ValueError, OverflowError) as error:  # OverflowError: that is no port
+        except (OSError, ValueError, OverflowError) as error:  # OverflowError: not a port
             self._send(Listening(order.check, 0, in_words(error)))
             return
         limit_s = min(max(order.limit_s, 0.0), _LONGEST_S)
@@ -157,7 +158,7 @@ class Probes:
                 raise
             self._send(Listening(check.order.check, 0, in_words(error)))
             return
-        if self._check is not check:  # it was over meanwhile
+        if self._check is not check:  # ended meanwhile
             server.close()
             return
         check.server = server
@@ -173,7 +174,7 @@ class Probes:
         check.serving.add(task)
         try:
             if self._check is check and check.unproven < _MOST_UNPROVEN:
-                with contextlib.suppress(OSError, EOFError, RendezvousProtocolError):  # TimeoutError is an OSError
+                with contextlib.suppress(OSError, EOFError, RendezvousProtocolError):  # includes TimeoutError
                     await _answer(check, reader, writer)
         except asyncio.CancelledError:
             pass  # the check is over; nobody awaits this task
@@ -221,8 +222,8 @@ class _Prober:
     """One probe of one host.
 
     Attributes:
-        rtt_s: the shortest round trip; None until it was reached.
-        there, back: bytes a second each way; None for not measured.
+        rtt_s: the shortest round trip, seconds; None until the host was reached.
+        there, back: bytes per second each way; None if not measured.
         failure: why it was not reached.
     """
 
@@ -236,7 +237,7 @@ class _Prober:
         self.failure = ""
 
     async def run(self) -> None:
-        """Looks whether the host is there, and how fast it is if that is wanted. Has no time limit of its own."""
+        """Probe whether the host is reachable, and how fast if that is wanted. Has no time limit of its own."""
         order = self._order
         number = min(max(order.burst_bytes, 0), _MOST_BYTES)
         await self._echo(_PINGS if number else _FEW_PINGS)
@@ -257,7 +258,7 @@ class _Prober:
         async with self._open(_TAKE, number, self._order.burst_s) as (reader, writer):
             sending = asyncio.ensure_future(_send(writer, number))
             try:
-                # Whoever takes them knows when they have come; here they may be in a queue.
+                # The receiver knows when they have arrived; here they may be in a queue.
                 count, took_s = _TAKEN.unpack(await reader.readexactly(_TAKEN.size))
             except EOFError:
                 return None
@@ -275,7 +276,7 @@ class _Prober:
     async def _open(
         self, kind: str, number: int, seconds: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection on which both ends have proven themselves. Afterwards it is cut."""
+        """Open a connection on which both ends have authenticated. It is cut afterwards."""
         name = f"probe {self._host} {kind} {number} {seconds!r}"
         writer = None
         try:
@@ -306,7 +307,7 @@ class _Prober:
 
 
 async def _answer(check: _Check, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The listener's end of one connection. Raises OSError, EOFError or RendezvousProtocolError."""
+    """Serve one connection to the listener. Raises OSError, EOFError or RendezvousProtocolError."""
     check.unproven += 1
     try:
         async with asyncio.timeout(_PROVE_S):
@@ -329,7 +330,7 @@ async def _answer(check: _Check, reader: asyncio.StreamReader, writer: asyncio.S
 
 
 async def _proven(check: _Check, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-    """As who or what the other end has proven itself. Raises OSError, EOFError or RendezvousProtocolError."""
+    """Authenticate the other end, and return its name. Raises OSError, EOFError or RendezvousProtocolError."""
     received = b""
     while (request := read_request(received)) is None:
         data = await reader.read(_PIECE)
@@ -351,7 +352,7 @@ async def _proven(check: _Check, reader: asyncio.StreamReader, writer: asyncio.S
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> None:
-    """Blocks until the other end has cut the connection; from this end, that would lose what was sent last."""
+    """Wait until the other end has cut the connection: cutting it here would lose what was sent last."""
     while await reader.read(len(_CHUNK)):
         pass
 
@@ -364,10 +365,10 @@ async def _send(writer: asyncio.StreamWriter, number: int) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader, number: int, seconds: float) -> tuple[int, float]:
-    """Takes what comes, for so long from the first bytes on.
+    """Receive bytes, for so many seconds from the first ones on.
 
     Returns:
-        How many bytes have come after the first ones, and in what time. Where nothing more comes it is the whole time.
+        How many bytes arrived after the first ones, and in what time: the whole time if no more arrive.
     """
     loop = asyncio.get_running_loop()
     total = first = 0
@@ -386,13 +387,13 @@ async def _receive(reader: asyncio.StreamReader, number: int, seconds: float) ->
 
 
 def _bound(address: str, ports: list[int], is_held: Callable[[int], bool]) -> socket.socket:
-    """A socket of this address, on a free port. Raises OSError, ValueError or OverflowError."""
+    """Return a socket bound to this address and a free port. Raises OSError, ValueError or OverflowError."""
     ipaddress.ip_address(address)
     family, _, _, _, place = socket.getaddrinfo(
         address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
     )[0]
     for port in _in_turn(ports):
-        if is_held(port):  # it could be bound, and rank 0 could not listen there
+        if is_held(port):  # it could be bound, but then rank 0 could not listen there
             continue
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -409,12 +410,12 @@ def _bound(address: str, ports: list[int], is_held: Callable[[int], bool]) -> so
 
 
 def _in_turn(ports: list[int]) -> Iterator[int]:
-    """From the end at which workers do not begin."""
+    """Iterate over ports from the end opposite to the one at which workers begin."""
     return iter(range(ports[-1], ports[0] - 1, -1)) if ports else iter((0,))
 
 
 def _key_from(secret: str) -> bytes:
-    """The key of a check. Raises ValueError."""
+    """Return the key of a check. Raises ValueError."""
     key = bytes.fromhex(secret)
     if len(key) != KEY_BYTES:
         raise ValueError(f"the secret of a check has {KEY_BYTES} bytes")
@@ -422,7 +423,7 @@ def _key_from(secret: str) -> bytes:
 
 
 def _read_wanted(name: str) -> tuple[str, int, float]:
-    """What a prober wants, how much of it, and in what time. Raises RendezvousProtocolError."""
+    """Return the kind of a probe, its amount, and its time in seconds. Raises RendezvousProtocolError."""
     try:
         _, _, kind, number, seconds = name.split(" ")
         return kind, int(number), float(seconds)

@@ -1,7 +1,7 @@
-"""What /proc says of processes, read as it is there this moment.
+"""Facts about processes from /proc, as they are at this moment.
 
-Owns the reading only. Of files that the kernel fills without waiting for the process: not its command line, nor
-anything else for which a process that hangs in the kernel would have to let go of its memory first.
+Owns the reading only, and of such files only that the kernel fills without waiting for the process: not its command
+line, nor anything else for which a process hanging in the kernel would first have to release its memory.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ _MOST_PARENTS = 16
 
 
 def read(path: str, *, most: int = _MOST_BYTES) -> bytes:
-    """All of a file, up to so many bytes; b"" when there is none, or it is not to be read."""
+    """Read a whole file, up to so many bytes; b"" if it does not exist or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        # The kernel gives long ones in pieces of a page or so.
+        # The kernel returns long files in pieces of about a page.
         data = piece = os.read(descriptor, most)
         while most > _MOST_BYTES and piece and len(data) < most:
             piece = os.read(descriptor, most - len(data))
             data += piece
         return data
-    except OSError:  # the process ends this moment
+    except OSError:  # the process has just ended
         return b""
     finally:
         os.close(descriptor)
 
 
 def lines(path: str) -> dict[bytes, bytes]:
-    """A file of lines such as "VmRSS:     1234 kB", by their names."""
+    """Read a file of lines such as "VmRSS:     1234 kB", by their names."""
     return dict(line.partition(b":")[::2] for line in read(path).split(b"\n"))
 
 
 def number(values: dict[bytes, bytes], name: bytes, *, base: int = 10) -> int:
-    """The first word of one of them; 0 where there is none."""
+    """Return the first word of one of the values as a number; 0 if there is none."""
     words = values.get(name, b"").split()
     with contextlib.suppress(ValueError, IndexError):
         return int(words[0], base)
@@ -47,26 +47,26 @@ def number(values: dict[bytes, bytes], name: bytes, *, base: int = 10) -> int:
 
 
 def moved(io: dict[bytes, bytes]) -> int:
-    """The bytes that a process has read and written, by the lines of its io.
+    """Return the bytes that a process has read and written, from the lines of its io file.
 
-    These are what its system calls have counted, which leave out what comes from sockets by recv(), and what was read
-    in from discs: so is a file that is mapped into memory. What both count is counted twice.
+    Counts the bytes of its system calls, except what recv() reads from sockets, and what was read from disks, which
+    includes memory-mapped files. Bytes that both count are counted twice.
     """
     return sum(number(io, name) for name in (b"rchar", b"wchar", b"read_bytes"))
 
 
 def stat(pid: int) -> list[bytes]:
-    """The fields of a process's stat behind its name, the state first; [] when there is no such process."""
+    """Return the fields of a process's stat after its name, the state first; [] if there is no such process."""
     return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is seen of any process at a glance. Ticks are the kernel's.
+    """The basic facts of a process. Ticks are the kernel's.
 
     Attributes:
-        parent, session: processes, by number.
-        started: when, in ticks since the boot: with its number that is which process it is.
+        parent, session: PIDs.
+        started: start time, in ticks since the boot; identifies the process together with its PID.
         cpu: CPU time of its own and of its children that have ended, in ticks.
     """
 
@@ -77,7 +77,7 @@ class Entry:
 
 
 def table() -> dict[int, Entry]:
-    """All processes of this machine. Blocks for about ten microseconds each."""
+    """Return all processes of this machine. Blocks for about ten microseconds each."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and len(fields := stat(int(name))) >= 20:
@@ -86,7 +86,7 @@ def table() -> dict[int, Entry]:
 
 
 def descends_from(pid: int, started: int) -> bool:
-    """Whether a process is the started one, of its session, or a child of a child of it."""
+    """Return whether a process is the started one, in its session, or a descendant of it."""
     with contextlib.suppress(OSError):
         if pid == started or os.getsid(pid) == started:
             return True

@@ -1,8 +1,8 @@
-"""Whether the driver's machine says that nobody drives: it refuses a connection where the driver has listened.
+"""Whether the driver's machine reports that no driver runs: it refuses a connection to the port of the driver.
 
-An agent must not take a cut network for a dead driver: a driver that lives goes on without a host that is cut off. So
-only the machine's own word counts, the TCP reset of a port at which nobody listens. An ICMP message comes of whatever
-is on the way, a firewall or a Service without endpoints, and a connection that was broken comes unasked.
+An agent must not mistake a cut network for a dead driver: a living driver continues without a host that is cut off. So
+only the machine's own answer counts, the TCP reset of a port at which nobody listens. An ICMP message may come from
+anything on the way, such as a firewall or a Service without endpoints, and a broken connection is no answer at all.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from urllib.parse import urlsplit
 
 from elastic_driver.system import local_socket
 
-# Who is asked is asked again; what takes longer is no answer.
+# Failed questions are repeated; anything that takes longer is no answer.
 _ASK_S = 3.0
-# Numbers of Linux's in.h and in6.h, which Python has no names for.
+# Numbers from Linux's in.h and in6.h, for which Python has no names.
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
-# Since then the error queue has the ICMP message that has ended a connect. Before, both look alike.
+# Since then the error queue has the ICMP message that ended a connect. Before, both cases look alike.
 _TELLS_SINCE = (5, 8)
 
 
 async def refuses(url: str, address: str) -> bool:
-    """Whether nobody listens where the driver has, as its own machine says. Blocks for some seconds at most.
+    """Return whether the driver's own machine reports that nobody listens there. Blocks for some seconds at most.
 
     Args:
         url: of the driver, ``https://host:port`` or ``unix:/path``.
-        address: of its end of the connection on which it has welcomed this agent.
+        address: of the driver's end of the connection on which it welcomed this agent.
     """
     if (path := local_socket.path_of(url)) is not None:
         return _refuses_here(path)
@@ -61,7 +61,7 @@ async def _refuses_there(address: str, port: int) -> bool:
                     await asyncio.get_running_loop().sock_connect(sock, (address, port))
             except ConnectionRefusedError:
                 return not _was_told_by_icmp(sock)
-    except OSError:  # TimeoutError is one
+    except OSError:  # includes TimeoutError
         return False
     return False
 
@@ -72,7 +72,7 @@ def _was_told_by_icmp(sock: socket.socket) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # it cannot be known
+        return True  # unknown
     return True
 
 

@@ -1,4 +1,4 @@
-"""The script that a worker's command runs, as it is on this host: so that the driver sees where hosts have others."""
+"""The script that a worker's command runs on this host, so that the driver notices if hosts have different ones."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from elastic_driver.launch.warm.preload import read_command
 
-# No script is that long; whatever is would be read for nothing.
+# No script is that long; reading anything longer would be wasted.
 _MOST_BYTES = 16 << 20
 
 
 def script_of(command: Sequence[str], cwd: Path) -> tuple[str, str]:
-    """The path of a command's script, or of its module, and the SHA-256 of what is in it, in hexadecimal digits.
+    """Return the path of a command's script or module, and the SHA-256 of its content in hexadecimal digits.
 
-    Blocks for a read of that file. Two empty texts where the command names no file, or where it cannot be read.
+    Blocks while it reads that file. Returns two empty strings if the command names no file, or it cannot be read.
 
     Args:
-        command: what the worker runs.
+        command: the command that the worker runs.
         cwd: its working directory.
     """
     try:
@@ -28,6 +28,6 @@ def script_of(command: Sequence[str], cwd: Path) -> tuple[str, str]:
         path = found.files[-1]
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    except (OSError, ValueError):  # ValueError: not a valid file name
         return "", ""
     return ("", "") if len(text) > _MOST_BYTES else (str(path), hashlib.sha256(text).hexdigest())

@@ -1,7 +1,7 @@
-"""The watch for the end of this machine, as its cloud announces it: a thread that asks the metadata endpoint.
+"""Watches for the end of this machine, as announced by its cloud: a thread that asks the metadata endpoint.
 
-Owns the thread, how often is asked, and that each notice, advice and failure is told once. What an endpoint says is
-:mod:`elastic_driver.launch.agent.clouds`'s; what becomes of a notice, the agent's.
+Owns the thread, how often it asks, and that each notice, advice and failure is reported once. The protocol of an
+endpoint is in :mod:`elastic_driver.launch.agent.clouds`; what follows from a notice is up to the agent.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import dataclass
 from elastic_driver.launch.agent.clouds import Endpoint, Notice, NotThereError, Seen
 from elastic_driver.words import Cloud
 
-# Between two looks, seconds: AWS asks for 5, Azure for 1. At Google's a request waits for the change itself.
+# Between two looks, seconds: AWS recommends 5, Azure 1. At Google a request waits for the change itself.
 _PAUSE_S: Mapping[Cloud, float] = {Cloud.AWS: 5.0, Cloud.GCP: 1.0, Cloud.AZURE: 1.0}
-# An endpoint that has answered may be away for a moment (Google's is, while it migrates a machine), and may have news
-# then. One that never has is not there, mostly: another cloud, a pod that may not reach it.
+# An endpoint that has answered may fail for a moment (Google's does while it migrates a machine), and may have news
+# then. One that has never answered is usually not there: another cloud, or a pod that cannot reach it.
 _RETRY_S = 5.0
 _NEVER_THERE_S = 60.0
-# So many failures in a row are no moment.
+# So many failures in a row are not momentary.
 _TELL_AFTER = 3
-# Azure tells of failing hardware days before: that long the machine is of use.
+# Azure announces failing hardware days ahead: until so many seconds before, the machine is useful.
 _AHEAD_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who is told, on the event loop.
+    """The receivers of reports, called on the event loop.
 
     Attributes:
-        notice: this machine goes away.
-        remark: anything else that the user should know, a sentence.
+        notice: called when this machine is going away.
+        remark: called with anything else that the user should know, a sentence.
     """
 
     notice: Callable[[Notice], None]
@@ -47,7 +47,7 @@ class SpotWatch:
     Args:
         cloud: whose endpoint it is.
         endpoint: makes it; called in the thread, since that may take long.
-        told: hears of what is seen.
+        told: receives the reports.
     """
 
     def __init__(self, cloud: Cloud, endpoint: Callable[[], Endpoint], told: Told) -> None:
@@ -56,13 +56,13 @@ class SpotWatch:
         self._told = told
         self._loop = asyncio.get_running_loop()
         self._closing = threading.Event()  # wakes the thread from its pauses, and ends it
-        self._known: set[str] = set()  # keys and advice that were told
-        # A daemon: a request that the endpoint does not answer must not hold up the agent's end.
+        self._known: set[str] = set()  # keys and advice already reported
+        # A daemon: a request that the endpoint does not answer must not delay the agent's end.
         self._thread = threading.Thread(target=self._run, name="elastic-spot", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Tells nobody anything any more. The thread ends when the request that is under way has."""
+        """Stop reporting. The thread ends when the request in progress has."""
         self._closing.set()
 
     def _run(self) -> None:

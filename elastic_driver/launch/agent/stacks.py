@@ -1,8 +1,8 @@
-"""The stacks of this host's workers, taken when the driver asks for them.
+"""The stacks of this host's workers, taken on the driver's request.
 
-Owns the taking: each process is sent the signal at which it writes its stacks into the file behind its page
-(worker/rounds/stacks.py), and what comes is read. Whoever cannot tell is told of with the reason. A process that would
-die of the signal is sent none.
+Owns how they are taken: each process is sent the signal that makes it write its stacks into the file after its page
+(worker/rounds/stacks.py), which is then read. A worker without stacks is reported with the reason. A process that the
+signal would kill is not sent it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, 
 from elastic_driver.system.kernel import pidfd_open, pidfd_send_signal
 from elastic_driver.system.tasks import Tasks
 
-# Of one process. It writes in milliseconds, once it runs and has Python's lock; when nothing has come for a while, the
-# lock is not to be had, and it is asked to write without.
+# Limits per process. It writes in milliseconds once it runs and has Python's lock; when nothing has arrived for a
+# while, the lock is not available, and it is asked to write without.
 _LIMIT_S, _LOCK_S = 3.0, 1.5
 _LOOK_S = 0.01
-# It has written all when nothing more has come for so long: between two lines pass microseconds. Where its main thread
-# runs, or waits for a disc, a busy machine may have taken the processor from who writes meanwhile.
+# It is done when nothing has arrived for so long: microseconds pass between two lines. If its main thread runs, or
+# waits for a disk, a busy machine may have preempted the writing thread.
 _QUIET_S, _QUIET_WHILE_RUNNING_S = 0.05, 0.5
 
 
 class WatchedWorkers(Protocol):
-    """Who there is."""
+    """The workers to ask."""
 
     def watched(self) -> Iterable[tuple[WorkerId, int, VitalsPage | None]]:
-        """Each running worker, the process that was started for it, and its page."""
+        """Return each running worker, the PID of the process that was started for it, and its page."""
 
 
 class StackTaker:
     """Takes stacks for the driver. Used on the event loop only.
 
     Args:
-        workers: who there is.
-        send: tells the driver.
-        tasks: run what takes a while.
+        workers: the workers to ask.
+        send: sends the driver a message.
+        tasks: runs background tasks.
     """
 
     def __init__(self, workers: WatchedWorkers, send: Callable[[Said], None], tasks: Tasks) -> None:
@@ -55,7 +55,7 @@ class StackTaker:
         self._under_way: dict[WorkerId, asyncio.Task[Stacked]] = {}
 
     def take(self, message: Said) -> bool:
-        """Carries out an order. Returns whether it was one.
+        """Carry out an order. Returns whether the message was one.
 
         Raises:
             RendezvousProtocolError: it names no worker.
@@ -76,7 +76,7 @@ class StackTaker:
         self._send(StacksTold(number))
 
     async def _once(self, worker: WorkerId, started: int, page: VitalsPage | None) -> Stacked:
-        """Who asks while they are being taken gets the same."""
+        """Take the stacks of one worker; requests made meanwhile get the same ones."""
         task = self._under_way.get(worker)
         if task is None:
             task = self._under_way[worker] = asyncio.create_task(take_stacks(worker, started, page))
@@ -85,11 +85,11 @@ class StackTaker:
 
 
 async def take_stacks(worker: WorkerId, started: int, page: VitalsPage | None) -> Stacked:
-    """The stacks of one worker, or why there are none. Blocks for three seconds at most.
+    """Return the stacks of one worker, or why there are none. Blocks for three seconds at most.
 
     Args:
-        worker: which.
-        started: the process that was started for it.
+        worker: the worker.
+        started: PID of the process that was started for it.
         page: its page.
     """
     facts = None if page is None else page.read(time.monotonic_ns())
@@ -118,7 +118,7 @@ async def take_stacks(worker: WorkerId, started: int, page: VitalsPage | None) -
 
 
 async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
-    """Stacks, or the reason why there are none."""
+    """Return the stacks, or the reason why there are none."""
     state = _state(pid)
     if not state or state in "ZX":
         return "", "it has ended"
@@ -149,18 +149,18 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
 
 
 def _ask(pid: int, number: int) -> str:
-    """Sends it the signal. Returns why it cannot be asked; "" where it was, or has yet to take the one before."""
+    """Send the signal. Returns why that is impossible; "" if it was sent, or the one before is still pending."""
     try:
-        # Held while it is looked at: that number stays its own.
+        # Held open while it is examined, so that its PID is not reused.
         process, is_thread = _held(pid, number)
     except OSError:
         return "it has ended"
     try:
         values = proc.lines(f"/proc/{pid}/status")
-        # A program that it has become by exec has no handler: it would die of the signal.
+        # A program that it has become by exec has no handler, and the signal would kill it.
         if not proc.number(values, b"SigCgt", base=16) >> (number - 1) & 1:
             return "it runs another program by now"
-        # Two that are taken at once would say that a call holds the lock, see native/vitals/stacks.h.
+        # Two handled at once would make it look as if a call held the lock, see native/vitals/stacks.h.
         if is_thread or not proc.number(values, b"ShdPnd", base=16) >> (number - 1) & 1:
             pidfd_send_signal(process, number)
     except OSError as error:
@@ -171,9 +171,10 @@ def _ask(pid: int, number: int) -> str:
 
 
 def _held(pid: int, number: int) -> tuple[int, bool]:
-    """What the signal is to be sent to: a process, or (True) another thread of one whose first thread cannot take it.
+    """Return a pidfd to send the signal to, and whether it is another thread's: the first may be unable to take it.
 
-    The kernel would give it to the first thread, which takes none while it waits for a disc. Each can tell of all.
+    The kernel would choose the first thread, which takes none while it waits for a disk. Any thread can write all
+    stacks.
 
     Raises:
         OSError: it has ended.
@@ -184,7 +185,7 @@ def _held(pid: int, number: int) -> tuple[int, bool]:
                 values = proc.lines(f"/proc/{pid}/task/{thread}/status")
                 blocks = proc.number(values, b"SigBlk", base=16) >> (number - 1) & 1
                 if thread != pid and not blocks and values.get(b"State", b"D").split()[0] != b"D":
-                    return pidfd_open(thread, PIDFD_THREAD), True  # not before Linux 6.9
+                    return pidfd_open(thread, PIDFD_THREAD), True  # needs Linux 6.9
     return pidfd_open(pid), False
 
 
@@ -193,6 +194,6 @@ def _state(pid: int) -> str:
 
 
 def _word(path: str) -> str:
-    """The first word of a file: of where in the kernel a thread is; "" where it is nowhere, or that is hidden."""
+    """Return the first word of a file that says where in the kernel a thread is; "" if nowhere, or hidden."""
     found = b"".join(proc.read(path).split()[:1]).decode("ascii", "replace")
     return "" if found in ("0", "-1", "running") and path.endswith("wchan") else found[:64]

@@ -1,7 +1,7 @@
-"""How the workers of this host are: looks at each of them now and then, and tells the driver.
+"""The vitals of this host's workers: looks at each of them at intervals, and reports to the driver.
 
-Owns when it looks, what it looks at in /proc, and what the driver was told last. A worker's own word for it is its page
-(vitals_page.py); what the kernel says of its process comes from here. Blames nobody, and ends nobody.
+Owns when it looks, what it reads in /proc, and what was last reported to the driver. A worker's own statements are on
+its page (vitals_page.py); what the kernel knows of its process comes from here. Blames nobody, and ends nobody.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
 from elastic_driver.vitals import Vitals, is_quiet
 
 _LOOK_S = 0.5
-# The driver hears of a worker of which only counters have moved each so many looks.
+# A worker of which only counters have changed is reported every so many looks.
 _LOOKS_EACH = 2
-# Well before anybody is suspected.
+# Well before any worker is suspected.
 _STILL_S = 2.0
-# The threads of a process are listed again after so many looks, or when they have become more or fewer.
+# A process's threads are listed again after so many looks, or when their number has changed.
 _LOOKS_A_LIST = 20
 _OURS = "elastic-"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class WatchedWorkers(Protocol):
-    """What there is to be looked at."""
+    """The workers to look at."""
 
     def watched(self) -> Iterable[tuple[WorkerId, int, VitalsPage | None]]:
-        """Each running worker, the process that was started for it, and its page."""
+        """Return each running worker, the PID of the process that was started for it, and its page."""
 
 
 class _Process:
-    """What is known of one worker's process.
+    """One worker's process, and its last look.
 
     Args:
-        pid: its number.
-        started: that of the process that was started for the worker.
+        pid: its PID.
+        started: PID of the process that was started for the worker.
         still_s: see VitalsWatch.
     """
 
@@ -53,15 +53,13 @@ class _Process:
         self.pid = pid
         self._started = started
         self._still_s = still_s
-        self._ours: dict[
-            int, int
-        ] = {}  # threads of this project's: their CPU time so far, ns; also of those that ended
-        self._living: tuple[int, ...] = ()  # of them
+        self._ours: dict[int, int] = {}  # this project's threads: their CPU time so far, ns, also of those that ended
+        self._living: tuple[int, ...] = ()  # those of them that live
         self._threads = 0
         self._looks = 0
         self._counts: tuple[int, ...] = ()
         self._moved_s = 0.0
-        self._done: tuple[float, float, int] | None = None  # by whom no page speaks: when, and what it had done then
+        self._done: tuple[float, float, int] | None = None  # without a page: time and work of the last comparison
         self._activity = Activity()
         self._switches: int | None = None
         self._wakes, self._woke_s = 0, 0.0
@@ -78,15 +76,15 @@ class _Process:
         others: Callable[[], Collection[int]] = tuple,
         table: Callable[[], Mapping[int, proc.Entry]] | None = None,
     ) -> Vitals | None:
-        """A look at it now; None when it is no more, or hidden.
+        """Look at it now; None if it no longer exists, or is hidden.
 
         Args:
-            at_s: when.
-            page: what it says of itself.
-            written_bytes: what it has written because it was asked for its stacks.
-            dumps: how often it was asked for them, and how often that was over.
-            others: processes of the job's other workers here.
-            table: shows all processes, for a closer look where it stands still; None for none now.
+            at_s: the time.
+            page: the worker's own statements.
+            written_bytes: what it has written because its stacks were requested.
+            dumps: how often they were requested, and how often that was over.
+            others: returns the processes of the job's other workers here.
+            table: returns all processes, for a closer look if it stands still; None for none now.
         """
         of_status, of_stat = proc.lines(f"/proc/{self.pid}/status"), proc.stat(self.pid)
         if len(of_stat) < 13:
@@ -100,7 +98,7 @@ class _Process:
             with contextlib.suppress(ValueError, IndexError):
                 self._ours[thread] = int(proc.read(f"/proc/{self.pid}/task/{thread}/schedstat").split()[0])
         io = proc.lines(f"/proc/{self.pid}/io")
-        # With that of its children that have ended.
+        # Includes the CPU time of its children that have ended.
         cpu_s = sum(map(int, of_stat[11:15])) * _TICK_S - sum(self._ours.values()) / 1e9
         self._count_wakes(at_s, proc.number(of_status, b"voluntary_ctxt_switches"), dumps)
         if not self._is_still(at_s, page, of_stat[0], cpu_s, proc.moved(io)):
@@ -110,7 +108,7 @@ class _Process:
             everybody = table()
             self._activity.look(self.pid, self._started, everybody)
             self._wait = None
-            if at_s - self._woke_s >= self._still_s:  # else it is a wait of a moment
+            if at_s - self._woke_s >= self._still_s:  # else it only waits for a moment
                 self._wait = waits.of_main_thread(
                     self.pid,
                     children=lambda: tuple(family(self.pid, self._started, everybody)),
@@ -149,7 +147,7 @@ class _Process:
         )
 
     def _count_wakes(self, at_s: float, switches: int, dumps: tuple[int, int]) -> None:
-        """Counts how often the main thread has woken, but for what taking its stacks may have woken it."""
+        """Count how often the main thread has woken, except while its stacks are taken, which may wake it."""
         is_asked = dumps != self._dumps or dumps[0] != dumps[1]
         if self._switches is None:
             self._woke_s = at_s
@@ -159,7 +157,7 @@ class _Process:
         self._switches, self._dumps = switches, dumps
 
     def _is_still(self, at_s: float, page: PageFacts | None, state: bytes, cpu_s: float, moved: int) -> bool:
-        """Whether it has not gone on for a while. For who waits, or is stopped, that is no question."""
+        """Return whether it has made no progress for a while; always false while it waits or is stopped."""
         if page is None:
             since_s, cpu_before, moved_before = self._done or (at_s, cpu_s, moved)
             if self._done is None or at_s - since_s >= self._still_s:
@@ -177,10 +175,10 @@ class VitalsWatch:
     """Looks at a host's workers. Used on the event loop only.
 
     Args:
-        workers: who there is.
-        send: tells the driver.
-        is_heard: whether the driver takes what it is told. Where it does not, it is told the latest, later.
-        still_s: after how long without progress of a worker it is looked at what its children and connections do.
+        workers: the workers to look at.
+        send: sends the driver a message.
+        is_heard: returns whether the driver keeps up. While it does not, reports wait, and only the latest is sent.
+        still_s: after how long without progress a worker's children and connections are looked at, too, seconds.
     """
 
     def __init__(
@@ -202,11 +200,11 @@ class VitalsWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Looks from now on."""
+        """Look from now on."""
         self._timer = self._loop.call_later(_LOOK_S, self._look_on_time)
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -220,11 +218,12 @@ class VitalsWatch:
             self._send(VitalsSeen({worker.key: vitals for worker, vitals in news.items()}))
 
     def look(self, *, everybody: bool) -> dict[WorkerId, Vitals]:
-        """Looks at all now. Returns those of which there is something to tell.
+        """Look at all workers now. Returns the vitals to report.
 
         Args:
-            everybody: whether that is all of them; else those that wait, and those that were stopped, traced or let go
-                on since they were told last.
+            everybody: whether to return all; else only those of workers that wait, or that were stopped, traced or
+                resumed
+                since the last report.
         """
         seen: dict[WorkerId, Vitals] = {}
         present = set()
@@ -252,7 +251,7 @@ class VitalsWatch:
         watched: Iterable[tuple[WorkerId, int, VitalsPage | None]],
         table: Callable[[], Mapping[int, proc.Entry]] | None,
     ) -> Collection[int]:
-        """The processes of all other workers here, and this one, by which workers reach the job."""
+        """Return the processes of all other workers here, and this one, through which workers reach the job."""
         found = {os.getpid()}
         for other, started, _ in watched:
             if other != worker:
@@ -269,7 +268,7 @@ class VitalsWatch:
     ) -> Vitals | None:
         facts = None if page is None else page.read(time.monotonic_ns())
         known = self._processes.get(worker)
-        # Who runs Python may be a child of what was started. Anybody may have written that number.
+        # A child of the started process may be the one that runs Python. The number itself is not trusted.
         pid = started
         if facts is not None and facts.pid != started:
             known_pid = known is not None and known.pid == facts.pid
@@ -280,14 +279,14 @@ class VitalsWatch:
         dumps = (0, 0) if page is None else (page.dumps_begun, page.dumps_ended)
         at_s = round(time.monotonic(), 3)
         seen = known.look(at_s, facts, written_bytes=written_bytes, dumps=dumps, table=table, others=others)
-        if seen is None and pid != started:  # it has ended, and the command that has started it has not
+        if seen is None and pid != started:  # it has ended, but the command that started it has not
             known = self._processes[worker] = _Process(started, started, self._still_s)
             seen = known.look(round(time.monotonic(), 3), None)
         return seen
 
 
 def _own_threads(pid: int) -> list[int]:
-    """Those of this project in a process."""
+    """Return this project's threads in a process."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -1,7 +1,7 @@
-"""The page on which a worker says of itself how it is: a file in memory, which the agent makes and the worker writes.
+"""The page on which a worker reports its own state: a file in memory that the agent makes and the worker writes.
 
-Owns the file, its layout (native/vitals/page.h writes it) and the reading of both the page and the stacks behind it.
-Knows nothing of processes. A worker may write into it what it likes: what is no page says nothing.
+Owns the file, its layout (native/vitals/page.h writes it), and reading both the page and the stacks after it. Knows
+nothing of processes. A worker may write anything into it: an invalid page is ignored.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _MAGIC, _VERSION = b"ELVITALS", 2
 _HEAD = struct.Struct("<8sII3Qq10Q")
 _TRAFFIC_AT, _SEQUENCE_AT, _STEPS_AT, _TEXT_AT = 128, 256, 288, 416
 _SEQUENCE = struct.Struct("<3Q")  # of the text, its size, of the steps
-_STEPS = struct.Struct("<32I")  # the last ones' own times, microseconds
-# By number, as elastic_driver.worker.engine.Kind has them.
+_STEPS = struct.Struct("<32I")  # own times of the last steps, microseconds
+# By number, as in elastic_driver.worker.engine.Kind.
 KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join")
 _TRAFFIC = struct.Struct(f"<{2 * len(KINDS)}Q")
-# Beyond that not every integer is a float, and none is one that was counted.
+# Beyond that not every integer is a float, and no real count is that large.
 _WHOLE = 1 << 53
 _MOST_RANKS = 64
 _MOST_WAITING = 8
 _MOST_NAME = 240
-# Clocks of two processes of one machine are the same one; what is later than now was written since it was asked.
+# Two processes of one machine share this clock, so a time later than now was written after it was read.
 _AHEAD_NS = 1_000_000_000
-# A hundred threads of a hundred frames each are more; what a person reads is at its beginning.
+# Less than a hundred threads of a hundred frames need; people read the beginning.
 MOST_STACK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class PageFacts:
-    """What a worker has written. Fields as in :class:`~elastic_driver.vitals.Vitals`.
+    """The content of a worker's page. Fields as in :class:`~elastic_driver.vitals.Vitals`.
 
     Attributes:
-        dump_signal: the signal at which it writes its stacks; 0 for none.
+        dump_signal: the signal that makes it write its stacks; 0 for none.
     """
 
     pid: int
@@ -64,11 +64,11 @@ class VitalsPage:
     """The page of one worker.
 
     Attributes:
-        path: under which the worker finds it, as long as this process lives.
-        dumps_begun, dumps_ended: how often its stacks were asked for, and were there or not to be had.
+        path: where the worker finds it, as long as this process lives.
+        dumps_begun, dumps_ended: how often its stacks were requested, and how often they came or were given up.
 
     Raises:
-        OSError: no file is to be had.
+        OSError: no file is available.
     """
 
     def __init__(self) -> None:
@@ -84,13 +84,13 @@ class VitalsPage:
         self.dumps_begun = self.dumps_ended = 0
 
     def close(self) -> None:
-        """Frees it, once the worker has, too. Harmless when repeated."""
+        """Close it; the memory is freed once the worker has closed it, too. Harmless when repeated."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def read(self, now_ns: int) -> PageFacts | None:
-        """What stands there; None before the worker has written, and for rubbish.
+        """Return the content; None before the worker has written, and for an invalid page.
 
         Args:
             now_ns: the present, by CLOCK_MONOTONIC.
@@ -105,43 +105,43 @@ class VitalsPage:
             return None
         if len(sequence) != len(after) or len(after) != _SEQUENCE.size:
             return None
-        # What is being written meanwhile is read the next time.
+        # Parts that are being written are read the next time.
         before, now = _SEQUENCE.unpack(sequence), _SEQUENCE.unpack(after)
         return parse_page(page, now_ns, text=before[:2] == now[:2], last_steps=before[2] == now[2])
 
     # --- stacks ----------------------------------------------------------------------------------------------------
 
     def stack_bytes(self) -> int:
-        """How much stands behind the page."""
+        """Return the size of the stacks after the page."""
         with contextlib.suppress(OSError):
             return max(0, os.fstat(self._descriptor).st_size - PAGE_BYTES)
         return 0
 
     def stacks(self) -> str:
-        """What stands behind the page."""
+        """Return the stacks after the page."""
         with contextlib.suppress(OSError):
             return os.pread(self._descriptor, MOST_STACK_BYTES, PAGE_BYTES).decode("utf-8", "replace")
         return ""
 
     def written_bytes(self) -> int:
-        """How much the worker has written here of its stacks so far: what it was asked for is no work of its own."""
+        """Return how many bytes of stacks the worker has written so far: they do not count as its own work."""
         return self._forgotten_bytes + self.stack_bytes()
 
     def forget_stacks(self) -> None:
-        """Makes room for those that come next: each is written behind what is there."""
+        """Make room for the next stacks, which are written after those already there."""
         self._forgotten_bytes += self.stack_bytes()
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, PAGE_BYTES)
 
 
 def parse_page(page: bytes, now_ns: int, *, text: bool = True, last_steps: bool = True) -> PageFacts | None:
-    """What a page says; None for nothing, and for rubbish.
+    """Parse a page; None if it is empty or invalid.
 
     Args:
         page: its bytes.
         now_ns: the present, by CLOCK_MONOTONIC.
-        text: whether its text is to be read.
-        last_steps: whether what it says of the last steps is.
+        text: whether to parse its text.
+        last_steps: whether to parse the times of the last steps.
     """
     if len(page) != PAGE_BYTES:
         return None
@@ -185,13 +185,13 @@ def _age_s(at_ns: int, now_ns: int) -> float | None:
 
 
 def _own_s(page: bytes, steps: int) -> float | None:
-    """What a step takes of its own, see Vitals; None before there are as many."""
+    """Return a step's own time, see Vitals; None before there are enough steps."""
     if _SEQUENCE.unpack_from(page, _SEQUENCE_AT)[2] % 2 or steps < OWN_STEPS:
         return None
     kept: tuple[int, ...] = _STEPS.unpack_from(page, _STEPS_AT)
     last = [kept[number % len(kept)] for number in range(steps - OWN_STEPS, steps)]
     if not all(last):
-        return None  # one in which a round began
+        return None  # a round began in one of them
     cap = OWN_CAP * median_low(last)
     return sum(min(each, cap) for each in last) / OWN_STEPS / 1e6
 
@@ -213,7 +213,7 @@ def _waiting(page: bytes, now_ns: int) -> tuple[Waiting, ...]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Of "0-2,5"; the first of them, where they are many."""
+    """Parse ranks like "0-2,5"; only the first of them if there are many."""
     ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")

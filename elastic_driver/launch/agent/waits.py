@@ -1,8 +1,8 @@
-"""What a worker's main thread waits for outside its process, as the kernel tells: a lock, a child, a connection, time.
+"""What a worker's main thread waits for outside its process, according to the kernel: a lock, a child, a connection.
 
-Owns the reading of that. It is asked of a worker that stands still only. A lock inside the process (futex) is nothing
-outside it, and neither is what another worker of this host holds, or is the other end of. Where the kernel does not
-tell, there is nothing. Judges nobody.
+Owns reading that. Used for workers that stand still only. Not reported: a lock inside the process (futex), and a lock
+or connection whose holder or other end is another worker of this host. If the kernel gives no information, there is
+nothing to report. Judges nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastic_driver.hosts import with_number
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.processes.sockets import in_kernel, peer_process
 
-# Numbers of system calls, as the kernel's headers have them.
+# Numbers of system calls, from the kernel's headers.
 _X86_64 = {
     "read": (0, 19),  # and readv
     "write": (1, 20),
@@ -68,11 +68,11 @@ _Sockets: TypeAlias = Mapping[bytes, list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What is waited for.
+    """The object of a wait.
 
     Attributes:
         what: in words: "a file lock (flock) that process 12 holds".
-        peer: the address of the other end, where that is a connection to another host; else "".
+        peer: the address of the other end of a connection to another host; else "".
     """
 
     what: str
@@ -82,12 +82,12 @@ class Wait:
 def of_main_thread(
     pid: int, *, children: Callable[[], Collection[int]], others: Callable[[], Collection[int]]
 ) -> Wait | None:
-    """What the main thread of a process waits for outside; None for nothing that is known.
+    """Return what the main thread of a process waits for outside it; None if nothing is known.
 
     Args:
         pid: the process.
-        children: its children and theirs.
-        others: processes of this host's other workers, and whoever else belongs to the job.
+        children: returns its descendants.
+        others: returns the processes of this host's other workers, and any others of the job.
     """
     words = proc.read(f"/proc/{pid}/task/{pid}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -109,7 +109,7 @@ def of_main_thread(
         descriptors = _watched(pid, first)
     else:
         return None
-    # What is asked for again for many a descriptor, and takes a walk through /proc.
+    # Evaluated for many descriptors, and each walks through /proc.
     children, others = functools.cache(children), functools.cache(others)
     sockets = functools.cache(functools.partial(_sockets, pid))
     for descriptor in itertools.islice(descriptors, _MOST_DESCRIPTORS):
@@ -119,15 +119,15 @@ def of_main_thread(
 
 
 def _lock(pid: int, call: str, others: Callable[[], Collection[int]]) -> Wait | None:
-    """The lock of a file. One that another thread of the process holds, or another worker, is none of others'."""
+    """Return the wait for a file lock; None if another thread of the process or another worker holds it."""
     held_by: dict[bytes, int] = {}
     holder = 0
-    # A lock, and behind it those who wait for it: "7: FLOCK ADVISORY WRITE 12 fe:00:34 0 EOF", "7: -> FLOCK ...".
+    # A lock, followed by those who wait for it: "7: FLOCK ADVISORY WRITE 12 fe:00:34 0 EOF", "7: -> FLOCK ...".
     for line in proc.read("/proc/locks", most=_MOST_BYTES).split(b"\n"):
         number, *words = line.split() or [b""]
         waits = words[:1] == [b"->"]
         of = words[4:5] if waits else words[3:4]
-        if of and of[0].isdigit():  # not of an open file description's
+        if of and of[0].isdigit():  # not a lock of an open file description
             if not waits:
                 held_by[number] = int(of[0])
             elif int(of[0]) == pid:
@@ -138,7 +138,7 @@ def _lock(pid: int, call: str, others: Callable[[], Collection[int]]) -> Wait | 
 
 
 def _polled(pid: int, address: int, number: int) -> Iterator[int]:
-    """The descriptors of an array of poll()."""
+    """Yield the descriptors in the array of a poll()."""
     size = min(number, _MOST_DESCRIPTORS) * _POLLED.size
     for descriptor, _, _ in _POLLED.iter_unpack(_memory(pid, address, size)):
         if descriptor >= 0:
@@ -146,7 +146,7 @@ def _polled(pid: int, address: int, number: int) -> Iterator[int]:
 
 
 def _selected(pid: int, number: int, sets: Collection[int]) -> Iterator[int]:
-    """The descriptors of the sets of select()."""
+    """Yield the descriptors in the sets of a select()."""
     size = (min(number, _MOST_DESCRIPTORS) + 63) // 64 * 8
     for address in sets:
         bits = int.from_bytes(_memory(pid, address, size) if address else b"", "little")
@@ -154,7 +154,7 @@ def _selected(pid: int, number: int, sets: Collection[int]) -> Iterator[int]:
 
 
 def _watched(pid: int, epoll: int) -> Iterator[int]:
-    """The descriptors that an epoll instance watches."""
+    """Yield the descriptors that an epoll instance watches."""
     for line in proc.read(f"/proc/{pid}/fdinfo/{epoll}", most=_MOST_BYTES).split(b"\n"):
         words = line.split()
         if words[:1] == [b"tfd:"] and int(words[3], 16) & ~select.EPOLLET:
@@ -162,7 +162,7 @@ def _watched(pid: int, epoll: int) -> Iterator[int]:
 
 
 def _memory(pid: int, address: int, size: int) -> bytes:
-    """Some of the memory of a process; b"" where it is not to be had, also since that might wait for a disc."""
+    """Return part of a process's memory; b"" if unavailable, also because reading it might block on a disk."""
     with contextlib.suppress(OSError, OverflowError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             if proc.read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split()[:1] == [b"D"]:
@@ -200,7 +200,7 @@ def _other_end(
 
 
 def _sockets(pid: int, name: str) -> _Sockets:
-    """A table of the kernel's, as a process sees it: by inode, the fields of a socket."""
+    """Return a socket table of the kernel, as the process sees it: the fields of each socket, by inode."""
     lines = proc.read(f"/proc/{pid}/net/{name}", most=_MOST_BYTES).split(b"\n")[1:]
     return {row[9]: row for row in map(bytes.split, lines) if len(row) > 9}
 
@@ -212,7 +212,7 @@ def _connected(
     children: Callable[[], Collection[int]],
     others: Callable[[], Collection[int]],
 ) -> tuple[Wait | None] | None:
-    """The other end of a socket, where that is in this table of the kernel's; None where it is not."""
+    """Return what waiting for a socket of this table means, as a tuple of one; None if the socket is not in it."""
     row = table.get(str(inode).encode())
     if row is None:
         return None
@@ -231,7 +231,7 @@ def _connected(
 
 
 def _address(text: bytes) -> tuple[str, int]:
-    """Address and port of a field of such a table: words of 32 bits in the machine's order."""
+    """Parse an address and port of such a table: words of 32 bits in the machine's byte order."""
     digits, _, port = text.partition(b":")
     data = bytes.fromhex(digits.decode())
     data = b"".join(struct.pack(">I", *struct.unpack("=I", data[at : at + 4])) for at in range(0, len(data), 4))
@@ -240,7 +240,7 @@ def _address(text: bytes) -> tuple[str, int]:
 
 
 def _who_has(inode: int, processes: Collection[int]) -> int | None:
-    """Which of these processes has a pipe, or a socket, open."""
+    """Return which of these processes has a pipe or socket open; None if none has."""
     for pid in processes:
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]:

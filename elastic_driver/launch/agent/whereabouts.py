@@ -1,6 +1,6 @@
-"""Who drives the job, as etcd has it: asked by an agent that does not hear its driver.
+"""The driver of the job according to etcd, for an agent that does not hear from its driver.
 
-Owns the client, and that it is asked without blocking the loop. What follows is the link's.
+Owns the client, and calls it without blocking the loop. What follows from the answer is up to the link.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from elastic_driver.etcd.client import EtcdClient
     from elastic_driver.etcd.there import DriverThere
 
-# An agent has that long to find the next driver, in a fifth of its lease.
+# Leaves an agent time to find the next driver, in a fifth of its lease.
 _TIMEOUT_S = 2.0
 
 
 class Whereabouts:
-    """See above. One question at a time, on the event loop.
+    """Asks etcd which driver has the job. One question at a time, on the event loop.
 
     Args:
-        place: of the job in etcd.
-        cluster: which cluster of etcd that is; "" where that is not known.
+        place: the job's place in etcd.
+        cluster: id of the etcd cluster; "" if not known.
     """
 
     def __init__(self, place: EtcdPlace, cluster: str = "") -> None:
@@ -33,18 +33,18 @@ class Whereabouts:
         self._client: EtcdClient | None = None
 
     async def ask(self, *, again: bool = False) -> DriverThere | None:
-        """The driver that has the job; None for none.
+        """Return the driver that has the job; None for none.
 
         Args:
-            again: whether it is asked again soon: else nothing stays open.
+            again: whether the next question follows soon; else no connection stays open.
 
         Raises:
-            OSError: etcd does not answer, or not with that.
+            OSError: etcd does not answer, or another etcd does.
         """
         return await asyncio.get_running_loop().run_in_executor(None, partial(self._ask, again=again))
 
     def _ask(self, *, again: bool) -> DriverThere | None:
-        # What speaks HTTP takes a while to load, and most agents never need it.
+        # The modules that speak HTTP take a while to load, and most agents never need them.
         from elastic_driver.etcd.client import EtcdClient
         from elastic_driver.etcd.there import driver_key, driver_there
 
@@ -57,6 +57,6 @@ class Whereabouts:
             if not again:
                 self._client.close()
         if self._cluster and self._client.cluster_id != self._cluster:
-            # It knows nothing of the job, and would say that nobody drives.
+            # It knows nothing of the job, and would answer that there is no driver.
             raise OSError(f"another etcd answers at {self._place} than the driver's")
         return there

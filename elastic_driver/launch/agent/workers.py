@@ -1,8 +1,8 @@
-"""The workers of one host: carries out what the driver orders of them, and reports what becomes of them.
+"""The workers of one host: carries out the driver's orders about them, and reports their starts and ends.
 
-Owns what an agent adds to a worker's process (:mod:`elastic_driver.launch.local.keeper`): the key that the worker
-proves itself with here, its vitals page, its error file, its standard input, and how much output may be on its way.
-Decides nothing. Knows nothing of rounds and connections.
+Owns what an agent adds to a worker's process (:mod:`elastic_driver.launch.local.keeper`): the key with which the worker
+authenticates here, its vitals page, its error file, its standard input, and how much output may be in flight. Decides
+nothing. Knows nothing of rounds and connections.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Bar
 
-# What may be on its way that the driver has not taken. Then output is not read, and again when half of it is taken.
+# Limit of unacknowledged bytes. Beyond it output is not read, until half of it is acknowledged.
 CREDIT_BYTES = 64 << 10
-# Likewise, of what it has taken and would not outlive it: it may be said once more, to the next one.
+# Limit of bytes acknowledged but not yet persisted by the driver: the next driver may need them again.
 UNKEPT_BYTES = 4 << 20
-# States of progress bars are sent only where less than this is on its way, so that they take no room of output.
+# States of progress bars are sent only while less than this is unacknowledged, to leave the room to output.
 BAR_CREDIT_BYTES = 4 << 10
 
 
@@ -77,18 +77,18 @@ BAR_CREDIT_BYTES = 4 << 10
 class _Worker:
     """A worker, from the order to start it until nothing is left of it.
 
-    A process of its that is replaced by another, for another place, is nothing to the driver.
+    If its process is replaced by another, for another place, the driver is not notified.
 
     Attributes:
-        order: to start it, with what has changed since.
-        pid: the process that the driver was told of; 0 before it runs.
-        script: what it runs, and the digest of that; see script_of.
-        has_ended: whether the driver was told that it is dead.
-        replaced: whether its process is ended to be replaced by another.
-        death: of that process, which the driver was not told.
-        error_file: where it leaves its last error; "" before it is started.
-        page: where it says how it is; None where no descriptor is to be had.
-        input: its standard input, where that comes from the driver.
+        order: to start it, with later changes applied.
+        pid: of the process reported to the driver; 0 before it runs.
+        script: the script that it runs, and its digest; see script_of.
+        has_ended: whether its death has been reported to the driver.
+        replaced: whether its process is being killed to be replaced by another.
+        death: of that process, not reported to the driver.
+        error_file: the path to which it writes its last error; "" before it is started.
+        page: its vitals page; None if no descriptor is available.
+        input: its standard input, if that comes from the driver.
     """
 
     order: Start
@@ -102,14 +102,14 @@ class _Worker:
     input: WorkerInput | None = None
 
     def new_page(self) -> str:
-        """Where its process says how it is; "" where no file is to be had: it is looked at from outside only."""
+        """Make its vitals page and return the path; "" if no file is available: it is only observed from outside."""
         with contextlib.suppress(OSError):
             self.page = VitalsPage()
             return self.page.path
         return ""
 
     def close(self) -> None:
-        """Closes what its process had. Harmless when repeated."""
+        """Close the files of its process. Harmless when repeated."""
         page, self.page = self.page, None
         if page is not None:
             page.close()
@@ -119,36 +119,36 @@ class _Worker:
 
 
 class NodeScreen(BarScreen, Protocol):
-    """Shows what the workers of a node write, on that node."""
+    """Shows the output of a node's workers on that node."""
 
     def show(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
-        """Takes whole lines of a worker's, prefix and newline included."""
+        """Show whole lines of a worker, prefix and newline included."""
 
 
 class HostWorkers:
-    """See above. Its keeper's OutputSink and ProcessListener. Used on the event loop only.
+    """The workers of this host, also their keeper's OutputSink and ProcessListener. Used on the event loop only.
 
     Args:
-        welcome: what the driver has told this agent.
-        mark: stands in the environment of all that is started here, and nowhere else.
+        welcome: the driver's welcome.
+        mark: is in the environment of every process started here, and of no other.
         url: of the server for the workers.
-        send: tells the driver something.
-        has_room: whether the driver takes output now. Where it does not, the workers of a job with a journal write on,
-            and all others wait.
-        has_room_for_bars: whether it takes states of progress bars now.
-        on_gone: told of each worker that has died.
-        on_failing: told of each that ends, and not well, and how; perhaps twice.
-        more_of: what else a worker is to find in its environment, of its command and the rest of that.
-        tasks: run what nobody waits for.
-        environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
+        send: sends the driver a message.
+        has_room: returns whether the driver accepts output now. While it does not, the workers of a job with a journal
+            continue to write, and all others wait.
+        has_room_for_bars: returns whether it accepts states of progress bars now.
+        on_gone: called with each worker that has died.
+        on_failing: called with each worker that fails, and how; perhaps twice.
+        more_of: returns further variables for a worker, given its command and its other variables.
+        tasks: runs background tasks.
+        environ: returns a worker's whole environment, given the variables that the driver sets; its marks are added.
         own_folder: whether workers run in this process's folder, with its umask, instead of in the driver's.
-        stdin: the standard input of the driver's process; None where this process does not have it.
-        screen: shows what workers write here, too; None for nobody.
+        stdin: the standard input of the driver's process; None if this process does not have it.
+        screen: also shows the output of the workers here; None for no screen.
 
     Attributes:
-        bars: which of the workers' are told of.
-        figures: what their trainings tell of themselves.
-        ends_by: the signal that workers are ended with from now on, in place of SIGTERM; None for that.
+        bars: selects and sends the workers' progress bars.
+        figures: the figures that their training scripts report.
+        ends_by: the signal that replaces SIGTERM from now on; None for SIGTERM.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class HostWorkers:
         self.bars = BarsOfWorkers(send, lambda: self.has_said_all and has_room_for_bars(), screen, welcome.bars)
         self.figures = HostFigures(send, has_room_for_bars)
         self._workers: dict[WorkerId, _Worker] = {}
-        self._warmed: list[Said] = []  # what the driver was told of workers that can be forked
+        self._warmed: list[Said] = []  # last reports to the driver about workers that can be forked
         self._error_files = ErrorFiles()
         self._paused = False
         self._backlog = Backlog(send, has_room) if welcome.driver_timeout_s else None
@@ -203,31 +203,31 @@ class HostWorkers:
     # --- for the server and its handler ----------------------------------------------------------------------------
 
     def has(self, worker: WorkerId | None) -> bool:
-        """Whether it is one of this host's; None is not."""
+        """Return whether it is one of this host's workers; None is not."""
         return worker in self._workers
 
     def runs(self, worker: WorkerId) -> bool:
-        """Whether the worker's process is there, or about to be."""
+        """Return whether the worker's process exists, or is about to."""
         return self._keeper.runs(worker)
 
     def _process(self, worker: WorkerId) -> ProcessTree | None:
-        """Its process, while that lives."""
+        """Return its process while that is alive."""
         process = self._keeper.process(worker)
         return process if process is not None and process.is_alive else None
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """A worker has told which of its threads live as long as it does."""
+        """Watch the threads that a worker reports to live as long as it does."""
         process = self._process(worker)
         if process is not None:
             process.watch_threads(pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Of its process; None when none runs."""
+        """Return the PID of its process; None when none runs."""
         process = self._process(worker)
         return None if process is None else process.pid
 
     def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
-        """See WatchedWorkers."""
+        """Return each running worker, the PID of the process that was started for it, and its page."""
         return [
             (worker, process.pid, one.page)
             for worker, one in self._workers.items()
@@ -235,17 +235,17 @@ class HostWorkers:
         ]
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
-        """Shuts its connections to and from these addresses and ports."""
+        """Shut down its connections to and from these addresses and ports."""
         process = self._process(worker)
         if process is not None:
             await process.sever(endpoints)
 
     def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
-        """Ends its process and starts another in its place, with these variables. The driver is told nothing.
+        """Kill its process and start another in its place, with these variables, without notifying the driver.
 
         Args:
-            worker: which.
-            env: what is otherwise than in the order to start it.
+            worker: the worker.
+            env: variables that differ from the order to start it.
         """
         process = self._process(worker)
         if process is not None and not process.is_ending:
@@ -254,10 +254,10 @@ class HostWorkers:
             one.replaced = True
             process.kill()
 
-    # --- for a driver that comes in the place of another -----------------------------------------------------------
+    # --- for a driver that takes the job over ----------------------------------------------------------------------
 
     def levels(self) -> list[WorkerLevel]:
-        """All of whom anything is left here."""
+        """Return the state of every worker of which anything is left here."""
         return [
             WorkerLevel(
                 worker.key,
@@ -273,13 +273,13 @@ class HostWorkers:
 
     @property
     def warmed(self) -> Sequence[Said]:
-        """What the last driver was told of workers that can be forked here."""
+        """The last reports to the driver about workers that can be forked here."""
         return self._warmed
 
-    # --- what the driver orders ------------------------------------------------------------------------------------
+    # --- orders of the driver --------------------------------------------------------------------------------------
 
     def take(self, message: Said) -> bool:
-        """Carries out an order. Returns whether it was one.
+        """Carry out an order. Returns whether the message was one.
 
         Raises:
             RendezvousProtocolError: it names no worker, or no signal.
@@ -317,18 +317,18 @@ class HostWorkers:
         return True
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Sends this signal to the process of each worker that runs; see ProcessTree."""
+        """Send this signal to the process of each running worker; see ProcessTree."""
         self._keeper.pass_on(number)
 
     def kill(self) -> None:
-        """SIGKILL to all, and to those that are being started as soon as they are there."""
+        """Send SIGKILL to all workers, and to those being started as soon as they exist."""
         for worker in self._workers:
             self._keep(worker)
         self._keeper.kill_all()
 
     async def close(self) -> None:
-        """Kills what still runs. Blocks until nothing is left, and the driver was told of everything."""
-        self.resume()  # what is left in pipes comes now
+        """Kill all that still run. Blocks until nothing is left, and everything has been reported to the driver."""
+        self.resume()  # reads what is left in pipes
         for worker in self._workers:
             self._keep(worker)
         await self._keeper.close()
@@ -337,22 +337,22 @@ class HostWorkers:
 
     @property
     def has_said_all(self) -> bool:
-        """Whether no output is kept here that the driver was not sent."""
+        """Whether all output kept here has been sent to the driver."""
         return self._backlog is None or self._backlog.is_empty
 
     def drop_output(self) -> None:
-        """Drops what is: nobody is left to be told."""
+        """Drop the output kept here: nobody is left to receive it."""
         if self._backlog is not None:
             self._backlog.close()
 
     def pause(self) -> None:
-        """The driver does not take or keep what was sent: workers' output is not read for now, or is kept here."""
+        """Stop reading the workers' output, or keep it here, until the driver catches up with what was sent."""
         if self._backlog is None and not self._paused:
             self._paused = True
             self._keeper.pause_output()
 
     def resume(self) -> None:
-        """It does again."""
+        """Resume it once the driver keeps up again."""
         if self._backlog is not None:
             self._backlog.go_on()
         if self._paused:
@@ -361,16 +361,16 @@ class HostWorkers:
         self.bars.go_on()
 
     def warn(self, text: str) -> None:
-        """Something that the user should look at."""
+        """Warn the user."""
         self._send(Warning(text))
 
-    # --- what workers write (OutputSink) ---------------------------------------------------------------------------
+    # --- output of workers (OutputSink) ----------------------------------------------------------------------------
 
     def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
-        """See OutputSink: Started says it."""
+        """Do nothing: Started reports it."""
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
-        """See OutputSink."""
+        """Send the driver whole lines of a worker, or keep them; show them on the node's screen."""
         if self._backlog is not None:
             self._backlog.write(worker.key, stream, data)
         else:
@@ -379,11 +379,11 @@ class HostWorkers:
             self._screen.show(worker, stream, data)
 
     def bar(self, worker: WorkerId, bar: Bar) -> None:
-        """See OutputSink."""
+        """Pass on the newest state of a worker's progress bar."""
         self.bars.take(worker, bar)
 
     def end(self, worker: WorkerId) -> None:
-        """See OutputSink: Finished says it."""
+        """Drop its progress bars; Finished reports the end."""
         self.bars.end(worker)
 
     # --- orders ----------------------------------------------------------------------------------------------------
@@ -397,16 +397,16 @@ class HostWorkers:
         self._keeper.start(worker, self._workers[worker].order.label, lambda: self._launch(worker))
 
     async def _launch(self, worker: WorkerId) -> Launch:
-        """What is run as this worker.
+        """Return what to run as this worker.
 
         Raises:
-            LaunchError: it lacks something here.
+            LaunchError: something that it needs is missing here.
         """
         one = self._workers[worker]
         one.error_file = self._error_files.new()
         env = {**self._environ(one.order.env), **self._own}
         if ENV_CHIEF in one.order.env:
-            env[ENV_RENDEZVOUS] = one.order.env[ENV_RENDEZVOUS]  # it asks the driver itself, at its socket
+            env[ENV_RENDEZVOUS] = one.order.env[ENV_RENDEZVOUS]  # it connects to the driver itself, at its socket
         env[ENV_ERROR_FILE] = one.error_file
         env |= {ENV_VITALS: one.new_page(), **self.figures.new(worker)}
         if self._bad_folder:
@@ -447,7 +447,7 @@ class HostWorkers:
             self._keeper.label(worker, label)
 
     def _keep(self, worker: WorkerId) -> None:
-        """Its process is not replaced any more: its end is the worker's."""
+        """Cancel the replacement of its process, whose end is then the worker's."""
         if one := self._workers.get(worker):
             one.replaced = False
             death, one.death = one.death, None
@@ -458,10 +458,10 @@ class HostWorkers:
         one = self._workers.get(worker)
         return None if one is None else one.input
 
-    # --- what becomes of them (ProcessListener) --------------------------------------------------------------------
+    # --- starts and ends (ProcessListener) -------------------------------------------------------------------------
 
     def started(self, worker: WorkerId, process: ProcessTree) -> None:
-        """See ProcessListener."""
+        """Report the start of a worker's first process."""
         one = self._workers[worker]
         if one.input is not None:
             one.input.started()
@@ -470,7 +470,7 @@ class HostWorkers:
             self._send(Started(worker.key, process.pid, *one.script))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
-        """See ProcessListener. To the driver the end of one that has taken another's place is that of both."""
+        """Report that a worker could not be started; if it had a process before, as the death of the worker."""
         one = self._workers[worker]
         if one.pid:
             self._report_death(worker, Exited(worker.key, -signal.SIGKILL, []))
@@ -481,7 +481,7 @@ class HostWorkers:
             self._on_gone(worker)
 
     def dying(self, worker: WorkerId, process: ProcessTree, status: ExitStatus | str) -> None:
-        """See ProcessListener."""
+        """Report that a worker is dying, unless its process is being replaced."""
         one = self._workers[worker]
         if not one.replaced:
             returncode, note = (None, "") if isinstance(status, str) else (status.returncode, status.note)
@@ -491,7 +491,7 @@ class HostWorkers:
             self._on_failing(worker, str(status))
 
     def exited(self, worker: WorkerId, process: ProcessTree, status: ExitStatus) -> None:
-        """See ProcessListener."""
+        """Report that a worker is dead, unless its process is being replaced."""
         one = self._workers[worker]
         self.figures.ended(worker)
         error, age_s = ("", None) if status.ok else read_error_file(one.error_file)
@@ -503,7 +503,7 @@ class HostWorkers:
             self._report_death(worker, death)
 
     def finished(self, worker: WorkerId) -> None:
-        """See ProcessListener."""
+        """Report that nothing is left of a worker, or start the process that replaces its last one."""
         one = self._workers[worker]
         with contextlib.suppress(OSError):
             os.unlink(one.error_file)
@@ -515,7 +515,7 @@ class HostWorkers:
             self._finish(worker)
 
     def _finish(self, worker: WorkerId) -> None:
-        """The driver is told that nothing is left of it, behind its last output."""
+        """Report to the driver, after the last output, that nothing is left of the worker."""
 
         def tell() -> None:
             self._forget(worker)
@@ -545,13 +545,13 @@ class HostWorkers:
         self.figures.ended(worker)
         self._workers.pop(worker).close()
 
-    # --- what a worker is given ------------------------------------------------------------------------------------
+    # --- resources of a worker -------------------------------------------------------------------------------------
 
     def _given(self, worker: WorkerId, one: _Worker) -> Given | None:
-        """Its standard input, opened.
+        """Return its standard input, opened.
 
         Raises:
-            LaunchError: there is no terminal, or no descriptor, to be had.
+            LaunchError: no terminal or no descriptor is available.
         """
         order = one.order
         if order.stdin == "inherit":
@@ -584,7 +584,7 @@ def _signal_of(number: int) -> signal.Signals:
 
 
 def _enter(welcome: Welcome) -> str:
-    """Takes over the workers' folder and umask. Returns why that cannot be; "" where it can."""
+    """Take on the workers' folder and umask. Returns why that is impossible; "" if it is not."""
     if welcome.umask >= 0:
         os.umask(welcome.umask)
     try:

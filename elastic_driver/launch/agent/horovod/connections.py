@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 
-# A record for each of the others: a sockaddr_storage, and the number of the pair.
+# One record for each of the others: a sockaddr_storage, and the number of the pair.
 _RECORD_BYTES = 136
 _FAMILY = struct.Struct("=H")
 _PORT = struct.Struct("!H")
 
 
 def endpoints_of(body: bytes) -> frozenset[tuple[str, int]]:
-    """The addresses and ports in what a worker has put for its peers. Nothing for anything else."""
+    """Return the addresses and ports in a value that a worker has put for its peers. Empty for anything else."""
     if not body or len(body) % _RECORD_BYTES:
         return frozenset()
     ends = set()

@@ -1,7 +1,7 @@
-"""Whether a worker's ``import horovod`` gives Horovod's own library: then it is served in the older protocol.
+"""Whether a worker's ``import horovod`` loads Horovod's own library: then it is served in the older protocol.
 
-Owns the asking of the workers' Python, which may be another than this process's, once for each. The rule, in full, is
-in docs/horovod.md.
+Owns asking the workers' Python, which may be another than this process's, once for each. The complete rule is in
+docs/horovod.md.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from elastic_driver.dialects.horovod_shim import ALWAYS, ENV_SHIM, SHIM_FOLDER
 from elastic_driver.launch.warm.preload import is_python
 from elastic_driver.launch.warm.program import Program
 
-# What a Python that has to be read from a slow disc may take to start.
+# How long a Python read from a slow disk may take to start.
 _LIMIT_S = 30.0
-# Runs in the workers' Python. The stand-in for Horovod is on its path, and is none.
+# Runs in the workers' Python. The stand-in for Horovod is on its path, but must not count.
 _ASK = """
 import os, sys
 from importlib.machinery import PathFinder
@@ -36,16 +36,16 @@ print(any(os.path.isfile(os.path.join(os.path.dirname(origin), "common", "basics
 
 
 class Detection:
-    """See above. Used on the event loop only."""
+    """Detects workers with Horovod's own library, and remembers the answers. Used on the event loop only."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], asyncio.Task[bool | None]] = {}
 
     async def is_horovods(self, command: tuple[str, ...], env: Mapping[str, str], folder: str) -> bool:
-        """Whether workers with this command and environment are Horovod's own.
+        """Return whether workers with this command and environment use Horovod's own library.
 
         Args:
-            command: what they run.
+            command: the command that they run.
             env: their environment.
             folder: their working directory.
         """
@@ -61,12 +61,12 @@ class Detection:
         asked = self._known[key]
         answer = await asyncio.shield(asked)
         if answer is None and self._known.get(key) is asked:
-            del self._known[key]  # the next worker may have more luck: a disc that was slow, a machine that was busy
+            del self._known[key]  # ask again for the next worker: the disk may have been slow, or the machine busy
         return answer is True
 
 
 async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool | None:
-    """What that Python says; None when it says nothing in time, or fails."""
+    """Ask that Python; None if it does not answer in time, or fails."""
     process = None
     try:
         process = await asyncio.create_subprocess_exec(
@@ -80,7 +80,7 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool | None:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # it may be a wrapper, which ends with all that it has started
+            start_new_session=True,  # it may be a wrapper, which is ended with all of its children
         )
         async with asyncio.timeout(_LIMIT_S):
             said, _ = await process.communicate()

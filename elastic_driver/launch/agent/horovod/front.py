@@ -1,8 +1,8 @@
 """All workers of this host that run Horovod's own library: their ports, their notices, their connections.
 
-Owns which workers have a port, and what is done to them when the driver sets a notice: rank 0 is told to have all leave
-at a commit, again and again until that is so; in a round that is broken, connections between workers are shut, since
-who is no neighbour of the dead waits for it in Gloo. Decides nothing.
+Owns which workers have a port, and what a notice of the driver does to them: rank 0 is notified, again and again, to
+have all leave at a commit; in a broken round, connections between workers are shut down, since a worker that is not a
+neighbour of the dead one would wait for it in Gloo. Decides nothing.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from elastic_driver.system.process_name import is_below, is_stopped
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import NoticeKind
 
-# Horovod's own HostUpdateResult: hosts were added, and others removed. "Removed" alone would have nobody take over the
-# state, and whoever comes with that round would wait for it for ever.
+# Horovod's own HostUpdateResult: hosts were added, and others removed. After "removed" alone nobody would broadcast the
+# state, and a worker that joins in that round would wait for it for ever.
 _MIXED = 3
-# Between two times that rank 0 is told the same, and how long it has to acknowledge one.
+# Interval at which rank 0 is notified again, and how long it has to acknowledge.
 _AGAIN_S, _ACKNOWLEDGE_S = 0.5, 5.0
-# When connections of a broken round are looked for: some may have been under way.
+# When connections of a broken round are looked for: some may have been in progress.
 _SHUT_AT_S = (0.0, 0.2, 1.0, 2.0, 5.0)
-# How long a worker that meets the others in a broken round has to do so without the dead. Else it waits for them in
-# vain, until Gloo's time limit, and aborts then: nothing else ends such a wait.
+# How long a worker has to connect to the others of a broken round without the dead. Otherwise it would wait for them in
+# vain until Gloo's time limit, and then abort: nothing else ends such a wait.
 _MEET_S = 2.0
-# How often workers are looked at, at most.
+# The longest interval at which workers are looked at.
 _LOOK_S = 0.5
 
 
@@ -56,31 +56,31 @@ class Hearing(Rounds, Protocol):
     poll_s: float
 
     def hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
-        """A worker lives."""
+        """Record a heartbeat of a worker."""
 
 
 class Processes(Protocol):
     """The workers' processes."""
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
-        """Shuts its connections to and from these addresses and ports."""
+        """Shut down its connections to and from these addresses and ports."""
 
     def pid(self, worker: WorkerId) -> int | None:
-        """Of its process; None when none runs."""
+        """Return the PID of its process; None when none runs."""
 
     def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
-        """Starts its process once more, with these variables."""
+        """Start its process again, with these variables."""
 
 
 class HorovodFront:
-    """See above. Used on the event loop only.
+    """Serves the workers of this host that run Horovod's own library. Used on the event loop only.
 
     Args:
         rounds: of this host.
         store: the keys of the present round.
-        processes: of the workers.
-        tasks: run what nobody waits for.
-        warn: takes what the user should look at.
+        processes: the workers' processes.
+        tasks: runs background tasks.
+        warn: called with warnings for the user.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class HorovodFront:
         self._notice: Notice | None = None
 
     def close(self) -> None:
-        """Ends all ports."""
+        """Close all ports."""
         for worker in tuple(self._ports):
             self.gone(worker)
         if self._looking is not None:
@@ -107,19 +107,19 @@ class HorovodFront:
     # --- workers ---------------------------------------------------------------------------------------------------
 
     async def environment(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-        """What a worker is to find in its environment, so that Horovod's own library finds this agent.
+        """Return the variables with which Horovod's own library in a worker finds this agent.
 
-        Nothing where it is not to be served so: its library would find no rendezvous.
+        Empty if the worker is not to be served that way: its library would find no rendezvous.
 
         Args:
-            worker: which. It gets a port if it has none.
-            command: what it runs.
+            worker: the worker. It gets a new port.
+            command: the command that it runs.
             env: its environment so far.
         """
         mode = env.get(ENV_PROTOCOL, OFF)
         if mode == OFF or (mode == AUTO and not await self._detection.is_horovods(tuple(command), env, os.getcwd())):
             return {}
-        self.gone(worker)  # the port of a process that is started again
+        self.gone(worker)  # the port of an earlier process of the worker
         port = HorovodPort(worker, planned(env), self._around)
         try:
             variables = dict(await port.open(os.getuid()))
@@ -135,15 +135,15 @@ class HorovodFront:
         return variables
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker has ended."""
+        """Close the port of a worker that has ended."""
         port = self._ports.pop(worker, None)
         if port is not None:
             port.close()
 
-    # --- what the driver says --------------------------------------------------------------------------------------
+    # --- notices of the driver -------------------------------------------------------------------------------------
 
     def notified(self, notice: Notice) -> None:
-        """The present notice."""
+        """Act on the present notice."""
         if self._notice == notice:
             return
         self._notice = notice
@@ -153,7 +153,7 @@ class HorovodFront:
             case NoticeKind.HOSTS_UPDATED:
                 for port in members:
                     port.planned()
-                # Rank 0 may be here later, too: its answer is on the way.
+                # Rank 0 may turn up here later, too: its answer may be on the way.
                 self._telling = self._tasks.start(self._tell(notice))
             case NoticeKind.ABORT | NoticeKind.JOB_OVER:
                 for port in members:
@@ -164,7 +164,7 @@ class HorovodFront:
                 pass
 
     async def _shut(self, port: HorovodPort, endpoints: set[tuple[str, int]]) -> None:
-        """Shuts what it has of a round that is broken, until it asks for another."""
+        """Shut down the connections of a worker in a broken round, until it asks for another."""
         assignment, before = port.assignment, 0.0
         for at_s in _SHUT_AT_S:
             await asyncio.sleep(at_s - before)
@@ -181,11 +181,15 @@ class HorovodFront:
                 return
 
     async def _tell(self, notice: Notice) -> None:
-        """Tells rank 0 that hosts have changed, until the notice is another.
+        """Notify rank 0 that hosts have changed, until the notice changes.
 
-        Workers take what has a greater timestamp than all before, and do nothing else with it. The round's number is
-        one, as no clock is: rank 0 may be on another host each time, whose clock may be behind, and clocks are set
-        back. Nor is what comes a second time, perhaps in the round after, taken for another.
+        Workers accept a notification with a greater timestamp than all before, and use the timestamp for nothing else.
+        The
+        round's number serves as one, since no clock can: rank 0 may be on another host each time, whose clock may be
+        behind,
+        and clocks are set back. A notification that arrives twice, perhaps in the next round, is not mistaken for a new
+        one,
+        either.
         """
         timestamp = float(notice.round_id)
         while True:
@@ -207,7 +211,7 @@ class HorovodFront:
     # --- heartbeats ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Says who lives: they do not say it themselves, but whether they are stopped can be seen."""
+        """Send the workers' heartbeats: they send none, but it can be seen whether they are stopped."""
         poll_s = self._rounds.poll_s
         delay_s = min(_LOOK_S, poll_s / 2) if poll_s > 0 else _LOOK_S
         self._looking = asyncio.get_running_loop().call_later(delay_s, self._look)
@@ -217,9 +221,10 @@ class HorovodFront:
                 self._rounds.hear(worker, 0, waiting=True)
 
     def _pid(self, port: HorovodPort) -> int | None:
-        """The process that runs the library; None when none runs.
+        """Return the PID of the process that runs the library; None when none runs.
 
-        A process in a namespace of its own says an id that is another's here: then it is the one that was started.
+        A process in a PID namespace of its own reports the PID of another process here: then it is the one that was
+        started.
         """
         started = self._processes.pid(port.worker)
         return port.pid if started is not None and port.pid and is_below(port.pid, started) else started
@@ -230,10 +235,10 @@ def _round_of(port: HorovodPort) -> int:
 
 
 def _own() -> list[str]:
-    """The addresses of this machine."""
+    """Return the addresses of this machine."""
     return [address_in(line) for line in host_addresses()]
 
 
 def _interface(address: str) -> str:
-    """The name of the interface that has an address; "" for none."""
+    """Return the name of the interface that has an address; "" for none."""
     return interface_of(host_addresses(), address) if address else ""

@@ -1,6 +1,6 @@
-"""The HTTP that Horovod's clients speak: one request a connection, which may be held open for as long as it takes.
+"""The HTTP of Horovod's clients: one request per connection, which may be held open for as long as it takes.
 
-Owns parsing, the limits of what a stranger may cost, and the form of an answer. What is asked for is the port's.
+Owns parsing, the limits of what a stranger may cost, and the form of an answer. What requests mean is up to the port.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastic_driver.system.tasks import Tasks
 
 # The addresses of a context of 30,000 workers.
 MOST_BYTES = 4 << 20
-# How long a request may take to come; its answer may take longer.
+# How long a request may take to arrive; its answer may take longer.
 REQUEST_S = 10.0
 _REASONS = {
     200: "OK",
@@ -35,8 +35,8 @@ class Request:
 
     Attributes:
         method: in capitals.
-        url: as it came.
-        headers: with names in small letters.
+        url: as received.
+        headers: with names in lower case.
         body: at most MOST_BYTES.
     """
 
@@ -48,12 +48,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is answered.
+    """An answer.
 
     Attributes:
-        status: see ``_REASONS``; 0 to close the connection without a word, which the client takes for a failure.
+        status: see ``_REASONS``; 0 to close the connection without an answer, which the client treats as a failure.
         body: bytes.
-        headers: more of them.
+        headers: further ones.
     """
 
     status: int
@@ -69,9 +69,9 @@ class OneRequest(asyncio.Protocol):
 
     Args:
         answer: answers it; cancelled when nobody waits any more.
-        uid: of whoever may ask. Others are cut off without a word.
-        tasks: run the answer. An error of it ends the agent.
-        connections: those that there are; it adds and removes itself.
+        uid: of the user who may ask. Others are cut off without an answer.
+        tasks: runs the answer. An error in it ends the agent.
+        connections: the open ones; it adds and removes itself.
     """
 
     def __init__(self, answer: Answerer, uid: int, tasks: Tasks, connections: set[OneRequest]) -> None:
@@ -91,7 +91,7 @@ class OneRequest(asyncio.Protocol):
     # --- asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
+        """Reject the connection unless the user at its other end may ask; start the time limit."""
         self._transport = transport = cast("asyncio.Transport", transport)
         near, far = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         if near is None or far is None or owner_of(near[:2], far[:2]) not in (self._uid, 0):
@@ -101,7 +101,7 @@ class OneRequest(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(REQUEST_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Parse a part of the request."""
         if self._answering is not None:
             return  # nothing may follow the request
         self._bytes += len(data)
@@ -116,7 +116,7 @@ class OneRequest(asyncio.Protocol):
             self._reply(Answer(400))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See asyncio."""
+        """Cancel the answer: nobody waits for it any more."""
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -126,19 +126,19 @@ class OneRequest(asyncio.Protocol):
     # --- httptools -------------------------------------------------------------------------------------------------
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path."""
+        """Append a part of the path."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """Record a header."""
         self._headers[name.lower()] = value
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Append a part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """All of it is there."""
+        """Start to answer the complete request."""
         if self._answering is not None:
             return
         if self._timer is not None:
@@ -149,7 +149,7 @@ class OneRequest(asyncio.Protocol):
     # --- the answer ------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Cuts it off."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -163,7 +163,7 @@ class OneRequest(asyncio.Protocol):
         if not answer.status:
             transport.abort()
             return
-        # Horovod's client looks for exactly this spelling, and reads no body to its end without it.
+        # Horovod's client looks for exactly this spelling, and without it does not read a body to its end.
         headers = {"Content-Length": str(len(answer.body)), **answer.headers, "Connection": "close"}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         start = f"HTTP/1.0 {answer.status} {_REASONS.get(answer.status, 'Error')}\r\n{head}\r\n".encode("latin-1")

@@ -1,7 +1,8 @@
-"""A worker's notification service: where it listens, as it says itself, and the notice that hosts have changed.
+"""A worker's notification service: where it listens, according to the worker, and the notification of changed hosts.
 
-Owns the form of both. They are pickles: what a worker sends is read by an unpickler that knows no class, and what it is
-sent is a pickle of a class of Horovod's, written by hand. Its answers are not unpickled at all: their seal says enough.
+Owns the form of both. They are pickles: messages from a worker are read by an unpickler that loads no class, and those
+to it are a pickle of one of Horovod's classes, written by hand. Its answers are not unpickled at all: their seal is
+enough.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _LENGTH = struct.Struct("i")
 _MOST_BYTES = 64 << 10
 _MOST_ADDRESSES = 64
 _KEY_BYTES = range(16, 65)
-# All that a pickle of texts, numbers, bytes and tuples, lists and dicts of them needs. None of these makes more of its
-# size than the pickle itself has, so a small one stays small: PUT and LONG_BINPUT would, as the memo is an array.
+# Everything needed by a pickle of texts, numbers, bytes and tuples, lists and dicts of them. None of these allocates
+# more than the size of the pickle, so a small one stays small: PUT and LONG_BINPUT would, as the memo is an array.
 _OPCODES = frozenset(
     re.split(
         " ",
@@ -40,18 +41,18 @@ _OPCODES = frozenset(
     )
 )
 
-# How often the parts of a pickle may be used again. What is built of the same part many times takes as long to hash and
-# to walk through as if each were a part of its own: 30 kB of it, more than anybody can wait for.
+# How often the parts of a pickle may be reused. A value built from one part many times takes as long to hash and to
+# walk through as if each were a part of its own: with 30 kB of it, unbearably long.
 _REUSES, _MOST_REUSES = frozenset({"GET", "BINGET", "LONG_BINGET"}), 16
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Where a worker takes notices.
+    """Where a worker receives notifications.
 
     Attributes:
         addresses: IPv4 addresses and ports.
-        key: that seals what it is sent, and its answers.
+        key: seals the notifications, and its answers.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -64,7 +65,7 @@ class _NoClasses(pickle.Unpickler):
 
 
 def parse_registration(body: bytes) -> Registration:
-    """Reads what a worker says of its notification service.
+    """Parse a worker's registration of its notification service.
 
     Raises:
         RendezvousProtocolError: it is anything else.
@@ -108,14 +109,14 @@ def _address(end: Any) -> tuple[str, int]:
 
 
 async def notify(registration: Registration, *, timestamp: float, res: int, own: Iterable[str], limit_s: float) -> None:
-    """Tells a worker that hosts have changed.
+    """Notify a worker that hosts have changed.
 
     Args:
         registration: where it listens.
-        timestamp: of the change; one that it knows is no news.
-        res: what has changed, as Horovod's HostUpdateResult numbers it.
-        own: the addresses of this machine. A worker cannot have its agent connect to others.
-        limit_s: for all of it, seconds.
+        timestamp: of the change; a known one is ignored.
+        res: what has changed, as numbered by Horovod's HostUpdateResult.
+        own: the addresses of this machine. A worker cannot make its agent connect to others.
+        limit_s: for everything, seconds.
 
     Raises:
         RendezvousError: nobody there has acknowledged it.
@@ -154,7 +155,7 @@ async def _ask(host: str, port: int, key: bytes, body: bytes) -> None:
 
 
 def _pickled(module: str, name: str, **fields: float) -> bytes:
-    """A pickle of an object of a class, with these attributes, by the class's name (protocol 2)."""
+    """Return a pickle of an object, given its class by name and its attributes (protocol 2)."""
     attributes = pickle.dumps(fields, 2)[2:-1]
     made = f"c{module}\n{name}\n".encode() + pickle.EMPTY_TUPLE + pickle.NEWOBJ
     return pickle.PROTO + b"\x02" + made + attributes + pickle.BUILD + pickle.STOP

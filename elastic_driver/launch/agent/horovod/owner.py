@@ -1,8 +1,8 @@
-"""Whose a connection of this machine is: the user of the process at its other end, as the kernel knows it.
+"""The owner of a connection within this machine: the user of the process at its other end, according to the kernel.
 
 A TCP connection carries no credentials as a unix socket does, so the kernel is asked for the socket with these two ends
-(sock_diag, Linux 3.3), in microseconds; where it does not answer that, its table of connections is read. A socket that
-its process has closed may still have sent something, and is nobody's: the kernel says root's, and that it has no inode.
+(sock_diag, Linux 3.3), in microseconds; if it does not answer, its table of connections is read. A socket that its
+process has closed may still have sent something, and has no owner: the kernel reports root, and no inode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, number, sender
-_WANTED = struct.Struct("=BBBBI")  # family, protocol, what else, padding, states
+_WANTED = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
 _ENDS = struct.Struct("!HH16s16s")
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # interface, cookie
 _OWNER = struct.Struct("=II")  # user id, inode
@@ -22,14 +22,14 @@ _UID_AT = _HEADER.size + 4 + _ENDS.size + len(_ANY) + 12
 
 
 def owner_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
-    """The user id of whoever has the far end of a TCP connection over IPv4 within this machine.
+    """Return the user id of the owner of the far end of a TCP connection over IPv4 within this machine.
 
     Args:
-        near: address and port of the end that is ours.
-        far: of the other.
+        near: address and port of our end.
+        far: address and port of the other end.
 
     Returns:
-        None where there is no such connection any more, or it is closed there.
+        None if there is no such connection any more, or its far end is closed.
     """
     with contextlib.suppress(OSError):
         return _by_diag(near, far)
@@ -65,5 +65,5 @@ _MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000
 
 
 def _in_table(end: tuple[str, int]) -> str:
-    """Address and port as the table has them: the address's bytes in the machine's order."""
+    """Format an address and port as the table does: the address's bytes in the machine's order."""
     return f"{struct.unpack('=I', socket.inet_aton(end[0]))[0]:08X}:{end[1]:04X}"

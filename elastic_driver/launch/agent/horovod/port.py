@@ -1,14 +1,14 @@
-"""One worker that runs Horovod's own library: the port that is its own, and what it says there, in our words.
+"""The port of one worker that runs Horovod's own library: translates its requests into ours.
 
-Owns the translation of its requests, and what is known of it that it does not say: in which round it is, whether it
-has met the others there, and why it asks for another. The port is its identity: nothing in its requests names a round
-or a worker, and what they do name is not believed.
+Owns the translation, and facts about the worker that it does not report: in which round it is, whether it has met the
+others there, and why it asks for another. The port is its identity: nothing in its requests names a round or a worker,
+and whatever they do name is not trusted.
 
     GET  rank_and_size/...     it is READY, and is held until its round is formed
     PUT  SCOPE/KEY             a key of its round; of a first ``init()`` that has not asked: it is READY, and is held
     GET  SCOPE/KEY             held until another has put it; cut off when the round is broken, which ends the process
     DELETE SCOPE/KEY           it has met the others of this context
-    PUT  worker_addresses/...  where it takes notices
+    PUT  worker_addresses/...  where it receives notifications
 """
 
 from __future__ import annotations
@@ -47,45 +47,46 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Backend, ReadyCause
 
-# Scopes of Horovod's among those of our own workers.
+# Prefix of Horovod's scopes among those of our own workers.
 _SCOPE = "horovod "
-# A library without process sets makes three contexts: when nothing follows the third for so long, it was the last.
+# A library without process sets makes three contexts: if nothing follows the third for so long, it was the last.
 _QUIET_S = 1.0
 # When a worker that is new to the others has their state: it gets it in the first collectives after its start.
 _SYNCED_S = 30.0
 
 
 class Rounds(Protocol):
-    """What workers of this host ask, and are answered. See HostRounds."""
+    """Answers requests of this host's workers. See HostRounds."""
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY."""
+        """Mark a worker as READY, and return its place once there is one."""
 
     def running(self, report: RunningReport) -> None:
-        """A member trains."""
+        """Report that a member is training."""
 
 
 class Store(Protocol):
     """The keys of the present round. See KeyRoutes."""
 
     def set_key(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """Sets one."""
+        """Set a key."""
 
     def key_when_there(self, round_id: int, scope: str, key: str) -> asyncio.Future[bytes]:
-        """Waits for one."""
+        """Return a future for a key that may not be set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a port needs of its agent.
+    """The parts of its agent that a port uses.
 
     Attributes:
         rounds, store: see there.
-        tasks: run what nobody waits for.
-        interface: the name of this machine's interface that has an address; "" for none.
-        start_again: has a worker's process started once more, with these variables: it was started for another place
-            than it has, and cannot be told.
-        warn: takes what the user should look at.
+        tasks: runs background tasks.
+        interface: returns the name of this machine's interface that has an address; "" for none.
+        start_again: has a worker's process started again, with these variables: it was started for another place than
+            it
+            has, and cannot be notified.
+        warn: called with warnings for the user.
     """
 
     rounds: Rounds
@@ -97,19 +98,19 @@ class Surroundings:
 
 
 class HorovodPort:
-    """See above. Used on the event loop only.
+    """The port of one worker, and the worker's state in its round. Used on the event loop only.
 
     Args:
-        worker: whose.
-        plan: the place that it was started for; None where it has none.
-        around: what it needs of its agent.
+        worker: its worker.
+        plan: the place that it was started for; None if it has none.
+        around: the parts of its agent.
 
     Attributes:
-        pid: of the process that asks; 0 as long as that is not known.
-        assignment: its place; None before its first round, and from its question for another on.
-        met: whether it has met the others of its round, all of them.
-        registration: where it takes notices; None as long as it has not said.
-        endpoints: where the workers of its round listen, and it.
+        pid: of the process that asks; 0 while not known.
+        assignment: its place; None before its first round, and again once it asks for another.
+        met: whether it has met all others of its round.
+        registration: where it receives notifications; None until it has registered.
+        endpoints: where it and the other workers of its round listen.
     """
 
     def __init__(self, worker: WorkerId, plan: SlotInfo | None, around: Surroundings) -> None:
@@ -134,7 +135,7 @@ class HorovodPort:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has asked for a place, or has one: from then on it is heard."""
+        """Whether it has asked for a place, or has one: heartbeats are sent for it from then on."""
         return self.assignment is not None or self._asking is not None
 
     @property
@@ -143,10 +144,10 @@ class HorovodPort:
         return self.assignment is not None and self._begun and not self.met
 
     async def open(self, uid: int) -> Mapping[str, str]:
-        """Listens on loopback, for processes of one user. Returns the variables that lead there.
+        """Listen on loopback, for processes of one user. Returns the variables that lead there.
 
         Raises:
-            OSError: it cannot.
+            OSError: it cannot listen.
         """
         loop = asyncio.get_running_loop()
         tasks = self._around.tasks
@@ -156,7 +157,7 @@ class HorovodPort:
         return {ENV_PORT: str(self._server.sockets[0].getsockname()[1])}
 
     def close(self) -> None:
-        """The worker is gone."""
+        """Close the port, since the worker is gone."""
         self._forget_timers()
         if self._server is not None:
             self._server.close()
@@ -165,18 +166,18 @@ class HorovodPort:
         if self._asking is not None:
             self._asking.cancel()
 
-    # --- what the driver says --------------------------------------------------------------------------------------
+    # --- notices of the driver -------------------------------------------------------------------------------------
 
     def planned(self) -> None:
-        """Its round is to be left at a commit."""
+        """Note that its round is to be left at a commit."""
         self._planned = True
 
     def broken(self) -> None:
-        """Its round is broken: whoever waits for others there waits in vain."""
+        """Note that its round is broken, which ends its waits for others there."""
         self._broken.set()
         self._forget_timers()
 
-    # --- what the worker asks --------------------------------------------------------------------------------------
+    # --- requests of the worker ------------------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> Answer:
         try:
@@ -200,7 +201,7 @@ class HorovodPort:
             return Answer(400, str(error).encode())
 
     async def _place(self, request: Request) -> Answer:
-        """It asks for its place: with a process's first ``init()`` if the import hook asks, and at each reset."""
+        """Answer a request for its place: at a process's first ``init()`` if the hook asks, and at each reset."""
         is_hook = PLACE_HEADER in request.headers
         if is_hook:
             with contextlib.suppress(ValueError):
@@ -211,16 +212,16 @@ class HorovodPort:
             interface = self._around.interface(reply.address)
             return Answer(200, placed(reply.slot), {INTERFACE_HEADER: interface} if interface else {})
         if isinstance(reply, JobOver) and not is_hook:
-            await asyncio.Future()  # it would abort. It is stopped in a moment
+            await asyncio.Future()  # any answer would make it abort; it is stopped in a moment
         return Answer(200, REMOVED)
 
     def _ask(self) -> asyncio.Task[NextRoundReply]:
-        """The answer to its question for a place: one for all that it asks until it has used it."""
+        """Return the pending answer to its request for a place: one for all its requests until it has used it."""
         asking = self._asking
         if asking is not None and not asking.cancelled():
             is_open = not asking.done() or not isinstance(asking.result(), RoundAssignment)
             if is_open or not (self._begun or self._broken.is_set()):
-                return asking  # asked again, since the answer was lost, or the hook has asked before
+                return asking  # a repeated request: the answer was lost, or the hook has asked before
         cause = ReadyCause.START if not self._last_round else ReadyCause.INTERNAL_ERROR
         if self._last_round and self._planned and not self._broken.is_set():
             cause = ReadyCause.HOSTS_UPDATED
@@ -250,7 +251,7 @@ class HorovodPort:
         return reply
 
     def _leave(self) -> None:
-        """Its round is over for it."""
+        """Forget its round, which is over for it."""
         self._forget_timers()
         self.assignment, self.met = None, False
         self.endpoints = set()
@@ -267,7 +268,7 @@ class HorovodPort:
                 return Answer(0)
         assignment = self.assignment
         if assignment is None:
-            return Answer(200)  # late, of a round that is over for it: to be forgotten
+            return Answer(200)  # late, of a round that is over for it: ignored
         self._begun = True
         if not self.met:
             self._forget_timers()  # another context follows
@@ -314,7 +315,7 @@ class HorovodPort:
         self._later(_SYNCED_S, lambda: self._tell_running(synced=True))
 
     def _tell_running(self, *, synced: bool) -> None:
-        """Once when it has met the others, and again when it must have their state."""
+        """Report that it is training once it has met the others, and again when it must have their state."""
         if self.assignment is not None:
             report = RunningReport(self.worker, self.assignment.round_id, 0, synced=synced)
             with contextlib.suppress(RendezvousProtocolError):
